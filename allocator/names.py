@@ -1,0 +1,58 @@
+"""Every name that users, nodes and the API server see; one place, so that they cannot drift apart."""
+
+import re
+
+from allocator.errors import QuantityError
+
+DOMAIN = "gpupack.io"
+SCHEDULER_NAME = "gpupack-scheduler"
+
+RESOURCE_PREFIX = f"{DOMAIN}/gpu-memory-"
+
+# Node capacity and allocatable: the packed words.
+PACKED_PREFIX = f"{DOMAIN}/packed-"
+PACKED_LAYOUT = f"{PACKED_PREFIX}layout"
+PACKED_SIZE_PREFIX = f"{PACKED_PREFIX}size-"
+PACKED_USED_PREFIX = f"{PACKED_PREFIX}used-"
+PACKED_REVISION = f"{PACKED_PREFIX}revision"
+
+# Pod annotations written by users.
+POD_CARDS = f"{DOMAIN}/cards"
+POD_NODE_POLICY = f"{DOMAIN}/node-policy"
+POD_CARD_POLICY = f"{DOMAIN}/card-policy"
+POD_GPU_MODEL = f"{DOMAIN}/gpu-model"
+POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
+
+# Pod annotations written by gpupack.
+POD_ASSIGNED = f"{DOMAIN}/assigned"
+POD_ALLOCATION = f"{DOMAIN}/allocation"
+
+# Node annotations.
+NODE_CARDS = f"{DOMAIN}/cards"
+NODE_HOLDS = f"{DOMAIN}/holds"
+NODE_CORDON = f"{DOMAIN}/cordon"
+
+MIB_PER_GIB = 1024
+MAX_UNIT_MIB = (1 << 24) - 1
+
+_RESOURCE = re.compile(re.escape(RESOURCE_PREFIX) + r"(?:gib|([1-9][0-9]*)mib)")
+
+
+def resource_name(unit_mib: int) -> str:
+    """Name the extended resource whose quantum is `unit_mib` MiB.
+
+    Raises:
+        QuantityError: the unit is not within 1..16777215 MiB.
+    """
+    if not 1 <= unit_mib <= MAX_UNIT_MIB:
+        raise QuantityError(f"unit of {unit_mib} MiB: allowed are 1 to {MAX_UNIT_MIB} MiB")
+    return f"{RESOURCE_PREFIX}gib" if unit_mib == MIB_PER_GIB else f"{RESOURCE_PREFIX}{unit_mib}mib"
+
+
+def unit_of_resource(name: str) -> int | None:
+    """Return the unit in MiB that a resource name stands for, None when it is not one of ours."""
+    match = _RESOURCE.fullmatch(name)
+    if match is None:
+        return None
+    unit_mib = int(match[1]) if match[1] else MIB_PER_GIB
+    return unit_mib if unit_mib <= MAX_UNIT_MIB else None
