@@ -1,0 +1,57 @@
+# gpupack: `make demo` shows the product on this machine, `make test` proves it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PACKAGES := allocator kubeapi deviceplugin scheduler_plugin gpupack benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-unit test-cluster bench lock proto clean python
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "gpupack needs Python 3.11 or later as $(PYTHON): apt-get install python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
+
+$(BIN)/python: | python
+	@$(PYTHON) -m venv $(VENV)
+
+# The virtual environment, first with what gpupack needs to run, then with what its tests need.
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
+	@$(BIN)/gpupack demo
+
+lint: $(VENV)/.dev ## Format check, lint, types, import rules
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+test-unit: $(VENV)/.dev ## Unit, property and integration tests
+	@$(BIN)/python -m pytest tests/unit tests/property tests/integration -n 2 -q
+
+test: lint test-unit ## Everything that needs no root and no cluster (under 5 minutes)
+
+test-cluster: $(VENV)/.dev ## The same product on a real kubelet, API server and scheduler (root; under 15 minutes)
+	@$(BIN)/python -m pytest tests/cluster -q
+
+lock: ## Resolve the dependencies again, with hashes
+	@$(BIN)/python -m pip install --quiet uv
+	@echo setuptools | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links pyproject.toml - -o requirements.lock
+	@echo setuptools | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --extra dev pyproject.toml - -c requirements.lock -o requirements-dev.lock
+
+clean: ## Remove the virtual environment and every cache
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out
