@@ -1,0 +1,110 @@
+"""What the daemon knows of GPUs: the boundary to NVML and to simulated cards.
+
+Everything behind the Protocol may block (a driver call can take seconds), so the daemon calls it in a thread.
+Trouble with one card is data (`error`), so that it cannot take the other cards down; only trouble with the
+whole source (no driver) is an exception, `GpuError`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCard:
+    """One card, or one MIG instance of a card.
+
+    Attributes:
+        index: position in the node's word order, 0.. without gaps.
+        uuid: `GPU-...` or `MIG-...`; stands in device IDs and in containers' environments.
+        model: the driver's name of the card.
+        total_mib: memory of the card in MiB, the driver's reserved part included; 0 when it cannot be read.
+        reserved_mib: MiB that the driver keeps for itself; 0 where an old driver does not say.
+        numa: NUMA node, None when unknown.
+        bus_id: PCI address `0000:1a:00.0`; empty when unknown.
+        minor: N of `/dev/nvidiaN`; -1 when unknown.
+        error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
+    """
+
+    index: int
+    uuid: str
+    model: str
+    total_mib: int
+    reserved_mib: int
+    numa: int | None
+    bus_id: str
+    minor: int
+    error: str | None = None
+
+    @property
+    def schedulable_mib(self) -> int:
+        """MiB that containers can use: what the driver reserves is nobody's."""
+        return max(0, self.total_mib - self.reserved_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """One process on a card: its pid in the host's pid namespace, its MiB there (None: the driver does not say)."""
+
+    pid: int
+    used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One measurement of one card.
+
+    Attributes:
+        uuid: the card.
+        used_mib: MiB in use, without the reserved part where the driver tells it apart.
+        processes: who uses it, one entry a pid; None when processes cannot be told.
+        error: why the card could not be measured, None when it could; then used_mib means nothing.
+    """
+
+    uuid: str
+    used_mib: int
+    processes: tuple[GpuProcess, ...] | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvent:
+    """Something happened to a card: `healthy` False with the reason, or True when its source says it is mended."""
+
+    uuid: str
+    healthy: bool
+    reason: str
+
+
+class GpuSource(Protocol):
+    """Where cards come from. All methods may block; open and close belong to one owner.
+
+    Between open and close, cards, sample and events may be called from different threads.
+    """
+
+    def open(self) -> None:
+        """Start the source and find the cards.
+
+        Raises:
+            GpuError: the source as a whole cannot work; the message says what to do.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the source; a waiting `events` returns. Closing twice is allowed."""
+        ...
+
+    def cards(self) -> Sequence[GpuCard]:
+        """Return the cards in word order. The order never changes while the source is open.
+
+        A card that could not be read when the source was opened is listed with its `error` and without memory.
+        """
+        ...
+
+    def sample(self) -> Sequence[GpuSample]:
+        """Measure every card, in the order of `cards`; a card that fails has its `error` set."""
+        ...
+
+    def events(self, timeout_s: float) -> Sequence[HealthEvent]:
+        """Wait up to `timeout_s` seconds for news of the cards' health; empty when there was none."""
+        ...
