@@ -1,0 +1,41 @@
+"""Errors of the scheduler_plugin package.
+
+SchedulerError
+├── ProtocolError    a request over HTTP that is not the extender's protocol
+├── PolicyError      an unknown node policy, or parameters it cannot take
+├── SettingsError    a configuration that cannot work, all its faults at once
+├── StateError       an event that contradicts the cluster state's own rules
+└── CommitError      a bind that cannot be done; the message goes back to kube-scheduler
+"""
+
+
+class SchedulerError(Exception):
+    """Root of the package's errors; the message names the value seen and what is allowed."""
+
+
+class ProtocolError(SchedulerError):
+    """A request that is not the extender's protocol.
+
+    Attributes:
+        status: The HTTP status to answer with, 400 (not JSON) or 422 (JSON of another shape).
+    """
+
+    def __init__(self, message: str, status: int = 422) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PolicyError(SchedulerError):
+    """A node policy that does not exist, or parameters it cannot take."""
+
+
+class SettingsError(SchedulerError):
+    """A configuration that cannot work; the message lists every fault, one a line."""
+
+
+class StateError(SchedulerError):
+    """An event that contradicts the cluster state's own rules."""
+
+
+class CommitError(SchedulerError):
+    """A bind that cannot be done, in words for kube-scheduler's event."""

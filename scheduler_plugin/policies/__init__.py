@@ -1,0 +1,10 @@
+"""Node policies: one small pure module each, found by name through the registry.
+
+The extender, the simulator and Python users call the same code: `make(name)` builds a policy, and its
+`score` ranks candidate rows of a `ClusterView`, lower is better.
+"""
+
+from scheduler_plugin.policies import balanced, least_requested
+from scheduler_plugin.policies.registry import NODE_POLICIES, make, names, register
+
+__all__ = ["NODE_POLICIES", "balanced", "least_requested", "make", "names", "register"]

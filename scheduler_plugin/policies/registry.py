@@ -1,0 +1,177 @@
+"""What a node policy is given, what it answers, and how it is found by name.
+
+A policy is called with a view of the cluster (numpy arrays over node rows, live and read-only to it), what
+the pod asks for, and the candidate rows, all of which can take the pod. It answers one float a candidate:
+**lower is better**, `inf` means that the policy holds the pod back from this node for now. Ties are broken
+by node name by the caller. A policy may keep state of its own as long as it is keyed by `view.version`,
+which grows by at least one whenever anything about a row changes, also when a row is given to another node.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_plugin.errors import PolicyError
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int32]
+LongArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+RowArray = NDArray[np.intp]
+
+
+class ClusterView(Protocol):
+    """The arrays a policy reads. R rows (some vacant), K the most cards a node has; never write to them.
+
+    Attributes:
+        names: Node name by row, empty text for a vacant row.
+        name_rank: int64[R], order of the names; unique among rows in use.
+        version: int64[R], +1 (or more) on every change of the row.
+        cpu_capacity, cpu_used: int64[R], thousandths of a core; used is what the pods of the node request.
+        memory_capacity, memory_used: int64[R], bytes of host memory.
+        gpu_capacity, gpu_used: int64[R], units, sums over the cards.
+        cards: int32[R], number of cards.
+        size: int32[R, K], units a card, 0 beyond the last card.
+        occupied: int32[R, K], min(size, used + assumed) units.
+        free: int32[R, K], size - occupied.
+        free_order: int32[K, R], free units of the node's cards from largest to smallest: `free_order[c - 1]`
+            is what c cards have in common.
+        model: int32[R, K], index into `model_names`, -1 where the model is not known.
+        model_names: Card models seen so far; only ever appended to.
+        usable: bool[R], the row belongs to a node whose words can be read.
+    """
+
+    names: list[str]
+    name_rank: LongArray
+    version: LongArray
+    cpu_capacity: LongArray
+    cpu_used: LongArray
+    memory_capacity: LongArray
+    memory_used: LongArray
+    gpu_capacity: LongArray
+    gpu_used: LongArray
+    cards: IntArray
+    size: IntArray
+    occupied: IntArray
+    free: IntArray
+    free_order: IntArray
+    model: IntArray
+    model_names: list[str]
+    usable: BoolArray
+
+
+class CardDemand(NamedTuple):
+    """`cards` cards with `units` free units each, for one container (or one pod with shared cards)."""
+
+    units: int
+    cards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a pod asks for, as policies see it.
+
+    Attributes:
+        cpu_milli: Thousandths of a core, by Kubernetes' rule for init containers and sidecars.
+        memory_bytes: Bytes of host memory, by the same rule.
+        demands: Card demands in placement order; each is served on what the ones before left.
+        admits: bool[R, K], cards that the pod's selectors admit; None: every card.
+        card_policy: Name of the card policy that will choose the cards.
+    """
+
+    cpu_milli: int
+    memory_bytes: int
+    demands: tuple[CardDemand, ...]
+    admits: BoolArray | None = None
+    card_policy: str = "least-used"
+
+    @property
+    def gpu_units(self) -> int:
+        """Units over all cards and demands."""
+        return sum(demand.units * demand.cards for demand in self.demands)
+
+
+class NodePolicy(Protocol):
+    """Ranks nodes for a pod; see the module's text for the rules."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows when weights that every node's score depends on change; constant 0 where there are none."""
+        ...
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score candidate rows for one pod.
+
+        Args:
+            view: The cluster now.
+            ask: What the pod asks for.
+            rows: intp[m], the candidates.
+
+        Returns:
+            float64[m], lower is better, inf: not on this node for now.
+        """
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What a policy implements as well when it learns from pods seen, pending and settled."""
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+        """No candidate of `rows` could take the pod (called once for each failed attempt)."""
+        ...
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        """The pod was bound (its ask), or is gone (None)."""
+        ...
+
+
+Parameters = Mapping[str, str]
+PolicyFactory = Callable[[Parameters], NodePolicy]
+
+NODE_POLICIES: dict[str, PolicyFactory] = {}
+
+
+def register(name: str, factory: PolicyFactory) -> None:
+    """Add a policy under the name that settings and the pod annotation use.
+
+    Raises:
+        PolicyError: the name is taken.
+    """
+    if name in NODE_POLICIES:
+        raise PolicyError(f"node policy {name!r} is registered twice")
+    NODE_POLICIES[name] = factory
+
+
+def names() -> tuple[str, ...]:
+    """Every registered name, sorted."""
+    return tuple(sorted(NODE_POLICIES))
+
+
+def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
+    """Build a policy.
+
+    Args:
+        name: A registered name.
+        parameters: Text values by parameter name, as given on the command line.
+
+    Raises:
+        PolicyError: unknown name (the message lists what exists), or parameters the policy refuses.
+    """
+    factory = NODE_POLICIES.get(name)
+    if factory is None:
+        raise PolicyError(f"node policy {name!r} does not exist; allowed are {', '.join(names())}")
+    return factory(parameters or {})
+
+
+def no_parameters(name: str, parameters: Parameters) -> None:
+    """Refuse parameters for a policy that takes none.
+
+    Raises:
+        PolicyError: there are some.
+    """
+    if parameters:
+        raise PolicyError(f"node policy {name!r} takes no parameters, got {', '.join(sorted(parameters))}")
