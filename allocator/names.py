@@ -35,7 +35,7 @@ NODE_CORDON = f"{DOMAIN}/cordon"
 MIB_PER_GIB = 1024
 MAX_UNIT_MIB = (1 << 24) - 1
 
-_RESOURCE = re.compile(re.escape(RESOURCE_PREFIX) + r"(?:gib|([1-9][0-9]*)mib)")
+_RESOURCE = re.compile(re.escape(RESOURCE_PREFIX) + r"(?:gib|([1-9][0-9]{0,7})mib)")
 
 
 def resource_name(unit_mib: int) -> str:
@@ -50,9 +50,14 @@ def resource_name(unit_mib: int) -> str:
 
 
 def unit_of_resource(name: str) -> int | None:
-    """Return the unit in MiB that a resource name stands for, None when it is not one of ours."""
+    """Return the unit in MiB that a resource name stands for, None when it is not one of ours.
+
+    A unit has one name: `gpu-memory-1024mib` is not another way to write `gpu-memory-gib`.
+    """
     match = _RESOURCE.fullmatch(name)
     if match is None:
         return None
-    unit_mib = int(match[1]) if match[1] else MIB_PER_GIB
-    return unit_mib if unit_mib <= MAX_UNIT_MIB else None
+    if match[1] is None:
+        return MIB_PER_GIB
+    unit_mib = int(match[1])
+    return unit_mib if unit_mib <= MAX_UNIT_MIB and unit_mib != MIB_PER_GIB else None

@@ -1,0 +1,35 @@
+"""One card of a node as the placement code sees it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU, or one MIG instance, at one moment.
+
+    Attributes:
+        index: the driver's number of the card.
+        uuid: its UUID, as the driver writes it.
+        model: product name; empty where the node does not publish it.
+        size_units: schedulable memory in units.
+        used_units: units that are taken; may exceed the size while accounts catch up.
+        healthy: false takes the card out of placement.
+        cordoned: true takes the card out of placement, by a person's wish.
+        numa: NUMA node the card hangs on, None where unknown.
+    """
+
+    index: int
+    uuid: str
+    model: str
+    size_units: int
+    used_units: int
+    healthy: bool = True
+    cordoned: bool = False
+    numa: int | None = None
+
+    @property
+    def free_units(self) -> int:
+        """Units that can still be given away: never negative, 0 on an unhealthy or cordoned card."""
+        if not self.healthy or self.cordoned:
+            return 0
+        return max(0, self.size_units - self.used_units)

@@ -1,0 +1,50 @@
+"""Device IDs: what the kubelet hands out, one for each unit of a card.
+
+An ID is `<card uuid>::<slot>`, the slot a decimal number counted from 0. The kubelet accepts at most 63
+characters and wants every ID to be unique over all resources of a node, which the UUID sees to.
+"""
+
+import re
+from typing import Final
+
+from allocator.errors import DeviceIdError, shown
+
+MAX_ID_LENGTH: Final = 63
+_SEPARATOR: Final = "::"
+# No comma, colon or blank: UUIDs also stand in comma lists and in `uuid:units` pairs.
+_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}")
+_SLOT: Final = re.compile(r"0|[1-9][0-9]*")
+
+
+def is_card_uuid(text: str) -> bool:
+    """Tell whether `text` can be a card's UUID: 1 to 60 letters, digits and `._/-`, a letter or digit first."""
+    return _UUID.fullmatch(text) is not None
+
+
+def device_id(uuid: str, slot: int) -> str:
+    """Name the unit `slot` (0 or more) of the card `uuid`.
+
+    Raises:
+        DeviceIdError: the UUID cannot be one, the slot is negative, or the ID is longer than 63 characters.
+    """
+    if not is_card_uuid(uuid):
+        raise DeviceIdError(f"card UUID {shown(uuid)}: allowed are 1 to 60 letters, digits and . _ / -")
+    if slot < 0:
+        raise DeviceIdError(f"slot {slot} of card {uuid}: allowed is 0 or more")
+    text = f"{uuid}{_SEPARATOR}{slot}"
+    if len(text) > MAX_ID_LENGTH:
+        raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
+    return text
+
+
+def parse_device_id(text: str) -> tuple[str, int]:
+    """Split a device ID into its card's UUID and the slot; the exact inverse of `device_id`.
+
+    Raises:
+        DeviceIdError: the text is not an ID that `device_id` would make.
+    """
+    uuid, separator, slot = text.partition(_SEPARATOR)
+    well_formed = len(text) <= MAX_ID_LENGTH and separator and is_card_uuid(uuid) and _SLOT.fullmatch(slot)
+    if not well_formed:
+        raise DeviceIdError(f"device ID {shown(text)}: allowed is <card uuid>::<slot>, at most 63 characters")
+    return uuid, int(slot)

@@ -1,0 +1,224 @@
+"""Bit-packed card usage: one integer describes one dimension of all cards of a node.
+
+Card i of a node sits in word `i // cards_per_word`, field `i % cards_per_word`, and a field is `bits` wide;
+no card straddles two words. A word carries 53 bits: the API server refuses quantities whose thousandfold
+overflows int64, and 53 bits are exact in JSON. Whatever does not decode is rejected, never masked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from allocator.errors import PackingError, QuantityError, shown
+from allocator.names import (
+    MAX_UNIT_MIB,
+    PACKED_LAYOUT,
+    PACKED_PREFIX,
+    PACKED_REVISION,
+    PACKED_SIZE_PREFIX,
+    PACKED_USED_PREFIX,
+)
+from allocator.quantity import parse_integer
+
+PAYLOAD_BITS: Final = 53
+LAYOUT_VERSION: Final = 1
+MAX_CARDS: Final = (1 << 10) - 1
+
+# The header, low bits first: 4 version, 6 width, 10 card count, 24 unit in MiB.
+_BITS_AT: Final = 4
+_CARDS_AT: Final = 10
+_UNIT_AT: Final = 20
+_HEADER_BITS: Final = 44
+
+
+def width(max_units: int) -> int:
+    """Return the bits a field needs for values up to `max_units`, at least 1.
+
+    Raises:
+        PackingError: the value is negative or needs more than 53 bits.
+    """
+    if not 0 <= max_units < 1 << PAYLOAD_BITS:
+        raise PackingError(f"card size of {max_units} units: allowed are 0 to {(1 << PAYLOAD_BITS) - 1}")
+    return max(1, max_units.bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a node's words are divided: field width 1..53 bits, 0..1023 cards, unit 1..16777215 MiB.
+
+    Raises:
+        PackingError: a part is out of its range.
+    """
+
+    bits: int
+    cards: int
+    unit_mib: int
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("field width", self.bits, 1, PAYLOAD_BITS),
+            ("card count", self.cards, 0, MAX_CARDS),
+            ("unit in MiB", self.unit_mib, 1, MAX_UNIT_MIB),
+        ):
+            if not low <= value <= high:
+                raise PackingError(f"layout with {name} {value}: allowed are {low} to {high}")
+
+    @classmethod
+    def from_header(cls, header: int) -> Self:
+        """Read a layout header.
+
+        Raises:
+            PackingError: an unknown version, bits beyond the header, or a part out of its range.
+        """
+        if not 0 <= header < 1 << _HEADER_BITS:
+            raise PackingError(f"layout header {header}: allowed are {_HEADER_BITS} bits, not negative")
+        version = header & 0xF
+        if version != LAYOUT_VERSION:
+            raise PackingError(f"layout header {header} has version {version}: allowed is {LAYOUT_VERSION}")
+        return cls(header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_CARDS, header >> _UNIT_AT)
+
+    @property
+    def header(self) -> int:
+        """The layout as one integer: `version | bits << 4 | cards << 10 | unit_mib << 20`."""
+        return LAYOUT_VERSION | self.bits << _BITS_AT | self.cards << _CARDS_AT | self.unit_mib << _UNIT_AT
+
+    @property
+    def cards_per_word(self) -> int:
+        """Fields in one word."""
+        return PAYLOAD_BITS // self.bits
+
+    @property
+    def word_count(self) -> int:
+        """Words that hold one value for every card."""
+        return -(-self.cards // self.cards_per_word)
+
+
+def encode(values: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Pack one value per card into words.
+
+    Raises:
+        PackingError: not exactly one value per card, or a value outside 0..2^bits-1.
+    """
+    if len(values) != layout.cards:
+        raise PackingError(f"{len(values)} values for {layout.cards} cards: allowed is one for each card")
+    for card, value in enumerate(values):
+        if not 0 <= value < 1 << layout.bits:
+            raise PackingError(
+                f"card {card} has value {value}: allowed are 0 to {(1 << layout.bits) - 1} in {layout.bits} bits"
+            )
+    step = layout.cards_per_word
+    return tuple(
+        sum(value << field * layout.bits for field, value in enumerate(values[start : start + step]))
+        for start in range(0, layout.cards, step)
+    )
+
+
+def decode(words: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Unpack words into one value per card; the exact inverse of `encode`.
+
+    Raises:
+        PackingError: the wrong number of words, a negative word, or bits set beyond the word's last card.
+    """
+    if len(words) != layout.word_count:
+        raise PackingError(
+            f"{len(words)} words for {layout.cards} cards of {layout.bits} bits: allowed are {layout.word_count}"
+        )
+    step, mask = layout.cards_per_word, (1 << layout.bits) - 1
+    values: list[int] = []
+    for index, word in enumerate(words):
+        fields = min(step, layout.cards - index * step)
+        if not 0 <= word < 1 << fields * layout.bits:
+            raise PackingError(
+                f"word {index} is {word}: allowed are {fields} cards of {layout.bits} bits, not negative"
+            )
+        values.extend(word >> field * layout.bits & mask for field in range(fields))
+    return tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWords:
+    """A node's published state, decoded: for each card its size and used units, and a revision.
+
+    Raises:
+        PackingError: not one size and one used value per card, a value that does not fit the layout,
+            used beyond size, or a revision outside 0..2^53-1.
+    """
+
+    layout: Layout
+    sizes: tuple[int, ...]
+    used: tuple[int, ...]
+    revision: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.revision < 1 << PAYLOAD_BITS:
+            raise PackingError(f"revision {self.revision}: allowed are {PAYLOAD_BITS} bits, not negative")
+        for name, values in (("sizes", self.sizes), ("used values", self.used)):
+            if len(values) != self.layout.cards:
+                raise PackingError(
+                    f"{len(values)} {name} for {self.layout.cards} cards: allowed is one for each card"
+                )
+        top = (1 << self.layout.bits) - 1
+        for card, (size, used) in enumerate(zip(self.sizes, self.used, strict=True)):
+            if not 0 <= used <= size <= top:
+                raise PackingError(
+                    f"card {card} has {used} of {size} units used: allowed is 0 <= used <= size <= {top}"
+                )
+
+    @classmethod
+    def of(cls, unit_mib: int, sizes: Sequence[int], used: Sequence[int], revision: int) -> Self:
+        """Build the record with the narrowest layout that holds the sizes."""
+        layout = Layout(width(max(sizes, default=0)), len(sizes), unit_mib)
+        return cls(layout, tuple(sizes), tuple(used), revision)
+
+
+def node_resources(words: NodeWords) -> dict[str, int]:
+    """Write a node's state as extended resources: layout, size and used words, revision."""
+    resources = {PACKED_LAYOUT: words.layout.header}
+    for prefix, values in ((PACKED_SIZE_PREFIX, words.sizes), (PACKED_USED_PREFIX, words.used)):
+        for index, word in enumerate(encode(values, words.layout)):
+            resources[f"{prefix}{index}"] = word
+    resources[PACKED_REVISION] = words.revision
+    return resources
+
+
+def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
+    """Read a node's state from its capacity or allocatable.
+
+    Args:
+        resources: resource names to quantities; those of others are ignored.
+
+    Returns:
+        The state, or None when the node publishes none of our words.
+
+    Raises:
+        PackingError: words are missing, superfluous, not whole numbers, or do not decode.
+    """
+    ours = {name: value for name, value in resources.items() if name.startswith(PACKED_PREFIX)}
+    if not ours:
+        return None
+    layout = Layout.from_header(_integer(ours, PACKED_LAYOUT))
+    sizes = _words(ours, PACKED_SIZE_PREFIX, layout)
+    used = _words(ours, PACKED_USED_PREFIX, layout)
+    return NodeWords(layout, sizes, used, _integer(ours, PACKED_REVISION))
+
+
+def _words(resources: Mapping[str, str | int], prefix: str, layout: Layout) -> tuple[int, ...]:
+    expected = [f"{prefix}{index}" for index in range(layout.word_count)]
+    superfluous = sorted(name for name in resources if name.startswith(prefix) and name not in expected)
+    if superfluous:
+        raise PackingError(
+            f"resource {shown(superfluous[0])} is not part of the layout: allowed are {layout.word_count} words"
+        )
+    try:
+        return decode([_integer(resources, name) for name in expected], layout)
+    except PackingError as error:
+        raise PackingError(f"{prefix}*: {error}") from error
+
+
+def _integer(resources: Mapping[str, str | int], name: str) -> int:
+    if name not in resources:
+        raise PackingError(f"resource {name} is missing: allowed is a complete set of words")
+    try:
+        return parse_integer(resources[name])
+    except QuantityError as error:
+        raise PackingError(f"resource {name}: {error}") from error

@@ -1,0 +1,167 @@
+"""Kubernetes quantities, read exactly.
+
+The API server prints quantities in a canonical form (1000 comes back as "1k"), so every suffix has to be
+understood; a float would lose units silently.
+"""
+
+import re
+from fractions import Fraction
+from math import ceil
+from typing import Final, Literal
+
+from allocator.errors import QuantityError, shown
+
+MAX_LENGTH: Final = 64
+MAX_EXPONENT: Final = 64
+LIMIT: Final = 1 << 63
+"""Quantities lie strictly between minus and plus this; Kubernetes would cap them, we refuse."""
+
+_DECIMAL_EXPONENTS: Final = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "": 0,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "P": 15,
+    "E": 18,
+}
+_BINARY_POWERS: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_WHOLE_MULTIPLIERS: Final = {
+    **{suffix: 10**exponent for suffix, exponent in _DECIMAL_EXPONENTS.items() if exponent > 0},
+}
+_QUANTITY: Final = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?))"
+)
+_ALLOWED: Final = (
+    "allowed is a decimal number below 2^63 with one of the suffixes n u m k M G T P E Ki Mi Gi Ti Pi Ei "
+    "or an exponent"
+)
+
+Style = Literal["binary", "decimal", "exponent"]
+
+
+def parse_quantity(value: str | int) -> Fraction:
+    """Read a quantity as an exact number.
+
+    Args:
+        value: text as Kubernetes writes or accepts it, or a whole number.
+
+    Raises:
+        QuantityError: not a quantity, or not strictly between -2^63 and 2^63.
+    """
+    return _parse(value)[0]
+
+
+def parse_integer(value: str | int) -> int:
+    """Read a quantity that must be whole.
+
+    Raises:
+        QuantityError: as `parse_quantity`, or a fraction is left.
+    """
+    whole = _whole(value)
+    if whole is not None:
+        return whole
+    number = parse_quantity(value)
+    if number.denominator != 1:
+        raise QuantityError(f"quantity {shown(value)}: allowed is a whole number")
+    return number.numerator
+
+
+def parse_milli(value: str | int) -> int:
+    """Read a quantity in thousandths, rounded up: the CPU's "250m" is 250, "1" is 1000.
+
+    Raises:
+        QuantityError: as `parse_quantity`.
+    """
+    whole = _whole(value)
+    return ceil(parse_quantity(value) * 1000) if whole is None else whole * 1000
+
+
+def parse_bytes(value: str | int) -> int:
+    """Read a quantity in bytes, rounded up.
+
+    Raises:
+        QuantityError: as `parse_quantity`.
+    """
+    whole = _whole(value)
+    return ceil(parse_quantity(value)) if whole is None else whole
+
+
+def canonical(value: str | int) -> str:
+    """Write a quantity as the API server does: "1000" is "1k", "0.5" is "500m", "1024Mi" is "1Gi".
+
+    What is finer than a billionth is rounded up, away from zero. The largest suffix that leaves a whole
+    number is taken, of the family in which the value was written; a binary suffix only from 1024 on.
+
+    Raises:
+        QuantityError: as `parse_quantity`.
+    """
+    number, style = _parse(value)
+    scaled = ceil(abs(number) * 10**9)
+    sign = "-" if number < 0 else ""
+    if scaled == 0:
+        return "0"
+    whole, rest = divmod(scaled, 10**9)
+    if style == "binary" and not rest and whole >= 1024:  # noqa: PLR2004 (the first binary suffix)
+        power = 0
+        while whole % 1024 == 0 and power < len(_BINARY_POWERS):
+            whole //= 1024
+            power += 1
+        return f"{sign}{whole}{_suffix(_BINARY_POWERS, power) if power else ''}"
+    exponent = -9
+    while scaled % 1000 == 0:
+        scaled //= 1000
+        exponent += 3
+    if style == "exponent":
+        return f"{sign}{scaled}e{exponent}" if exponent else f"{sign}{scaled}"
+    return f"{sign}{scaled}{_suffix(_DECIMAL_EXPONENTS, exponent)}"
+
+
+def _suffix(table: dict[str, int], value: int) -> str:
+    return next(suffix for suffix, power in table.items() if power == value)
+
+
+def _whole(value: str | int) -> int | None:
+    """Read the common forms "123" and "123k" quickly; None sends the rest to the full parser."""
+    if not isinstance(value, str) or not 0 < len(value) < 19 or not value.isascii():  # noqa: PLR2004 (int64)
+        return None
+    if value.isdigit():
+        return int(value)
+    multiplier = _WHOLE_MULTIPLIERS.get(value[-1])
+    if multiplier is None or not value[:-1].isdigit():
+        return None
+    number = int(value[:-1]) * multiplier
+    return number if number < LIMIT else None
+
+
+def _parse(value: str | int) -> tuple[Fraction, Style]:
+    """Read a quantity and the family of suffixes it was written in."""
+    style: Style = "decimal"
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = Fraction(value)
+    else:
+        match = _QUANTITY.fullmatch(value) if isinstance(value, str) and len(value) <= MAX_LENGTH else None
+        if match is None or not (match["whole"] or match["part"]):
+            raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+        part = match["part"] or ""
+        number = Fraction(int(f"{match['whole']}{part}"), 10 ** len(part))
+        if match["sign"] == "-":
+            number = -number
+        if match["exponent"] is not None:
+            style = "exponent"
+            exponent = int(match["exponent"])
+            if abs(exponent) > MAX_EXPONENT:
+                raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+            number *= Fraction(10) ** exponent
+        elif match["suffix"] in _BINARY_POWERS:
+            style = "binary"
+            number *= 1024 ** _BINARY_POWERS[match["suffix"]]
+        else:
+            number *= Fraction(10) ** _DECIMAL_EXPONENTS[match["suffix"]]
+    if abs(number) >= LIMIT:
+        raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+    return number, style

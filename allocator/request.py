@@ -1,0 +1,227 @@
+"""What a pod asks for: read from its containers and annotations, once, with errors made for people.
+
+The messages become scheduler events, and an event that differs between attempts re-queues the pod at once.
+So a message depends on the pod alone, and the first mistake in a fixed order is the one reported:
+containers in the order of the kubelet, then annotations.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from allocator.errors import QuantityError, RequestError, shown
+from allocator.names import (
+    POD_CARD_POLICY,
+    POD_CARDS,
+    POD_GPU_MODEL,
+    POD_GPU_UUID,
+    POD_NODE_POLICY,
+)
+from allocator.policy import CARD_POLICIES
+from allocator.quantity import parse_integer
+from allocator.selector import Selector
+
+Kind = Literal["init", "sidecar", "main"]
+
+MAX_CARDS: Final = 64
+MAX_UNITS: Final = (1 << 24) - 1
+"""Largest request of a container: 16 TiB in units of 1 MiB, and less than what `16Gi` stands for."""
+
+NODE_POLICIES: Final = frozenset(
+    {"balanced", "best-fit", "fragmentation", "least-requested", "weighted-balance"}
+)
+
+_CARDS: Final = re.compile(r"[1-9][0-9]?")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """One container that asks: its name, units (1 or more, the total over its cards) and kind."""
+
+    name: str
+    units: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One choice of cards: `units_per_card` on each of `cards` different cards, for these containers."""
+
+    containers: tuple[str, ...]
+    units_per_card: int
+    cards: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """What a pod asks for.
+
+    Attributes:
+        containers: those that ask, in the kubelet's order: init containers and sidecars as written, then mains.
+        cards: number of cards over which each container's units are split evenly.
+        selector: the cards that the pod accepts.
+        node_policy: the pod's own node policy, None for the cluster's.
+        card_policy: the pod's own card policy, None for the cluster's.
+
+    Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
+    ordinary init container asks.
+    """
+
+    containers: tuple[ContainerRequest, ...]
+    cards: int = 1
+    selector: Selector = Selector()
+    node_policy: str | None = None
+    card_policy: str | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all containers must share one card: the kubelet hands an init container's IDs on at random."""
+        return any(container.kind == "init" for container in self.containers)
+
+    @property
+    def effective_units(self) -> int:
+        """Units the pod needs at its peak, by the rule of Kubernetes.
+
+        The larger of every ordinary init container plus the sidecars started before it, and all main
+        containers plus all sidecars.
+        """
+        sidecars = mains = peak = 0
+        for container in self.containers:
+            if container.kind == "init":
+                peak = max(peak, container.units + sidecars)
+            elif container.kind == "sidecar":
+                sidecars += container.units
+            else:
+                mains += container.units
+        return max(peak, mains + sidecars)
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """The choices of cards to make, in order."""
+        if self.shared:
+            return (Demand(tuple(c.name for c in self.containers), self.effective_units, 1),)
+        return tuple(Demand((c.name,), c.units // self.cards, self.cards) for c in self.containers)
+
+
+def parse_pod(
+    metadata_annotations: Mapping[str, str],
+    init_containers: Sequence[Mapping[str, Any]],
+    containers: Sequence[Mapping[str, Any]],
+    resource: str,
+    *,
+    node_policies: Collection[str] = NODE_POLICIES,
+    card_policies: Collection[str] | None = None,
+) -> PodRequest | None:
+    """Read a pod's request for `resource`.
+
+    Args:
+        metadata_annotations: the pod's annotations.
+        init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
+        containers: `spec.containers`, likewise.
+        resource: name of the extended resource.
+        node_policies: names allowed in `gpupack.io/node-policy`.
+        card_policies: names allowed in `gpupack.io/card-policy`; None for those registered.
+
+    Returns:
+        The request, or None when no container asks (the annotations are not looked at then).
+
+    Raises:
+        RequestError: the first mistake, in one line that names the container or annotation, the value and
+            what is allowed.
+    """
+    asking = _asking(init_containers, containers, resource)
+    if not asking:
+        return None
+    cards = _cards(metadata_annotations, asking)
+    return PodRequest(
+        containers=asking,
+        cards=cards,
+        node_policy=_policy(metadata_annotations, POD_NODE_POLICY, node_policies),
+        card_policy=_policy(
+            metadata_annotations, POD_CARD_POLICY, CARD_POLICIES if card_policies is None else card_policies
+        ),
+        selector=Selector.parse(
+            metadata_annotations.get(POD_GPU_MODEL), metadata_annotations.get(POD_GPU_UUID)
+        ),
+    )
+
+
+def _asking(
+    init_containers: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], resource: str
+) -> tuple[ContainerRequest, ...]:
+    kinds: list[tuple[Mapping[str, Any], Kind]] = [
+        (container, "sidecar" if container.get("restartPolicy") == "Always" else "init")
+        for container in init_containers
+    ]
+    kinds += [(container, "main") for container in containers]
+    asking = []
+    for container, kind in kinds:
+        units = _units(container, resource)
+        if units:
+            asking.append(ContainerRequest(str(container.get("name", "")), units, kind))
+    return tuple(asking)
+
+
+def _units(container: Mapping[str, Any], resource: str) -> int:
+    """Read one container's units, 0 when it does not ask."""
+    resources = container.get("resources") or {}
+    limit = (resources.get("limits") or {}).get(resource)
+    request = (resources.get("requests") or {}).get(resource)
+    if limit is None and request is None:
+        return 0
+    name = shown(container.get("name", ""))
+    units = None if limit is None else _quantity(name, "limit", resource, limit)
+    # Kubernetes fills in a request that is left out, and allows no other than the limit.
+    asked = units if request is None else _quantity(name, "request", resource, request)
+    if units != asked or units is None:
+        raise RequestError(
+            f"container {name} requests {resource}: {shown(request)} with "
+            f"{'no limit' if limit is None else f'limit {shown(limit)}'}: allowed is a request equal to the limit"
+        )
+    return units
+
+
+def _quantity(container: str, field: str, resource: str, value: str | int) -> int:
+    try:
+        units = parse_integer(value)
+    except QuantityError:
+        units = -1
+    if not 0 <= units <= MAX_UNITS:
+        raise RequestError(
+            f"container {container} has {field} {resource}: {shown(value)}: allowed is a whole number of units "
+            f"from 0 to {MAX_UNITS}, without a suffix such as Gi"
+        )
+    return units
+
+
+def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...]) -> int:
+    text = annotations.get(POD_CARDS)
+    if text is None:
+        return 1
+    cards = int(text) if _CARDS.fullmatch(text) else 0
+    if not 1 <= cards <= MAX_CARDS:
+        raise RequestError(
+            f"annotation {POD_CARDS} is {shown(text)}: allowed is a whole number from 1 to {MAX_CARDS}"
+        )
+    for container in asking:
+        if cards > 1 and container.kind == "init":
+            raise RequestError(
+                f"annotation {POD_CARDS} is {shown(text)}: allowed is 1 where an init container, here "
+                f"{shown(container.name)}, asks for GPU memory and is not a sidecar"
+            )
+        if container.units % cards:
+            raise RequestError(
+                f"annotation {POD_CARDS} is {shown(text)}, container {shown(container.name)} asks for "
+                f"{container.units} units: allowed is a multiple of the number of cards"
+            )
+    return cards
+
+
+def _policy(annotations: Mapping[str, str], annotation: str, allowed: Collection[str]) -> str | None:
+    name = annotations.get(annotation)
+    if name is not None and name not in allowed:
+        raise RequestError(
+            f"annotation {annotation} is {shown(name)}: allowed are {', '.join(sorted(allowed))}"
+        )
+    return name
