@@ -17,7 +17,7 @@ _SLOT: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 def is_card_uuid(text: str) -> bool:
-    """Tell whether `text` can be a card's UUID: 1 to 60 letters, digits and `._/-`, a letter or digit first."""
+    """Tell whether `text` can be a card's UUID: 1 to 60 letters, digits, `._/-`, no sign first."""
     return _UUID.fullmatch(text) is not None
 
 

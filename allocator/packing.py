@@ -104,7 +104,7 @@ def encode(values: Sequence[int], layout: Layout) -> tuple[int, ...]:
     for card, value in enumerate(values):
         if not 0 <= value < 1 << layout.bits:
             raise PackingError(
-                f"card {card} has value {value}: allowed are 0 to {(1 << layout.bits) - 1} in {layout.bits} bits"
+                f"card {card} has value {value}: allowed is 0 to {(1 << layout.bits) - 1}, {layout.bits} bits"
             )
     step = layout.cards_per_word
     return tuple(
@@ -121,7 +121,8 @@ def decode(words: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """
     if len(words) != layout.word_count:
         raise PackingError(
-            f"{len(words)} words for {layout.cards} cards of {layout.bits} bits: allowed are {layout.word_count}"
+            f"{len(words)} words for {layout.cards} cards of {layout.bits} bits: "
+            f"allowed are {layout.word_count}"
         )
     step, mask = layout.cards_per_word, (1 << layout.bits) - 1
     values: list[int] = []
@@ -207,7 +208,7 @@ def _words(resources: Mapping[str, str | int], prefix: str, layout: Layout) -> t
     superfluous = sorted(name for name in resources if name.startswith(prefix) and name not in expected)
     if superfluous:
         raise PackingError(
-            f"resource {shown(superfluous[0])} is not part of the layout: allowed are {layout.word_count} words"
+            f"resource {shown(superfluous[0])} is not in the layout: allowed are {layout.word_count} words"
         )
     try:
         return decode([_integer(resources, name) for name in expected], layout)

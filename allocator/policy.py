@@ -10,11 +10,9 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.errors import PolicyError, RequestError, shown
-from allocator.selector import Selector
+from allocator.selector import ANY_CARD, Selector
 
 CardPolicy = Callable[[Sequence[Card], int], Sequence[float]]
-
-_ANY_CARD: Final = Selector()
 
 
 def least_used(cards: Sequence[Card], _units: int) -> Sequence[float]:
@@ -49,7 +47,7 @@ def choose(
     units: int,
     count: int,
     policy: str,
-    selector: Selector = _ANY_CARD,
+    selector: Selector = ANY_CARD,
     near: Collection[int] = (),
 ) -> tuple[int, ...] | None:
     """Choose `count` different cards with `units` free on each.

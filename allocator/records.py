@@ -103,10 +103,9 @@ def load_holds(text: str) -> Holds:
     """
     try:
         record = _object(_json(text), "seen", "uids")
-        seen = _text(record["seen"], "seen")
-        if not (seen.isascii() and seen.isdigit() and len(seen) <= len(str(1 << 64))):
-            raise _ShapeError("seen is not a resourceVersion")
-        return Holds(int(seen), frozenset(_text(uid, "uid") for uid in _list(record["uids"], "uids")))
+        return Holds(
+            _version(record["seen"]), frozenset(_text(uid, "uid") for uid in _list(record["uids"], "uids"))
+        )
     except _ShapeError as error:
         raise _rubbish(PackingError, NODE_HOLDS, text, error) from error
 
@@ -123,12 +122,9 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
         PackingError: not a list of cards, or a UUID twice.
     """
     try:
-        records = tuple(_card(item) for item in _list(_json(text), "cards"))
-        if len({record.uuid for record in records}) != len(records):
-            raise _ShapeError("a UUID stands twice")
+        return _inventory(_json(text))
     except _ShapeError as error:
         raise _rubbish(PackingError, NODE_CARDS, text, error) from error
-    return records
 
 
 def load_cordon(text: str) -> frozenset[str]:
@@ -156,7 +152,8 @@ def join_cards(
     """
     if len(inventory) != words.layout.cards:
         raise PackingError(
-            f"annotation {NODE_CARDS} has {len(inventory)} cards: allowed are the {words.layout.cards} of the words"
+            f"annotation {NODE_CARDS} has {len(inventory)} cards: "
+            f"allowed are the {words.layout.cards} of the words"
         )
     return tuple(
         Card(
@@ -177,7 +174,7 @@ def charge(request: PodRequest, assignment: Assignment) -> dict[str, int]:
     """Add up what a pod costs on each card that its assignment names.
 
     Returns:
-        Units by card UUID. A pod whose ordinary init containers ask costs its effective units on its one card.
+        Units by card UUID: of a pod whose ordinary init containers ask, the effective units on its one card.
 
     Raises:
         RequestError: the assignment names other containers, units or numbers of cards than the request.
@@ -251,6 +248,13 @@ def _number(value: Any, name: str, least: int) -> int:
     return value
 
 
+def _version(value: Any) -> int:
+    text = _text(value, "seen")
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(1 << 64))):
+        raise _ShapeError("seen is not a resourceVersion")
+    return int(text)
+
+
 def _uuid(value: Any) -> str:
     if not isinstance(value, str) or not is_card_uuid(value):
         raise _ShapeError("a card UUID is not one")
@@ -271,6 +275,13 @@ def _shares(value: Any) -> tuple[tuple[str, int], ...]:
     if len({uuid for uuid, _ in shares}) != len(shares):
         raise _ShapeError("a card stands twice in a container")
     return shares
+
+
+def _inventory(value: Any) -> tuple[CardRecord, ...]:
+    records = tuple(_card(item) for item in _list(value, "the inventory"))
+    if len({record.uuid for record in records}) != len(records):
+        raise _ShapeError("a UUID stands twice")
+    return records
 
 
 def _card(value: Any) -> CardRecord:

@@ -20,7 +20,7 @@ from allocator.names import (
 )
 from allocator.policy import CARD_POLICIES
 from allocator.quantity import parse_integer
-from allocator.selector import Selector
+from allocator.selector import ANY_CARD, Selector
 
 Kind = Literal["init", "sidecar", "main"]
 
@@ -58,7 +58,7 @@ class PodRequest:
     """What a pod asks for.
 
     Attributes:
-        containers: those that ask, in the kubelet's order: init containers and sidecars as written, then mains.
+        containers: those that ask, in the kubelet's order: init containers with sidecars, then mains.
         cards: number of cards over which each container's units are split evenly.
         selector: the cards that the pod accepts.
         node_policy: the pod's own node policy, None for the cluster's.
@@ -70,13 +70,16 @@ class PodRequest:
 
     containers: tuple[ContainerRequest, ...]
     cards: int = 1
-    selector: Selector = Selector()
+    selector: Selector = ANY_CARD
     node_policy: str | None = None
     card_policy: str | None = None
 
     @property
     def shared(self) -> bool:
-        """Whether all containers must share one card: the kubelet hands an init container's IDs on at random."""
+        """Whether all containers must share one card, because an ordinary init container asks.
+
+        The kubelet hands that container's IDs on to the others at random.
+        """
         return any(container.kind == "init" for container in self.containers)
 
     @property
@@ -177,7 +180,8 @@ def _units(container: Mapping[str, Any], resource: str) -> int:
     if units != asked or units is None:
         raise RequestError(
             f"container {name} requests {resource}: {shown(request)} with "
-            f"{'no limit' if limit is None else f'limit {shown(limit)}'}: allowed is a request equal to the limit"
+            f"{'no limit' if limit is None else f'limit {shown(limit)}'}: "
+            "allowed is a request equal to the limit"
         )
     return units
 
@@ -189,8 +193,8 @@ def _quantity(container: str, field: str, resource: str, value: str | int) -> in
         units = -1
     if not 0 <= units <= MAX_UNITS:
         raise RequestError(
-            f"container {container} has {field} {resource}: {shown(value)}: allowed is a whole number of units "
-            f"from 0 to {MAX_UNITS}, without a suffix such as Gi"
+            f"container {container} has {field} {resource}: {shown(value)}: "
+            f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
         )
     return units
 

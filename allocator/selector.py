@@ -54,6 +54,10 @@ class Selector:
         return self.admits_all or (self.admits_model(card.model) and self.admits_uuid(card.uuid))
 
 
+ANY_CARD: Final = Selector()
+"""The selector of a pod that names no cards."""
+
+
 def _split(annotation: str, text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Split a comma list into the wanted and the excluding patterns, without repetitions, order kept."""
     if text is None:
