@@ -1,0 +1,58 @@
+"""Real cluster tests: skipped with a plain reason where they cannot run, failed where they must (CI)."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, binaries
+
+LIVE: list[Cluster] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/cluster/" in item.path.as_posix():
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine() -> None:
+    """Skip everything here with the reason, or fail with it where a skip would be a lie."""
+    reason = binaries.obstacle()
+    if reason is None:
+        binaries.programs()
+    elif os.environ.get("CI") == "true" or os.environ.get("GPUPACK_CLUSTER_REQUIRED") == "1":
+        pytest.fail(f"cluster tests are required here: {reason}", pytrace=False)
+    else:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def make_cluster() -> Iterator[Any]:
+    """A function that starts a cluster which lives until the module's tests are through."""
+    started: list[Cluster] = []
+
+    def start(*arguments: Any, **options: Any) -> Cluster:
+        cluster = Cluster(*arguments, **options)
+        started.append(cluster)
+        LIVE.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in reversed(started):
+        LIVE.remove(cluster)
+        cluster.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show the end of gpupack's and the cluster's logs with every failure."""
+    report = yield
+    if report.failed:
+        for cluster in LIVE:
+            logs = cluster.logs(60)
+            report.sections += [(f"log of {name}", logs[name]) for name in logs if name.startswith("gpupack")]
+    return report

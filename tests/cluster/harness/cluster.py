@@ -1,0 +1,232 @@
+"""One whole cluster: control plane, node, and gpupack on both, with the helpers the tests read best with."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+from tests.cluster.harness import binaries, cgroups
+from tests.cluster.harness.controlplane import ControlPlane, free_ports
+from tests.cluster.harness.daemons import Extender, NodeDaemon
+from tests.cluster.harness.node import NodeSide
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.rest import Api, ApiError, Json
+from tests.cluster.harness.words import NodeState, node_state
+
+PODS = "/api/v1/namespaces/default/pods"
+NODES = "/api/v1/nodes"
+
+
+class Cluster:
+    """A cluster of one node; a context manager that leaves nothing behind.
+
+    `control`, `node`, `daemon` and `extender` are its parts, each of which can be killed and started again.
+    """
+
+    def __init__(
+        self, profile: dict[str, Any] | None = None, *, with_node: bool = True, name: str = "n1"
+    ) -> None:
+        """Prepare everything; nothing runs yet.
+
+        Args:
+            profile: Simulated GPUs of the node; None starts neither `gpupack node` nor the extender.
+            with_node: Whether there is a kubelet at all.
+            name: The node's name.
+        """
+        programs = binaries.programs()
+        cgroups.remove_orphans()
+        self.home = Path(tempfile.mkdtemp(prefix=f"{cgroups.PREFIX}{os.getpid()}-"))
+        kubelet_port, node_port, extender_port = free_ports(3)
+        self.control = ControlPlane(
+            self.home, programs, name, f"http://127.0.0.1:{extender_port}" if profile else None
+        )
+        self.api: Api = self.control.api
+        self.node_name = name
+        self.node = (
+            NodeSide(self.home, programs, name, self.control.node_config, kubelet_port) if with_node else None
+        )
+        self.extender = Extender(self.control.admin_config, self.control.log_dir, extender_port)
+        self._daemon = (
+            NodeDaemon(self.node, self.control.admin_config, profile, node_port)
+            if self.node and profile
+            else None
+        )
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start everything; returns when a pod can be created and run."""
+        self.control.start()
+        if self.node is not None:
+            self.node.start()
+            until(self.node_ready, f"node {self.node_name} ready", 60)
+        if self._daemon is not None:
+            self._daemon.start(ready=False)
+            self.extender.start(ready=False)
+            self._daemon.wait_ready()
+            self.extender.wait_ready()
+            until(self.cards, "the node's words", 20)
+        until(
+            lambda: self.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
+            "default service account",
+        )
+
+    def stop(self) -> None:
+        """End everything and remove every trace."""
+        for daemon in (self._daemon, self.extender):
+            if daemon is not None:
+                daemon.kill()
+        if self.node is not None:
+            self.node.stop()
+        self.control.stop()
+        if not os.environ.get("GPUPACK_CLUSTER_KEEP"):
+            shutil.rmtree(self.home)
+
+    def logs(self, lines: int = 30) -> dict[str, str]:
+        """The end of every log, by name."""
+        found = sorted(self.control.log_dir.glob("*.log"))
+        return {log.stem: "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) for log in found}
+
+    @property
+    def daemon(self) -> NodeDaemon:
+        """`gpupack node` of the only node."""
+        assert self._daemon is not None, "this cluster was started without GPUs"
+        return self._daemon
+
+    @property
+    def host(self) -> NodeSide:
+        """The node's side."""
+        assert self.node is not None, "this cluster was started without a kubelet"
+        return self.node
+
+    # ---- the node
+
+    def node_object(self) -> Json:
+        return self.api.get(f"{NODES}/{self.node_name}")
+
+    def node_ready(self) -> bool:
+        conditions = self.node_object()["status"].get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def cards(self) -> NodeState | None:
+        """What the Node's words say; None without words."""
+        return node_state(self.node_object())
+
+    def state(self) -> NodeState:
+        """What the Node's words say."""
+        state = self.cards()
+        assert state is not None, "the node carries no packed words"
+        return state
+
+    def wait_used(self, expected: list[int], timeout_s: float = 20) -> NodeState:
+        """Return the node's state once its cards' used units are, sorted, as expected."""
+
+        def equal() -> NodeState | None:
+            state = self.state()
+            assert sorted(state.used) == sorted(expected), f"used {state.used}"
+            return state
+
+        state = until(equal, f"used units {expected}", timeout_s)
+        assert state is not None
+        return state
+
+    # ---- pods
+
+    def create(self, pod: Json) -> str:
+        """Create a pod; returns its UID."""
+        return str(self.api.post(PODS, pod)["metadata"]["uid"])
+
+    def pod(self, name: str) -> Json:
+        return self.api.get(f"{PODS}/{name}")
+
+    def wait_running(self, name: str, timeout_s: float = 30) -> Json:
+        """Return the pod once it is Running with every container started.
+
+        Raises:
+            AssertionError: At once if the pod failed; shows why.
+        """
+
+        def running() -> Json:
+            pod = self.pod(name)
+            status = pod["status"]
+            if status.get("phase") == "Failed":
+                return pod
+            parts = status.get("containerStatuses", [])
+            started = bool(parts) and all("running" in part["state"] for part in parts)
+            return pod if status.get("phase") == "Running" and started else None
+
+        try:
+            pod = until(running, f"pod {name} running", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nevents: {self.events(name)}") from error
+        status = pod["status"]
+        assert status["phase"] == "Running", f"pod {name}: {status.get('reason')} {status.get('message')}"
+        return pod
+
+    def delete(self, name: str, *, grace_s: int = 0, wait: bool = True) -> None:
+        """Delete a pod; a pod that is not there is no error."""
+        try:
+            self.api.delete(f"{PODS}/{name}", grace_s=grace_s)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        if wait:
+            self.wait_gone(name)
+
+    def wait_gone(self, name: str, timeout_s: float = 30) -> None:
+        until(lambda: not self.exists(name), f"pod {name} gone", timeout_s)
+
+    def exists(self, name: str) -> bool:
+        return any(pod["metadata"]["name"] == name for pod in self.api.get(PODS)["items"])
+
+    def clear(self) -> None:
+        """Delete every pod and wait until the words are empty again: the start of the next test."""
+        self.api.delete(PODS, grace_s=0)
+        until(lambda: not self.api.get(PODS)["items"], "all pods gone", 30)
+        if self._daemon is not None:
+            self.wait_used([0] * len(self.state().cards), 40)
+
+    def events(self, name: str) -> list[str]:
+        """`reason: message` of every event of a pod."""
+        found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.name={name}")
+        return [f"{event['reason']}: {event['message']}" for event in found["items"]]
+
+    def wait_event(self, name: str, text: str, timeout_s: float = 20) -> str:
+        """Return the pod's first event that contains `text`."""
+
+        def matching() -> str:
+            events = self.events(name)
+            found = next((event for event in events if text in event), "")
+            assert found, f"events {events}"
+            return found
+
+        return until(matching, f"event of {name} with {text!r}", timeout_s)
+
+    def environment(self, name: str, container: str = "main") -> dict[str, str]:
+        """The environment of a running container, read from its process."""
+        status = self.pod(name)["status"]
+        parts = status.get("containerStatuses", []) + status.get("initContainerStatuses", [])
+        (found,) = [part for part in parts if part["name"] == container]
+        return self.host.environment(found["containerID"].partition("://")[2])
+
+    def output(self, name: str, container: str) -> str:
+        """What a container wrote."""
+        return self.host.log_of(self.pod(name)["metadata"]["uid"], container)
+
+    def allocation(self, name: str) -> Json:
+        """The decoded `gpupack.io/allocation` of a pod; None where it has none."""
+        text = self.pod(name)["metadata"].get("annotations", {}).get("gpupack.io/allocation")
+        return None if text is None else json.loads(text)

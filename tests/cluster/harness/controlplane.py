@@ -1,0 +1,216 @@
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback ports."""
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.processes import Process
+from tests.cluster.harness.rest import Api
+
+ADMIN_TOKEN = "admin-token"
+NODE_TOKEN = "node-token"
+RESOURCE = "gpupack.io/gpu-memory-gib"
+PROFILES = ("default-scheduler", "gpupack-scheduler")
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of the loopback interface that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class ControlPlane:
+    """One control plane; its parts can be killed and started again on the same ports and the same data."""
+
+    def __init__(self, home: Path, programs: Path, node_name: str, extender_url: str | None) -> None:
+        """Prepare folders and configuration; nothing runs yet.
+
+        Args:
+            home: An existing folder of this cluster.
+            programs: Folder of the Kubernetes programs.
+            node_name: The node that the kubelet's token stands for.
+            extender_url: Where kube-scheduler finds the extender; None leaves it out.
+        """
+        self._home = home
+        self._programs = programs
+        self._etcd, self._peer, self._api, self._controllers, self._scheduler = free_ports(5)
+        self.log_dir = home / "log"
+        self.certificates = home / "certs"
+        for folder in (self.log_dir, self.certificates):
+            folder.mkdir(exist_ok=True)
+        self.running: dict[str, Process] = {}
+        self.url = f"https://127.0.0.1:{self._api}"
+        self.ca = self.certificates / "apiserver.crt"
+        self.api = Api(self.url, self.ca, ADMIN_TOKEN)
+        self._tokens = home / "tokens.csv"
+        self._tokens.write_text(
+            f"{ADMIN_TOKEN},admin,admin,system:masters\n{NODE_TOKEN},system:node:{node_name},node,system:nodes\n"
+        )
+        self.admin_config = self.write_kubeconfig("admin", ADMIN_TOKEN)
+        self.node_config = self.write_kubeconfig("node", NODE_TOKEN)
+        self.scheduler_config = home / "scheduler.yaml"
+        self.configure_scheduler(extender_url)
+        self._signing_key = home / "service-account.key"
+        openssl = shutil.which("openssl")
+        assert openssl is not None
+        subprocess.run(
+            [openssl, "genrsa", "-out", str(self._signing_key), "2048"], check=True, capture_output=True
+        )
+
+    def write_kubeconfig(self, name: str, token: str) -> Path:
+        """A kubeconfig for one bearer token; verifies the API server's certificate."""
+        path = self._home / f"{name}.kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [
+                {"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}
+            ],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+    def configure_scheduler(self, extender_url: str | None, **overrides: Any) -> None:
+        """Write KubeSchedulerConfiguration; both profiles are alike, so a pod may name either or none."""
+        config: dict[str, Any] = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(self.admin_config), "qps": 2000, "burst": 4000},
+            "leaderElection": {"leaderElect": False},
+            "percentageOfNodesToScore": 100,
+            "profiles": [{"schedulerName": name} for name in PROFILES],
+            **overrides,
+        }
+        if extender_url is not None:
+            config["extenders"] = [extender_entry(extender_url)]
+        self.scheduler_config.write_text(json.dumps(config))
+
+    def start(self) -> None:
+        """Start everything; returns when the API server is ready."""
+        self.start_etcd()
+        self.start_api_server()
+        self.start_controllers()
+        self.start_scheduler()
+
+    def start_etcd(self) -> None:
+        client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        self._start(
+            "etcd",
+            ["etcd", "--data-dir", str(self._home / "etcd"), "--unsafe-no-fsync", "--logger", "zap"],
+            {
+                "listen-client-urls": client,
+                "advertise-client-urls": client,
+                "listen-peer-urls": peer,
+                "initial-advertise-peer-urls": peer,
+                "initial-cluster": f"default={peer}",
+            },
+        )
+
+    def start_api_server(self, wait: bool = True) -> None:
+        self._start(
+            "kube-apiserver",
+            [str(self._programs / "kube-apiserver")],
+            {
+                "etcd-servers": f"http://127.0.0.1:{self._etcd}",
+                "secure-port": self._api,
+                "bind-address": "127.0.0.1",
+                "advertise-address": "127.0.0.1",
+                "endpoint-reconciler-type": "none",
+                "cert-dir": self.certificates,
+                "service-account-issuer": "https://kubernetes.default.svc",
+                "service-account-signing-key-file": self._signing_key,
+                "service-account-key-file": self._signing_key,
+                "service-cluster-ip-range": "10.0.0.0/16",
+                "token-auth-file": self._tokens,
+                "authorization-mode": "Node,RBAC",
+                "enable-admission-plugins": "NodeRestriction",
+                "allow-privileged": "true",
+            },
+        )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Return once the API server answers /readyz with ok.
+
+        Raises:
+            AssertionError: If it ended or did not get ready within a minute; shows its log.
+        """
+        server = self.running["kube-apiserver"]
+
+        def ready() -> bool:
+            return not server.alive or self.api.call("GET", "/readyz", timeout_s=5) == "ok"
+
+        until(ready, "kube-apiserver ready", 60)
+        assert server.alive, server.tail()
+
+    def start_controllers(self) -> None:
+        self._start(
+            "kube-controller-manager",
+            [str(self._programs / "kube-controller-manager")],
+            {
+                **self._client_flags(self._controllers),
+                "kubeconfig": self.admin_config,
+                "leader-elect": "false",
+                "service-account-private-key-file": self._signing_key,
+                "root-ca-file": self.ca,
+                "allocate-node-cidrs": "false",
+            },
+        )
+
+    def start_scheduler(self) -> None:
+        self._start(
+            "kube-scheduler",
+            [str(self._programs / "kube-scheduler")],
+            {**self._client_flags(self._scheduler), "config": self.scheduler_config, "v": 3},
+        )
+
+    def stop(self) -> None:
+        """End everything, clients first."""
+        for name in reversed(list(self.running)):
+            self.running.pop(name).stop()
+
+    def _client_flags(self, port: int) -> dict[str, object]:
+        return {
+            "bind-address": "127.0.0.1",
+            "secure-port": port,
+            "cert-dir": self.certificates,
+            "authentication-kubeconfig": self.admin_config,
+            "authorization-kubeconfig": self.admin_config,
+        }
+
+    def _start(self, name: str, command: Sequence[str], flags: Mapping[str, object]) -> None:
+        arguments = [f"--{flag}={value}" for flag, value in flags.items()]
+        self.running[name] = Process(
+            name, [*command, *arguments], self.log_dir / f"{name}.log", cwd=self._home
+        )
+
+
+def extender_entry(url: str) -> dict[str, Any]:
+    """The `extenders` entry of KubeSchedulerConfiguration that joins gpupack's extender."""
+    return {
+        "urlPrefix": url,
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "bindVerb": "bind",
+        "weight": 1000,
+        "enableHTTPS": False,
+        "httpTimeout": "10s",
+        "nodeCacheCapable": True,
+        "ignorable": False,
+        "managedResources": [{"name": RESOURCE, "ignoredByScheduler": False}],
+    }

@@ -1,0 +1,122 @@
+"""`gpupack node` and `gpupack scheduler` as processes, the way a user starts them."""
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.harness.node import NodeSide
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.processes import Process
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+class _Daemon:
+    """A command of gpupack with an HTTP port; start, kill and start again with the same arguments."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, port: int) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self._arguments = arguments
+        self._process: Process | None = None
+
+    def start(self, *, ready: bool = True) -> None:
+        """Start it; with `ready` return when /readyz says so."""
+        assert self._process is None, f"{self.name} already runs"
+        command = [sys.executable, "-m", "gpupack", *self._arguments]
+        self._process = Process(self.name, command, self.log, cwd=REPOSITORY)
+        if ready:
+            self.wait_ready()
+
+    def wait_ready(self, timeout_s: float = 30) -> None:
+        """Return once /readyz answers 200.
+
+        Raises:
+            AssertionError: If it ended or is not ready in time; shows its log.
+        """
+        try:
+            until(lambda: not self.alive or self.is_ready(), f"{self.name} ready", timeout_s)
+            assert self.alive, f"{self.name} ended"
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from error
+
+    def is_ready(self) -> bool:
+        """Whether /readyz answers 200 now."""
+        try:
+            return self.http("/readyz") is not None
+        except OSError:
+            return False
+
+    def http(self, path: str) -> str:
+        """GET one of its pages."""
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return str(answer.read(), "utf-8")
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def stop(self) -> int | None:
+        """SIGTERM; returns the exit status, None if it had to be killed."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        return process.stop()
+
+    def tail(self, lines: int = 40) -> str:
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+        )
+
+
+class NodeDaemon(_Daemon):
+    """`gpupack node` with simulated GPUs, at the real kubelet's sockets."""
+
+    def __init__(
+        self, node: NodeSide, kubeconfig: Path, profile: dict[str, Any], port: int, *extra: str
+    ) -> None:
+        self.profile = node.kubelet_dir.parent / "gpus.yaml"
+        self.profile.write_text(yaml.safe_dump(profile))
+        arguments = {
+            "--node-name": node.name,
+            "--gpus": "simulated",
+            "--profile": str(self.profile),
+            "--kubeconfig": str(kubeconfig),
+            "--device-plugin-dir": str(node.device_plugin_dir),
+            "--pod-resources-socket": str(node.pod_resources_socket),
+            "--cgroup-root": node.cgroup,
+            "--http": f"127.0.0.1:{port}",
+        }
+        flat = [word for pair in arguments.items() for word in pair]
+        super().__init__("gpupack-node", ["node", *flat, *extra], node.log_dir / "gpupack-node.log", port)
+
+
+class Extender(_Daemon):
+    """`gpupack scheduler` on plain HTTP."""
+
+    def __init__(self, kubeconfig: Path, log_dir: Path, port: int, *extra: str) -> None:
+        arguments = ["scheduler", "--kubeconfig", str(kubeconfig), "--http", f"127.0.0.1:{port}", *extra]
+        super().__init__("gpupack-scheduler", arguments, log_dir / "gpupack-scheduler.log", port)
+
+    def call(self, verb: str, body: Any) -> Any:
+        """POST one extender verb by hand."""
+        request = urllib.request.Request(
+            f"{self.url}/{verb}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())

@@ -1,0 +1,222 @@
+"""The node's side: containerd, the kubelet and every container, in mount and pid namespaces of their own.
+
+Inside, /var/lib is a tmpfs, /var/lib/kubelet, /var/log and /run are folders of the cluster, and the sysctls
+that the kubelet writes are files of ours, so the machine stays as it was. Killing the pid namespace's init
+ends everything in it, and the last process takes the mounts along.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.harness import cgroups, images
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.processes import Process, children
+
+SYSCTLS = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1000000,
+    "kernel/keys/root_maxbytes": 25000000,
+}
+NO_NETWORK = """#!/bin/sh
+# A pod network that connects nothing: an empty namespace and an address on paper.
+case "$CNI_COMMAND" in
+ADD)
+  printf '{"cniVersion":"0.4.0","interfaces":[{"name":"%s","sandbox":"%s"}],' "$CNI_IFNAME" "$CNI_NETNS"
+  printf '"ips":[{"version":"4","interface":0,"address":"10.88.0.2/24"}]}' ;;
+VERSION)
+  printf '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}' ;;
+esac
+"""
+INIT = "import signal, time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
+
+
+class NodeSide:
+    """One node; `kubelet_dir` and the sockets in it are host paths, usable from outside the namespaces."""
+
+    def __init__(self, home: Path, programs: Path, name: str, kubeconfig: Path, port: int) -> None:
+        """Prepare folders and configuration; nothing runs yet."""
+        self.name = name
+        self.cgroup = f"{cgroups.PREFIX}{home.name.removeprefix(cgroups.PREFIX)}"
+        self.running: dict[str, Process] = {}
+        self._home = home
+        self._programs = programs
+        self._kubeconfig = kubeconfig
+        self._port = port
+        self._init_pid = 0
+        self.log_dir = home / "log"
+        self.kubelet_dir = home / "kubelet"
+        self.device_plugin_dir = self.kubelet_dir / "device-plugins"
+        self.pod_resources_socket = self.kubelet_dir / "pod-resources" / "kubelet.sock"
+        self.pod_logs = home / "varlog" / "pods"
+        self._containerd_socket = home / "c.sock"
+        for folder in (
+            "log",
+            "kubelet",
+            "varlog",
+            "run",
+            "sysctl",
+            "volumes",
+            "cni/bin",
+            "cni/conf",
+            "containerd",
+        ):
+            (home / folder).mkdir(parents=True, exist_ok=True)
+        self._write_containerd_config()
+        self._write_kubelet_config()
+        images.write_archive(home / "image.tar")
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start containerd and the kubelet; returns when the image is in."""
+        cgroups.create(self.cgroup)
+        self._enter_namespaces()
+        self._start("containerd", ["containerd", "-c", str(self._home / "containerd.toml")])
+        until(lambda: self.ctr("version"), "containerd answers")
+        self.ctr("images", "import", str(self._home / "image.tar"))
+        self.start_kubelet()
+
+    def start_kubelet(self) -> None:
+        self._start(
+            "kubelet",
+            [
+                str(self._programs / "kubelet"),
+                f"--config={self._home / 'kubelet.json'}",
+                f"--kubeconfig={self._kubeconfig}",
+                f"--hostname-override={self.name}",
+                "--root-dir=/var/lib/kubelet",
+                f"--cert-dir={self.kubelet_dir / 'pki'}",
+                "-v=2",
+            ],
+        )
+
+    def kill_kubelet(self) -> None:
+        """SIGKILL the kubelet; its containers run on."""
+        self.running.pop("kubelet").kill()
+
+    def restart_kubelet(self) -> None:
+        self.kill_kubelet()
+        self.start_kubelet()
+
+    def stop(self) -> None:
+        """End everything at once, containers included, and remove the cgroups."""
+        for name in ("kubelet", "containerd", "namespaces"):
+            if name in self.running:
+                self.running.pop(name).kill()
+        cgroups.remove(self.cgroup)
+
+    # ---- looking inside
+
+    def ctr(self, *arguments: str) -> str:
+        """containerd's own command line on the kubelet's containers.
+
+        Raises:
+            subprocess.CalledProcessError: If it fails.
+        """
+        program = shutil.which("ctr")
+        assert program is not None
+        command = [program, "-a", str(self._containerd_socket), "-n", "k8s.io", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def environment(self, container_id: str) -> dict[str, str]:
+        """The environment of the oldest process of a running container, from the host's /proc."""
+
+        def read() -> dict[str, str]:
+            first = min(cgroups.container_pids(self.cgroup, container_id))
+            words = Path(f"/proc/{first}/environ").read_bytes().split(b"\0")
+            return dict(word.decode().split("=", 1) for word in words if b"=" in word)
+
+        return until(read, f"environment of container {container_id}", 10)
+
+    def log_of(self, pod_uid: str, container: str) -> str:
+        """Everything a container wrote, all its runs, without the runtime's time stamps."""
+        runs = sorted(self.pod_logs.glob(f"*_{pod_uid}/{container}/*.log"))
+        lines = [line for run in runs for line in run.read_text().splitlines()]
+        return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+
+    # ---- parts
+
+    def _enter_namespaces(self) -> None:
+        ready = self._home / "namespaces.ready"
+        binds = {"kubelet": "/var/lib/kubelet", "varlog": "/var/log", "run": "/run"}
+        steps = ["mount --make-rshared /", "mount -t tmpfs tmpfs /var/lib", "mkdir /var/lib/kubelet"]
+        steps += [f"mount --bind {self._home / source} {target}" for source, target in binds.items()]
+        for name, value in SYSCTLS.items():
+            if Path("/proc/sys", name).exists():
+                file = self._home / "sysctl" / name.replace("/", ".")
+                file.write_text(f"{value}\n")
+                steps.append(f"mount --bind {file} /proc/sys/{name}")
+        steps += [f"touch {ready}", 'exec "$0" -c "$1"']
+        command = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"]
+        command += ["--mount-proc", "sh", "-ec", "\n".join(steps), sys.executable, INIT]
+        process = Process("namespaces", command, self.log_dir / "namespaces.log")
+        self.running["namespaces"] = process
+        until(ready.exists, "namespaces of the node", 10, 0.01)
+        (self._init_pid,) = children(process.pid)
+
+    def _start(self, name: str, command: list[str]) -> None:
+        log = self.log_dir / f"{name}.log"
+        self.running[name] = Process(name, command, log, enter_pid=self._init_pid, cwd=self._home)
+
+    def _write_containerd_config(self) -> None:
+        plugin = self._home / "cni" / "bin" / "nothing"
+        for path in (plugin, plugin.with_name("loopback")):
+            path.write_text(NO_NETWORK)
+            path.chmod(0o755)
+        network = {"cniVersion": "0.4.0", "name": "nothing", "plugins": [{"type": "nothing"}]}
+        (self._home / "cni" / "conf" / "10-nothing.conflist").write_text(json.dumps(network))
+        snapshotters = [f"snapshotter.v1.{name}" for name in ("btrfs", "zfs", "aufs", "devmapper")]
+        unused = [*snapshotters, "tracing.processor.v1.otlp", "internal.v1.tracing"]
+        (self._home / "containerd.toml").write_text(f"""version = 2
+root = "{self._home}/containerd/root"
+state = "{self._home}/containerd/state"
+disabled_plugins = {json.dumps([f"io.containerd.{name}" for name in unused])}
+
+[grpc]
+address = "{self._containerd_socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{self._home}/containerd/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{images.PAUSE}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+stream_server_address = "127.0.0.1"
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{self._home}/cni/bin"
+conf_dir = "{self._home}/cni/conf"
+""")
+
+    def _write_kubelet_config(self) -> None:
+        config = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": "127.0.0.1",
+            "port": self._port,
+            "readOnlyPort": 0,
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.cgroup}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "localStorageCapacityIsolation": False,
+            "evictionHard": {"memory.available": "50Mi"},
+            "containerRuntimeEndpoint": f"unix://{self._containerd_socket}",
+            "resolvConf": "",
+            "nodeStatusUpdateFrequency": "1s",
+            "makeIPTablesUtilChains": False,
+            "volumePluginDir": str(self._home / "volumes"),
+            "oomScoreAdj": 0,
+        }
+        (self._home / "kubelet.json").write_text(json.dumps(config))

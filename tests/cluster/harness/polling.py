@@ -1,0 +1,49 @@
+"""Waiting for a condition: poll it, with a deadline, and say what was seen last when it does not come."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(probe: Callable[[], T], what: str, timeout_s: float = 30.0, every_s: float = 0.05) -> T:
+    """Call `probe` until it answers something true, and return that.
+
+    Exceptions of the probe count as "not yet", except assertions about to be final in the caller's eyes.
+
+    Args:
+        probe: The condition; its first true answer is returned.
+        what: What is waited for, for the message.
+        timeout_s: Deadline in seconds.
+        every_s: Pause between two looks, in seconds.
+
+    Raises:
+        AssertionError: When the deadline passes; names the last answer or error.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        seen: object
+        try:
+            answer = probe()
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is named when the time is up
+            seen = error
+        else:
+            if answer:
+                return answer
+            seen = answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s:g} s; last seen: {seen!r}"[:4000])
+        time.sleep(every_s)
+
+
+def holds_for(probe: Callable[[], bool], what: str, for_s: float, every_s: float = 0.1) -> None:
+    """Assert that `probe` stays true for `for_s` seconds.
+
+    Raises:
+        AssertionError: At the first look at which it is not.
+    """
+    deadline = time.monotonic() + for_s
+    while time.monotonic() < deadline:
+        assert probe(), f"{what}: did not stay so"
+        time.sleep(every_s)

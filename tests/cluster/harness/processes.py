@@ -1,0 +1,94 @@
+"""Child processes that cannot outlive us, with their logs.
+
+No `preexec_fn`: a kubelet forked by a process with live gRPC threads comes up dead. `setpriv` sets the
+parent-death signal after the exec instead. It fires when the *thread* that started the child ends, so
+children are started from the main thread.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.cluster.harness.polling import until
+
+
+class Process:
+    """One running program; killed by the kernel if this interpreter dies."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        enter_pid: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start `command`; with `enter_pid` inside the mount and pid namespaces of that process."""
+        assert threading.current_thread() is threading.main_thread(), "start children from the main thread"
+        self.name = name
+        self.log = log
+        self._inside = enter_pid is not None
+        inside = ["nsenter", "-t", str(enter_pid), "-m", "-p", "--"] if self._inside else []
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *inside, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=cwd,
+                env=dict(os.environ, **(environment or {})),
+            )
+
+    @property
+    def pid(self) -> int:
+        """The program's own pid on the host (behind `nsenter`, which forks, its only child)."""
+        if not self._inside:
+            return self._popen.pid
+        return until(
+            lambda: next(iter(children(self._popen.pid)), 0), f"{self.name} inside its namespace", 5, 0.01
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program still runs."""
+        return self._popen.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program; a program already gone is no error."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 20.0) -> int | None:
+        """Send `number` and wait; returns the exit status, None if it had to be killed."""
+        self.send(number)
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self._popen.kill()
+            self._popen.wait()
+            return None
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of what it has written."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def children(pid: int) -> list[int]:
+    """Host pids of the direct children of `pid`; empty when it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,101 @@
+"""The Kubernetes REST API in plain Python values, for tests that look at what the product did."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+Json = Any
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """An answer of the API server above 399; `status`, `reason` and `message` are its own."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class Api:
+    """A client with one identity."""
+
+    def __init__(self, url: str, ca: Path | None, token: str) -> None:
+        self.url = url
+        self.ca = ca
+        self.token = token
+
+    def as_user(self, token: str) -> "Api":
+        """The same API server under another bearer token."""
+        return Api(self.url, self.ca, token)
+
+    def get(self, path: str, **query: str | int) -> Json:
+        return self.call("GET", path, query=query)
+
+    def post(self, path: str, body: Json, **query: str | int) -> Json:
+        return self.call("POST", path, body, query=query)
+
+    def put(self, path: str, body: Json) -> Json:
+        return self.call("PUT", path, body)
+
+    def delete(self, path: str, *, grace_s: int | None = None, body: Json = None) -> Json:
+        query = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        return self.call("DELETE", path, body, query=query)
+
+    def merge(self, path: str, body: Json) -> Json:
+        """JSON merge patch."""
+        return self.call("PATCH", path, body, content_type=MERGE_PATCH)
+
+    def apply(self, path: str, body: Json, manager: str = "cluster-test") -> Json:
+        """Server-side apply."""
+        return self.call(
+            "PATCH", path, body, content_type=APPLY, query={"fieldManager": manager, "force": "true"}
+        )
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        content_type: str = "application/json",
+        query: Mapping[str, str | int] | None = None,
+        timeout_s: float = 30.0,
+    ) -> Json:
+        """One request; JSON in, JSON out (text where the answer is none).
+
+        Raises:
+            ApiError: For an answer above 399.
+            OSError: When the server cannot be reached.
+        """
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context(cafile=self.ca)
+        )
+        try:
+            connection.request(
+                method,
+                path + (("&" if "?" in path else "?") + urlencode(query) if query else ""),
+                None if body is None else json.dumps(body),
+                {"Authorization": f"Bearer {self.token}", "Content-Type": content_type},
+            )
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        try:
+            value = json.loads(data)
+        except ValueError:
+            value = data.decode(errors="replace")
+        if answer.status > 399:
+            status = value if isinstance(value, dict) else {"message": value}
+            raise ApiError(answer.status, status.get("reason", ""), status.get("message", ""))
+        return value

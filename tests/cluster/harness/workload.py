@@ -1,0 +1,86 @@
+"""Pod objects for the tests: short to write, complete to read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.images import SHELL
+
+SLEEP = ("/bin/sleep", "1000000")
+SHOW_ENVIRONMENT = ("/bin/sh", "-c", "env")
+
+
+def container(
+    name: str = "main",
+    gib: int | None = None,
+    command: Sequence[str] = SLEEP,
+    *,
+    sidecar: bool = False,
+    limits: Mapping[str, str | int] | None = None,
+) -> dict[str, Any]:
+    """One container, with `gib` units of our resource; a sidecar stands among init containers."""
+    resources = dict(limits or {})
+    if gib is not None:
+        resources[RESOURCE] = gib
+    built: dict[str, Any] = {
+        "name": name,
+        "image": SHELL,
+        "imagePullPolicy": "Never",
+        "command": list(command),
+        "resources": {"limits": {key: str(value) for key, value in resources.items()}},
+    }
+    if sidecar:
+        built["restartPolicy"] = "Always"
+    return built
+
+
+def pod_spec(
+    containers: Sequence[dict[str, Any]], init: Sequence[dict[str, Any]] = (), **spec: Any
+) -> dict[str, Any]:
+    """A pod spec that starts and ends at once: no token volume, no grace period."""
+    return {
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "initContainers": list(init),
+        "containers": list(containers),
+        **spec,
+    }
+
+
+def pod(
+    name: str,
+    *containers: dict[str, Any],
+    init: Sequence[dict[str, Any]] = (),
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod in the namespace `default`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": dict(annotations or {})},
+        "spec": pod_spec(containers, init, **spec),
+    }
+
+
+def cards(*sizes_mib: int, name: str = "Test GPU", reserved_mib: int = 0) -> dict[str, Any]:
+    """A profile of simulated GPUs in the nvml-mock form, one card a size, schedulable to the last MiB."""
+    return {
+        "version": "1.0",
+        "system": {"driver_version": "570.00"},
+        "device_defaults": {"name": name},
+        "devices": [
+            {
+                "index": index,
+                "uuid": f"GPU-00000000-0000-4000-8000-{index:012d}",
+                "memory": {
+                    "total_bytes": size << 20,
+                    "reserved_bytes": reserved_mib << 20,
+                    "used_bytes": 0,
+                },
+            }
+            for index, size in enumerate(sizes_mib)
+        ],
+    }

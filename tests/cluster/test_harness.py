@@ -1,0 +1,89 @@
+"""The harness itself: two clusters at once, and nothing of them left when they are gone, however they end."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster, binaries, cgroups, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.node import SYSCTLS
+
+HOLD = """
+import sys
+from tests.cluster.harness import Cluster, workload as w
+cluster = Cluster()
+cluster.start()
+cluster.create(w.pod("p", w.container()))
+cluster.wait_running("p")
+print(cluster.home, flush=True)
+sys.stdin.read()
+"""
+
+
+def traces(home: Path) -> dict[str, list[str]]:
+    """Everything on this machine that belongs to the cluster in `home`: processes, mounts, cgroups, files."""
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (
+                (folder / "cmdline").read_bytes()
+                + (folder / "cgroup").read_bytes()
+                + str((folder / "cwd").readlink()).encode()
+            )
+        except OSError:
+            continue
+        if home.name.encode() in told:
+            processes.append(f"{folder.name} {(folder / 'comm').read_text().strip()}")
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home.name in line]
+    groups = [str(path) for path in cgroups.existing(home.name)]
+    files = [str(home)] if home.exists() else []
+    return {"processes": processes, "mounts": mounts, "cgroups": groups, "files": files}
+
+
+def sysctls() -> dict[str, str]:
+    return {name: Path("/proc/sys", name).read_text() for name in SYSCTLS if Path("/proc/sys", name).exists()}
+
+
+def test_two_clusters_at_once_leave_nothing():
+    machine_before = sysctls(), Path("/proc/self/mountinfo").read_text()
+    with Cluster() as one, Cluster() as other:
+        for cluster in (one, other):
+            cluster.create(w.pod("p", w.container()))
+        uids = [cluster.wait_running("p")["metadata"]["uid"] for cluster in (one, other)]
+        assert uids[0] != uids[1]
+        seen = traces(one.home)
+        assert len(seen["processes"]) > 6, seen
+        assert seen["cgroups"]
+        homes = one.home, other.home
+    for home in homes:
+        assert traces(home) == {"processes": [], "mounts": [], "cgroups": [], "files": []}
+    assert (sysctls(), Path("/proc/self/mountinfo").read_text()) == machine_before
+
+
+def test_killed_test_process_takes_its_cluster_along():
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    with holder:
+        assert holder.stdout is not None
+        home = Path(holder.stdout.readline().strip())
+        assert traces(home)["processes"]
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    until(lambda: not traces(home)["processes"], "all processes gone", 20)
+    assert traces(home)["mounts"] == []
+    cgroups.remove_orphans()
+    assert traces(home)["cgroups"] == []
+    subprocess.run(["rm", "-r", str(home)], check=True)
+
+
+def test_missing_program_is_named(tmp_path, monkeypatch):
+    (tmp_path / "kubelet").touch(mode=0o755)
+    monkeypatch.setenv("GPUPACK_KUBE_BIN", str(tmp_path))
+    with pytest.raises(
+        FileNotFoundError, match="lacks kube-apiserver, kube-controller-manager, kube-scheduler"
+    ):
+        binaries.programs()
