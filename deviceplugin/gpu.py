@@ -44,7 +44,7 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """One process on a card: its pid in the host's pid namespace, its MiB there (None: the driver does not say)."""
+    """One process on a card: its pid in the host's pid namespace, its MiB (None: the driver does not say)."""
 
     pid: int
     used_mib: int | None
@@ -69,11 +69,17 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """Something happened to a card: `healthy` False with the reason, or True when its source says it is mended."""
+    """News of a card: `healthy` False with the reason, or True when its source knows that it is mended."""
 
     uuid: str
     healthy: bool
     reason: str
+
+
+def sysfs_bus_id(text: str) -> str:
+    """Write a PCI address as the kernel does, `0000:1a:00.0`; NVML's domain has 8 digits, and capitals."""
+    text = text.lower()
+    return text[4:] if len(text) == len("00000000:1a:00.0") and text.startswith("0000") else text
 
 
 class GpuSource(Protocol):
@@ -97,7 +103,7 @@ class GpuSource(Protocol):
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order. The order never changes while the source is open.
 
-        A card that could not be read when the source was opened is listed with its `error` and without memory.
+        A card that could not be read when the source was opened is listed with its `error`, without memory.
         """
         ...
 
