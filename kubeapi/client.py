@@ -1,0 +1,390 @@
+"""Requests to the API server: bytes in, bytes out, every failure typed.
+
+`kubernetes.aio` decides on address, credentials and TLS (credentials.py). Its models are never loaded:
+nothing here turns an answer into objects, callers decode the few fields they read.
+"""
+
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from kubeapi.credentials import Credentials
+from kubeapi.errors import (
+    UNREADABLE,
+    KubeApiError,
+    Malformed,
+    TimedOut,
+    Unauthorized,
+    Unreachable,
+    from_answer,
+)
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+WATCH_TIMEOUT_S = 290
+"""The server is asked to end a watch after this long, so that load spreads over API servers."""
+WATCH_IDLE_S = 90.0
+"""A watch silent for this long is dead: the API server sends a bookmark about every minute."""
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
+LINE_LIMIT = 32 * 2**20
+"""Bytes of one watch event; etcd objects stay below 2 MiB."""
+
+Body = bytes | Mapping[str, object]
+
+
+class _ListMeta(msgspec.Struct, rename={"next": "continue"}):
+    next: str = ""
+
+
+class _AnyList(msgspec.Struct):
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+
+
+_decode_list = msgspec.json.Decoder(_AnyList).decode
+
+
+class KubeClient:
+    """One API server. Make it with `connect`, close it with `close` or `async with`."""
+
+    def __init__(self, credentials: Credentials, user_agent: str = "gpupack") -> None:
+        self._credentials = credentials
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=64, ssl=credentials.tls or True, socket_factory=_keepalive_socket
+            ),
+            # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
+            headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            trust_env=credentials.trust_env,
+            read_bufsize=2**18,
+        )
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, *, user_agent: str = "gpupack") -> Self:
+        """Read the configuration; the first request opens the connection.
+
+        Args:
+            kubeconfig: path; None means in-cluster, else $KUBECONFIG, else ~/.kube/config.
+            user_agent: what the API server's audit log shows.
+
+        Raises:
+            ConfigError: no usable configuration.
+        """
+        return cls(await Credentials.load(kubeconfig), user_agent)
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return self._credentials.server
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def get(self, path: str, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int) -> bytes:
+        """GET an object or a list.
+
+        Args:
+            path: from the root, "/api/v1/nodes/n1".
+            timeout_s: for the whole request.
+            **params: query, `labelSelector="a=b"`.
+        """
+        return await self._request("GET", path, params=params, timeout_s=timeout_s)
+
+    async def post(
+        self, path: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
+    ) -> bytes:
+        """Create an object."""
+        return await self._request("POST", path, body=body, params=params, timeout_s=timeout_s)
+
+    async def put(
+        self, path: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
+    ) -> bytes:
+        """Replace an object; with a resourceVersion in it, compare and swap."""
+        return await self._request("PUT", path, body=body, params=params, timeout_s=timeout_s)
+
+    async def patch(
+        self,
+        path: str,
+        body: Body,
+        content_type: str = MERGE_PATCH,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        **params: str | int,
+    ) -> bytes:
+        """Patch an object."""
+        return await self._request(
+            "PATCH", path, body=body, content_type=content_type, params=params, timeout_s=timeout_s
+        )
+
+    async def delete(
+        self,
+        path: str,
+        body: Body | None = None,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        **params: str | int,
+    ) -> bytes:
+        """Delete an object; `body` may be DeleteOptions with preconditions."""
+        return await self._request("DELETE", path, body=body, params=params, timeout_s=timeout_s)
+
+    async def patch_node_status(
+        self, name: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> bytes:
+        """Merge into nodes/NAME/status; labels and annotations in the same patch count too."""
+        return await self.patch(f"/api/v1/nodes/{segment(name)}/status", body, timeout_s=timeout_s)
+
+    async def annotate_pod(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: Mapping[str, str | None],
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> bytes:
+        """Set annotations (None removes one) on exactly the pod with that UID.
+
+        Raises:
+            Conflict: cause "uid", another pod has the name now.
+            NotFound: no such pod.
+        """
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        return await self.patch(pod_path(namespace, name), body, timeout_s=timeout_s)
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        resource_version: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """Bind a pod to a node and annotate it in the same write.
+
+        Args:
+            namespace: of the pod.
+            name: of the pod.
+            uid: of the pod; another one is refused.
+            node: target; the API server does not check that it exists.
+            annotations: land on the pod, overwrite equal keys.
+            resource_version: of the pod as the decision saw it (compare and swap); None binds any version.
+            timeout_s: after this long TimedOut is raised, and the pod may be bound all the same.
+
+        Raises:
+            Conflict: `cause` tells "stale", "uid", "bound", "gated" and "terminating" apart.
+            KubeApiError: see errors.py; where `maybe_done` is set, read the pod again.
+        """
+        metadata: dict[str, object] = {
+            "name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations),
+        }  # fmt: skip
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self.post(f"{pod_path(namespace, name)}/binding", body, timeout_s=timeout_s)
+
+    async def pages(
+        self, path: str, limit: int = 500, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
+    ) -> AsyncGenerator[bytes]:
+        """List in pages of one snapshot.
+
+        Args:
+            path: of the collection.
+            limit: objects a page.
+            timeout_s: for one page.
+            **params: selectors.
+
+        Yields:
+            Each page as the server sent it.
+
+        Raises:
+            Gone: the snapshot was compacted while we read it; start over, forget the pages so far.
+        """
+        token = ""
+        while True:
+            more = {"continue": token} if token else {}
+            page = await self.get(path, timeout_s=timeout_s, limit=limit, **more, **params)
+            try:
+                token = _decode_list(page).metadata.next
+            except UNREADABLE as error:
+                raise Malformed(f"GET {path}: not a list: {error}") from error
+            yield page
+            if not token:
+                return
+
+    async def watch(
+        self,
+        path: str,
+        resource_version: str,
+        *,
+        timeout_s: int = WATCH_TIMEOUT_S,
+        idle_s: float = WATCH_IDLE_S,
+        opened: Callable[[], None] | None = None,
+        **params: str | int,
+    ) -> AsyncGenerator[bytes]:
+        """Follow changes after a version; bookmarks are on.
+
+        Args:
+            path: of the collection.
+            resource_version: of the last list, event or bookmark.
+            timeout_s: the server ends the watch after this long; that is no error.
+            idle_s: silence after which TimedOut is raised.
+            opened: called once when the server has accepted the watch.
+            **params: selectors, as in the list.
+
+        Yields:
+            One JSON event a line, ERROR events included.
+
+        Raises:
+            Gone: the version is too old (as HTTP status; also comes as an ERROR event).
+        """
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": timeout_s,
+            **params,
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_s)
+        async with self._answer("GET", path, params=query, timeout=timeout) as response:
+            if opened:
+                opened()
+            rest = bytearray()
+            async for chunk in response.content.iter_any():
+                rest += chunk
+                if b"\n" not in chunk:
+                    if len(rest) > LINE_LIMIT:
+                        raise Malformed(f"watch {path}: an event above {LINE_LIMIT} bytes")
+                    continue
+                *lines, tail = bytes(rest).split(b"\n")
+                rest = bytearray(tail)
+                for line in lines:
+                    if line.strip():
+                        yield line
+            if rest.strip():
+                yield bytes(rest)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int],
+        timeout_s: float,
+        body: Body | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        for attempt in (1, 2):
+            try:
+                async with self._answer(
+                    method, path, params=params, timeout=timeout, data=data, content_type=content_type
+                ) as response:
+                    return await response.read()
+            except Unauthorized:
+                if attempt == 2 or not await self._credentials.renew():  # noqa: PLR2004
+                    raise
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  (aiohttp's own, and aiohttp keeps it)
+        data: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request and hand out the answer once its status is 2xx; library errors become ours."""
+        what = f"{method} {path}"
+        url = URL(self.server + path + (f"?{urlencode(params)}" if params else ""), encoded=True)
+        headers = {"Content-Type": content_type} if data is not None else {}
+        token = await self._credentials.authorization()
+        if token:
+            headers["Authorization"] = token
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                server_hostname=self._credentials.tls_server_name,
+                proxy=self._credentials.proxy,
+            ) as response:
+                if not 200 <= response.status < 300:  # noqa: PLR2004
+                    raise from_answer(
+                        response.status,
+                        await response.read(),
+                        what=what,
+                        retry_after=response.headers.get("Retry-After"),
+                    )
+                yield response
+        except KubeApiError:
+            raise
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Unreachable(f"{what}: {self.server} did not accept a connection in time") from error
+        except TimeoutError as error:
+            raise TimedOut(f"{what}: no answer within {_seconds_of(timeout):g} s") from error
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, ssl.SSLCertVerificationError) as error:
+            raise Unreachable(f"{what}: {self.server}: {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
+
+
+def segment(name: str) -> str:
+    """Quote one path segment: names come from users and may hold anything."""
+    return quote(name, safe="")
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Path of a pod."""
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+
+
+def _seconds_of(timeout: aiohttp.ClientTimeout) -> float:
+    return timeout.total or timeout.sock_read or 0.0
+
+
+def _keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    """A socket that notices within half a minute that the other machine is gone."""
+    family, kind, protocol = info[:3]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

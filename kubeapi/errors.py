@@ -1,0 +1,219 @@
+# ruff: noqa: N818  (the names are what happened; "GoneError" says no more)
+"""Errors of the kubeapi package, one class for each thing a caller does differently.
+
+KubeApiError
+├── ConfigError       no usable kubeconfig or service account
+├── Unreachable       no answer: refused, reset, name not found, TLS failure
+├── TimedOut          no answer in time; a write may have happened all the same
+├── Unauthorized      401
+├── Forbidden         403
+├── NotFound          404
+├── Conflict          409, and `cause` says which of them
+├── Gone              410, as status or as ERROR event of a watch: list again
+├── Invalid           400, 405, 413, 415, 422: the request itself is wrong
+├── TooManyRequests   429, with `retry_after_s`
+├── ServerError       5xx
+└── Malformed         an answer that is not what the API promises
+"""
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+Cause = Literal["stale", "uid", "bound", "gated", "terminating", "exists", "other"]
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What decoding foreign bytes raises; msgspec lets the last two through."""
+
+MESSAGE_LIMIT = 256
+"""Characters of a foreign message that are kept."""
+
+
+class KubeApiError(Exception):
+    """Root of the package's errors.
+
+    Attributes:
+        status: HTTP status, None where no answer came.
+        reason: the `reason` of the Kubernetes Status object ("Conflict"), else a word of ours.
+        message: what the server said, cut at 256 characters.
+        maybe_done: True when a write may have taken effect although this error came back.
+    """
+
+    maybe_done: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
+        self.message = cut(message)
+        self.status = status
+        self.reason = reason or type(self).__name__
+        super().__init__(self.message)
+
+
+class ConfigError(KubeApiError):
+    """No usable kubeconfig, service account or credential plugin."""
+
+
+class Unreachable(KubeApiError):
+    """No answer: refused, reset, unknown host or a TLS failure."""
+
+    def __init__(self, message: str, *, maybe_done: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done  # type: ignore[misc]
+
+
+class TimedOut(KubeApiError):
+    """No answer in time; a write may have happened."""
+
+    maybe_done = True
+
+
+class Unauthorized(KubeApiError):
+    """401: credentials missing, wrong or expired."""
+
+
+class Forbidden(KubeApiError):
+    """403: RBAC or an admission policy says no."""
+
+
+class NotFound(KubeApiError):
+    """404."""
+
+
+class Conflict(KubeApiError):
+    """409.
+
+    Attributes:
+        cause: "stale" (resourceVersion), "uid" (another object of that name), "bound" (the pod has a
+            node), "gated" (scheduling gates), "terminating" (being deleted), "exists" (create of what is
+            there), "other".
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = 409, reason: str = "", cause: Cause | None = None
+    ) -> None:
+        super().__init__(message, status=status, reason=reason)
+        self.cause: Cause = cause or conflict_cause(reason, message)
+
+
+class Gone(KubeApiError):
+    """410: the resourceVersion or continue token is too old."""
+
+
+class Invalid(KubeApiError):
+    """400, 405, 413, 415 or 422: asking again will not help."""
+
+
+class TooManyRequests(KubeApiError):
+    """429.
+
+    Attributes:
+        retry_after_s: what the server asked to wait, None where it did not say.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = 429,
+        reason: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, status=status, reason=reason)
+        self.retry_after_s = retry_after_s
+
+
+class ServerError(KubeApiError):
+    """5xx; a write may have happened (504 is the server's own time-out)."""
+
+    maybe_done = True
+
+
+class Malformed(KubeApiError):
+    """An answer that is not JSON, or not of the promised shape."""
+
+
+class Status(msgspec.Struct):
+    """The part of a Kubernetes Status object that is read."""
+
+    kind: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    code: int | None = None
+
+
+_BY_STATUS: dict[int, type[KubeApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    429: TooManyRequests,
+}
+_decode_status = msgspec.json.Decoder(Status).decode
+
+
+def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """Shorten a foreign text to `limit` characters, on one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def conflict_cause(reason: str, message: str) -> Cause:
+    """Tell the 409s apart; the API server only does so in words.
+
+    Args:
+        reason: `reason` of the Status.
+        message: `message` of the Status.
+    """
+    text = message.lower()
+    if reason == "AlreadyExists":
+        return "exists"
+    for words, cause in _CAUSES:
+        if any(word in text for word in words):
+            return cause
+    return "other"
+
+
+_CAUSES: tuple[tuple[tuple[str, ...], Cause], ...] = (
+    (("already assigned to node",), "bound"),
+    (("schedulinggates", "scheduling gates"), "gated"),
+    (("is being deleted",), "terminating"),
+    (("uid",), "uid"),
+    (("resourceversion", "object has been modified"), "stale"),
+)
+
+
+def from_answer(status: int, body: bytes, *, what: str = "", retry_after: str | None = None) -> KubeApiError:
+    """Build the error for an HTTP answer that is not 2xx.
+
+    Args:
+        status: HTTP status.
+        body: answer, usually a Status object; anything else is quoted in part.
+        what: the request in words ("POST /api/v1/..."), put before the message.
+        retry_after: the Retry-After header.
+    """
+    try:
+        answer = _decode_status(body)
+    except UNREADABLE:
+        answer = Status(message=body[:MESSAGE_LIMIT].decode(errors="replace"))
+    message = answer.message or f"HTTP status {status}"
+    reason = answer.reason or ""
+    if status == 429:  # noqa: PLR2004
+        return TooManyRequests(
+            _join(what, message), status=status, reason=reason, retry_after_s=_seconds(retry_after)
+        )
+    if status == 409:  # noqa: PLR2004
+        cause = conflict_cause(reason, message)
+        return Conflict(_join(what, message), status=status, reason=reason, cause=cause)
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
+    return kind(_join(what, message), status=status, reason=reason)
+
+
+def _join(what: str, message: str) -> str:
+    return f"{what}: {message}" if what else message
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return max(0.0, float(value)) if value else None
+    except ValueError:
+        return None

@@ -1,0 +1,246 @@
+"""Leader election on a coordination.k8s.io/v1 Lease, compatible with client-go's.
+
+The Lease object is changed by compare and swap on its resourceVersion, so of two candidates one gets a 409.
+Nobody compares wall clocks: a candidate waits `leaseDurationSeconds` of its own time after the last change that
+it saw.
+
+Invariant: whenever `is_leader` is True, no other candidate can take the Lease for at least `gap_s` more, clocks
+of equal rate given. A write that this process begins as leader and bounds by less than `gap_s` is thus over
+before another leader's first one.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import structlog
+
+from kubeapi.client import KubeClient, segment
+from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, Malformed, NotFound
+
+RELEASE_TIMEOUT_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Lease(msgspec.Struct):
+    metadata: dict[str, Any]
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class LeaseElector:
+    """Takes part in an election for as long as `run` runs.
+
+    Attributes:
+        gap_s: time between `is_leader` turning False by itself and the earliest next leader.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        name: str,
+        identity: str,
+        lease_s: int = 15,
+        renew_s: float = 2.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            client: API server.
+            namespace: of the Lease.
+            name: of the Lease; it is created when missing.
+            identity: of this process, unique among all candidates and restarts.
+            lease_s: whole seconds others wait after the last renewal they saw.
+            renew_s: seconds between two tries; at most a third of lease_s.
+            clock: monotonic seconds.
+            wall: time of day, written into the Lease for people.
+            sleep: waits, as asyncio.sleep.
+            uniform: random number between two bounds; candidates must not march in step.
+
+        Raises:
+            ValueError: lease_s is not a whole number >= 1, or renew_s not within (0, lease_s / 3].
+        """
+        if lease_s != int(lease_s) or lease_s < 1:
+            raise ValueError(f"lease of {lease_s} s: expected a whole number of seconds, at least 1")
+        if not 0 < renew_s <= lease_s / 3:
+            raise ValueError(f"renewal every {renew_s} s: expected above 0 and at most {lease_s / 3:g}")
+        self._client = client
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{segment(namespace)}/leases"
+        self._path = f"{self._collection}/{segment(name)}"
+        self._namespace = namespace
+        self._name = name
+        self.identity = identity
+        self._lease_s = int(lease_s)
+        self._renew_s = renew_s
+        self._clock = clock
+        self._wall = wall
+        self._sleep = sleep
+        self._uniform = uniform
+        self.gap_s = lease_s / 3
+        self._deadline_s = lease_s - self.gap_s
+        self._renewed_at: float | None = None
+        self._since: float | None = None
+        self._seen: _Lease | None = None
+        self._seen_at = 0.0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process may act as the leader now."""
+        return self._renewed_at is not None and self._clock() < self._renewed_at + self._deadline_s
+
+    @property
+    def since(self) -> float | None:
+        """`clock()` when leadership began, or began anew after a lapse; None while not leading."""
+        return self._since if self.is_leader else None
+
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when it was last seen; empty when nobody or unknown."""
+        return (self._seen.spec.holder_identity or "") if self._seen else ""
+
+    async def run(self) -> None:
+        """Take part until cancelled; then give the Lease up at once.
+
+        Let no write that needs leadership be under way when cancelling: the next leader does not wait.
+        """
+        try:
+            while True:
+                await self._round()
+                await self._sleep(self._uniform(0.8 * self._renew_s, self._renew_s))
+        finally:
+            await self._release()
+
+    async def _round(self) -> None:
+        """One try; failures are told and forgotten, the deadline does the rest."""
+        before = self.is_leader
+        try:
+            await asyncio.wait_for(self._try(), self._deadline_s)
+        except (KubeApiError, TimeoutError) as error:
+            log.warning("lease not renewed", lease=self._name, leader=self.is_leader, error=str(error))
+        if self.is_leader != before:
+            log.info("leadership", lease=self._name, leader=self.is_leader, holder=self.holder)
+
+    async def _try(self) -> None:
+        """Renew, take, or watch the Lease."""
+        if self._seen is not None and self.holder == self.identity:
+            try:
+                await self._write(self._seen)
+            except Conflict:
+                log.info("lease changed by another", lease=self._name)
+            else:
+                return
+        try:
+            lease = _read(await self._client.get(self._path, timeout_s=self._deadline_s))
+        except NotFound:
+            metadata = {"name": self._name, "namespace": self._namespace}
+            await self._write(_Lease(metadata=metadata), create=True)
+            return
+        self._observe(lease)
+        if self.holder in {"", self.identity} or self._expired():
+            await self._write(lease)
+        else:
+            self._renewed_at = None
+
+    def _observe(self, lease: _Lease) -> None:
+        """Restart the wait whenever the record has changed."""
+        if self._seen is None or self._seen.spec != lease.spec:
+            self._seen_at = self._clock()
+        self._seen = lease
+
+    def _expired(self) -> bool:
+        duration_s = self._seen.spec.lease_duration_seconds if self._seen else None
+        return self._clock() >= self._seen_at + (duration_s or self._lease_s)
+
+    async def _write(self, old: _Lease, *, create: bool = False) -> None:
+        """Compare and swap; leadership counts from before the request was sent."""
+        now = _micro(self._wall())
+        ours = old.spec.holder_identity == self.identity
+        taken = 0 if create or ours else 1
+        spec = _Spec(
+            holder_identity=self.identity,
+            lease_duration_seconds=self._lease_s,
+            acquire_time=old.spec.acquire_time if ours else now,
+            renew_time=now,
+            lease_transitions=(old.spec.lease_transitions or 0) + taken,
+        )
+        sent_at = self._clock()
+        self._observe(await self._send(old, spec, create=create, timeout_s=self._deadline_s))
+        if not (ours and self.is_leader):
+            self._since = self._clock()
+        self._renewed_at = sent_at
+
+    async def _send(self, old: _Lease, spec: _Spec, *, create: bool, timeout_s: float) -> _Lease:
+        body = msgspec.json.encode(
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": old.metadata,
+                "spec": spec,
+            }
+        )
+        try:
+            if create:
+                return _read(await self._client.post(self._collection, body, timeout_s=timeout_s))
+            return _read(await self._client.put(self._path, body, timeout_s=timeout_s))
+        except Conflict:
+            # Another's write, or one of ours that timed out: until it is read again the last renewal counts.
+            self._seen = None
+            raise
+        except NotFound:
+            # Removed by hand: anybody may create it now.
+            self._seen = None
+            self._renewed_at = None
+            raise
+
+    async def _release(self) -> None:
+        """Write an empty holder, so that the next leader need not wait."""
+        seen, self._renewed_at = self._seen, None
+        try:
+            # Unknown after a conflict, for instance when a renewal was cancelled half-way.
+            lease = seen or _read(await self._client.get(self._path, timeout_s=RELEASE_TIMEOUT_S))
+            if lease.spec.holder_identity != self.identity:
+                return
+            now = _micro(self._wall())
+            spec = _Spec(
+                holder_identity="",
+                lease_duration_seconds=1,
+                acquire_time=now,
+                renew_time=now,
+                lease_transitions=lease.spec.lease_transitions,
+            )
+            await self._send(lease, spec, create=False, timeout_s=RELEASE_TIMEOUT_S)
+        except Conflict:
+            if seen is not None:
+                await self._release()
+        except KubeApiError as error:
+            log.warning("lease not released", lease=self._name, error=str(error))
+
+
+def _read(body: bytes) -> _Lease:
+    try:
+        return msgspec.json.decode(body, type=_Lease)
+    except UNREADABLE as error:
+        raise Malformed(f"a Lease that cannot be read: {error}") from error
+
+
+def _micro(when: datetime) -> str:
+    """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,279 @@
+"""Endless list and watch of one kind of objects.
+
+Three scopes of failure, one method each: `run` (endless) > `_list` or `_watch` (one request) > `_line` (one
+event). Whatever fails inside ends its own scope only; `run` itself ends by cancellation alone.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Generic, Literal, Protocol, TypeVar, cast
+
+import msgspec
+import structlog
+
+from kubeapi.backoff import Backoff
+from kubeapi.client import WATCH_IDLE_S, WATCH_TIMEOUT_S, KubeClient
+from kubeapi.errors import UNREADABLE, Gone, KubeApiError, Malformed, Status, cut, from_answer
+
+T = TypeVar("T")
+S_contra = TypeVar("S_contra", contravariant=True)
+Kind = Literal["ADDED", "MODIFIED", "DELETED"]
+
+SHORT_WATCH_S = 1.0
+"""A watch that ends sooner and brought nothing is a failure, else a broken server is asked in a hot loop."""
+
+log = structlog.get_logger(__name__)
+
+
+class Sink(Protocol[S_contra]):
+    """What a consumer does with the objects; every method is synchronous and quick."""
+
+    def replace(self, items: Sequence[S_contra], resource_version: str) -> None:
+        """Take a complete list; whatever is not in it is gone."""
+
+    def event(self, kind: Kind, item: S_contra, resource_version: str) -> None:
+        """Take one change; `resource_version` is the object's own."""
+
+    def bookmark(self, resource_version: str) -> None:
+        """Everything up to this version has been seen."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """The view may be stale from now on, until the next call of another method."""
+
+
+class _Meta(msgspec.Struct, rename={"resource_version": "resourceVersion"}):
+    resource_version: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+
+
+class _RawPage(msgspec.Struct):
+    metadata: _Meta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Page(msgspec.Struct, Generic[T]):
+    metadata: _Meta
+    items: list[T] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class SinkFailedError(KubeApiError):
+    """The consumer raised; its view is listed anew."""
+
+
+class Reflector(Generic[T]):
+    """Keeps a sink up to date with one collection.
+
+    Attributes:
+        last_contact: `clock()` at the last answer or event of the API server, None before the first. On a
+            quiet cluster it moves with the bookmarks, about once a minute.
+        synced: True once a list has been delivered.
+        resource_version: newest version delivered, "" before the first list.
+        lists: complete lists delivered so far.
+        skipped: objects that could not be decoded, since the start.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        item: type[T],
+        sink: Sink[T],
+        *,
+        params: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+        base_s: float = 0.5,
+        cap_s: float = 15.0,
+        page_size: int = 500,
+        watch_s: int = WATCH_TIMEOUT_S,
+        idle_s: float = WATCH_IDLE_S,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            client: API server.
+            path: of the collection, "/api/v1/pods".
+            item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
+            sink: takes what comes.
+            params: selectors, the same for list and watch.
+            clock: monotonic seconds.
+            sleep: waits, as asyncio.sleep.
+            uniform: random number between two bounds.
+            base_s: first back-off at most.
+            cap_s: longest back-off.
+            page_size: objects a list page.
+            watch_s: the server is asked to end a watch after 80 to 100 % of this.
+            idle_s: a watch silent for so long is given up and resumed.
+        """
+        self._client = client
+        self._path = path
+        self._sink = sink
+        self._params = params or {}
+        self._clock = clock
+        self._sleep = sleep
+        self._uniform = uniform
+        self._backoff = Backoff(base_s, cap_s, uniform)
+        self._page_size = page_size
+        self._watch_s = watch_s
+        self._idle_s = idle_s
+        self._decode_item = msgspec.json.Decoder(item).decode
+        self._decode_page = msgspec.json.Decoder(_Page[item]).decode  # type: ignore[valid-type]
+        self._list_due = True
+        self._wanted = asyncio.Event()
+        self.last_contact: float | None = None
+        self.synced = False
+        self.resource_version = ""
+        self.lists = 0
+        self.skipped = 0
+
+    def relist(self) -> None:
+        """List again now: interrupts the watch or the back-off under way."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """List and watch for ever; ends only by cancellation."""
+        while True:
+            if self._wanted.is_set():
+                self._wanted.clear()
+                self._list_due = True
+            try:
+                await self._until_wanted(self._list() if self._list_due else self._watch())
+            except Exception as error:  # noqa: BLE001  (the endless scope: nothing below may end it)
+                await self._failed(error)
+
+    async def _failed(self, error: Exception) -> None:
+        """Tell the consumer, then wait; a first 410 only means that we were away for long."""
+        if not isinstance(error, KubeApiError):
+            log.error("reflector failed", path=self._path, error=repr(error), exc_info=error)
+            error = SinkFailedError(f"{self._path}: {error!r}")
+            self._list_due = True
+        if isinstance(error, (Gone, Malformed)):
+            self._list_due = True
+        delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("API server view interrupted", path=self._path, error=str(error), retry_s=round(delay_s, 2))
+        self._sink.disconnected(error)
+        await self._until_wanted(self._sleep(delay_s))
+
+    async def _until_wanted(self, work: Awaitable[None]) -> None:
+        """Do the work, but drop it when `relist` is called."""
+        task = asyncio.ensure_future(work)
+        wanted = asyncio.ensure_future(self._wanted.wait())
+        try:
+            await asyncio.wait((task, wanted), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            for each in (task, wanted):
+                each.cancel()
+            await asyncio.gather(task, wanted, return_exceptions=True)
+
+    async def _list(self) -> None:
+        """One complete list, delivered whole or not at all."""
+        items: list[T] = []
+        version = ""
+        listing = self._client.pages(self._path, self._page_size, **self._params)  # type: ignore[arg-type]
+        async with aclosing(listing) as pages:
+            async for page in pages:
+                self.last_contact = self._clock()
+                version = self._read_page(page, items)
+        if not version:
+            raise Malformed(f"{self._path}: a list without resourceVersion")
+        self._sink.replace(items, version)
+        self.resource_version = version
+        self._list_due = False
+        self.synced = True
+        self.lists += 1
+        log.debug("listed", path=self._path, items=len(items), resource_version=version)
+
+    def _read_page(self, page: bytes, items: list[T]) -> str:
+        """Append a page's items; one that does not decode is skipped and told, the others count."""
+        try:
+            typed = cast("_Page[T]", self._decode_page(page))
+        except UNREADABLE:
+            return self._read_page_one_by_one(page, items)
+        items += typed.items or ()
+        return typed.metadata.resource_version
+
+    def _read_page_one_by_one(self, page: bytes, items: list[T]) -> str:
+        try:
+            raw = msgspec.json.decode(page, type=_RawPage)
+        except UNREADABLE as error:
+            raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
+        for each in raw.items or ():
+            try:
+                items.append(self._decode_item(each))
+            except UNREADABLE as error:
+                self.skipped += 1
+                shown = cut(bytes(each[:200]).decode(errors="replace"))
+                log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
+        return raw.metadata.resource_version
+
+    async def _watch(self) -> None:
+        """One watch, from the last version delivered to its end."""
+        opened_at = self._clock()
+        before = self.resource_version
+        lines = 0
+        watch = self._client.watch(
+            self._path,
+            self.resource_version,
+            timeout_s=max(1, round(self._uniform(0.8 * self._watch_s, self._watch_s))),
+            idle_s=self._idle_s,
+            opened=self._opened,
+            **self._params,
+        )
+        async with aclosing(watch) as events:
+            async for line in events:
+                self.last_contact = self._clock()
+                self._line(line)
+                lines += 1
+                if self._backoff.failures:
+                    log.info("API server view restored", path=self._path)
+                    self._backoff.reset()
+        if lines or self._clock() - opened_at >= SHORT_WATCH_S:
+            self._backoff.reset()
+            return
+        raise KubeApiError(f"{self._path}: the watch from version {before} ended at once with nothing")
+
+    def _opened(self) -> None:
+        self.last_contact = self._clock()
+
+    def _line(self, line: bytes) -> None:
+        """One event."""
+        try:
+            event = msgspec.json.decode(line, type=_Event)
+            if event.type == "ERROR":
+                self._error_event(event.object)
+            version = msgspec.json.decode(event.object, type=_Object).metadata.resource_version
+            if event.type == "BOOKMARK":
+                self._sink.bookmark(version)
+            elif event.type in {"ADDED", "MODIFIED", "DELETED"}:
+                self._sink.event(cast("Kind", event.type), self._decode_item(event.object), version)
+            else:
+                raise Malformed(f"watch {self._path}: unknown event type {event.type!r}")
+        except UNREADABLE as error:
+            shown = cut(line[:200].decode(errors="replace"))
+            raise Malformed(f"watch {self._path}: {error} in {shown}") from error
+        if version:
+            self.resource_version = version
+
+    def _error_event(self, body: msgspec.Raw) -> None:
+        code = msgspec.json.decode(body, type=Status).code or 500
+        raise from_answer(code, bytes(body), what=f"watch {self._path}")
+
+
+async def reflect(client: KubeClient, path: str, item: type[T], sink: Sink[T], **options: object) -> None:
+    """Run a Reflector until cancelled; `options` are its keyword arguments."""
+    await Reflector(client, path, item, sink, **options).run()  # type: ignore[arg-type]
