@@ -50,6 +50,7 @@ class ControlPlane:
         for folder in (self.log_dir, self.certificates):
             folder.mkdir(exist_ok=True)
         self.running: dict[str, Process] = {}
+        self.without_admission: list[str] = []
         self.url = f"https://127.0.0.1:{self._api}"
         self.ca = self.certificates / "apiserver.crt"
         self.api = Api(self.url, self.ca, ADMIN_TOKEN)
@@ -121,6 +122,7 @@ class ControlPlane:
         )
 
     def start_api_server(self, wait: bool = True) -> None:
+        """Start kube-apiserver; with `wait` return when it is ready."""
         self._start(
             "kube-apiserver",
             [str(self._programs / "kube-apiserver")],
@@ -138,6 +140,7 @@ class ControlPlane:
                 "token-auth-file": self._tokens,
                 "authorization-mode": "Node,RBAC",
                 "enable-admission-plugins": "NodeRestriction",
+                "disable-admission-plugins": ",".join(self.without_admission),
                 "allow-privileged": "true",
             },
         )
@@ -178,6 +181,10 @@ class ControlPlane:
             [str(self._programs / "kube-scheduler")],
             {**self._client_flags(self._scheduler), "config": self.scheduler_config, "v": 3},
         )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one program by its name."""
+        self.running.pop(name).kill()
 
     def stop(self) -> None:
         """End everything, clients first."""

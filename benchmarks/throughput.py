@@ -1,0 +1,199 @@
+"""Pods bound per second through the real kube-scheduler, with gpupack's extender and without it.
+
+`python -m benchmarks.throughput --nodes N --pods P`, as root: a control plane on this machine, fake nodes of
+eight 80 GiB cards that carry packed words, and rounds that take turns, so that a slow minute of the machine
+hurts both sides. Both sides run the same KubeSchedulerConfiguration but for `extenders`. A round's figure is
+its pods over the time from the scheduler's first binding to its last. The last line is JSON.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import ssl
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from allocator.packing import Layout, NodeWords, node_resources, width
+from tests.cluster.harness import Api, Cluster, until, workload
+from tests.cluster.harness.controlplane import RESOURCE
+
+CARDS = 8
+CARD_GIB = 80
+REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
+WRITERS = 8
+SIDES = ("none", "extender")
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000, help="fake nodes (default 1000)")
+    parser.add_argument("--pods", type=int, default=1000, help="pods a round (default 1000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a side (default 5)")
+    options = parser.parse_args()
+    if min(options.nodes, options.pods, options.rounds) < 1 or options.pods < 2:
+        parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
+    print(machine())
+    rates = measure(options.nodes, options.pods, options.rounds)
+    medians = {side: round(statistics.median(rates[side]), 1) for side in SIDES}
+    print(f"with the extender / without: {medians['extender'] / medians['none']:.2f}")
+    print(json.dumps({"nodes": options.nodes, "pods_per_s": medians}))
+
+
+def machine() -> str:
+    """Describe the machine in one line."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"machine: {os.cpu_count()} x {cpu}, {memory_gib:.0f} GiB, Linux {platform.release()}"
+
+
+def measure(nodes: int, pods: int, rounds: int) -> dict[str, list[float]]:
+    """Run all rounds on one control plane.
+
+    Returns:
+        Pods bound per second, one figure a round, by side.
+    """
+    cluster = Cluster(with_node=False)
+    # No controllers: they would declare nodes without a kubelet dead in the middle of it.
+    cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
+    rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    try:
+        cluster.control.start_etcd()
+        cluster.control.start_api_server()
+        in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))
+        print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
+        for number in range(rounds):
+            for side in SIDES if number % 2 == 0 else reversed(SIDES):
+                rates[side].append(one_round(cluster, pods, side))
+                print(f"round {number + 1} {side}: {rates[side][-1]:.1f} pods/s", flush=True)
+    finally:
+        cluster.stop()
+    return rates
+
+
+def one_round(cluster: Cluster, pods: int, side: str) -> float:
+    """Create pods, start kube-scheduler (and the extender), wait until all are bound, and clean up.
+
+    Returns:
+        Pods bound per second.
+    """
+    control, api = cluster.control, cluster.api
+    control.configure_scheduler(cluster.extender.url if side == "extender" else None)
+    if side == "extender":
+        cluster.extender.start()
+    in_parallel(pods, lambda index: api.post("/api/v1/namespaces/default/pods", fake_pod(index)))
+    start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
+    try:
+        control.start_scheduler()
+        first_s, last_s = binding_times(api, start, pods)
+    finally:
+        control.kill("kube-scheduler")
+        cluster.extender.kill()
+    api.delete("/api/v1/namespaces/default/pods", grace_s=0)
+    until(lambda: not api.get("/api/v1/namespaces/default/pods", limit=1)["items"], "pods deleted", 120)
+    return (pods - 1) / (last_s - first_s)
+
+
+def binding_times(api: Api, resource_version: str, count: int) -> tuple[float, float]:
+    """Watch until `count` pods have a node.
+
+    Returns:
+        When the first and the last of them were seen bound, in seconds of the monotonic clock.
+    """
+    bound: set[str] = set()
+    first_s = 0.0
+    for event in watch_pods(api, resource_version):
+        pod = event["object"]
+        if pod["spec"].get("nodeName") and pod["metadata"]["name"] not in bound:
+            bound.add(pod["metadata"]["name"])
+            now_s = time.monotonic()
+            first_s = first_s or now_s
+            if len(bound) == count:
+                return first_s, now_s
+    raise AssertionError(f"the watch ended with {len(bound)} of {count} pods bound")
+
+
+def watch_pods(api: Api, resource_version: str) -> Iterator[Any]:
+    """Yield the events of the pods of the namespace `default` for ever; two silent minutes are an error."""
+    parts = urlsplit(api.url)
+    context = ssl.create_default_context(cafile=api.ca)
+    connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=120, context=context)
+    path = f"/api/v1/namespaces/default/pods?watch=true&resourceVersion={resource_version}"
+    connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+    try:
+        for line in connection.getresponse():
+            yield json.loads(line)
+    finally:
+        connection.close()
+
+
+def in_parallel(count: int, write: Callable[[int], Any]) -> None:
+    """Call `write` for 0..count-1 with a few threads."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for _ in pool.map(write, range(count)):
+            pass
+
+
+def fake_node(index: int) -> dict[str, Any]:
+    """A Node object without a kubelet: ready, roomy in all but cards, with words of empty cards."""
+    layout = Layout(bits=width(CARD_GIB), cards=CARDS, unit_mib=1024)
+    words = node_resources(NodeWords(layout, (CARD_GIB,) * CARDS, (0,) * CARDS, revision=1))
+    name = f"node-{index:05d}"
+    resources = {"cpu": "128", "memory": "1Ti", "pods": "250", RESOURCE: str(CARDS * CARD_GIB)}
+    resources.update({key: str(value) for key, value in words.items()})
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name},
+            "annotations": {
+                "gpupack.io/cards": json.dumps(inventory(index)),
+                "gpupack.io/holds": '{"seen":"0","uids":[]}',
+            },
+        },
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}],
+        },
+    }
+
+
+def inventory(node: int) -> Sequence[dict[str, Any]]:
+    """The cards annotation of one fake node."""
+    return [
+        {
+            "uuid": f"GPU-00000000-0000-4000-{node:04x}-{card:012x}",
+            "index": card,
+            "model": "NVIDIA H100 80GB HBM3",
+            "mib": CARD_GIB * 1024,
+            "numa": card // 4,
+            "healthy": True,
+        }
+        for card in range(CARDS)
+    ]
+
+
+def fake_pod(index: int) -> dict[str, Any]:
+    """A pod with one container, of the request shapes in turn."""
+    container = workload.container(
+        gib=REQUESTS_GIB[index % len(REQUESTS_GIB)], limits={"cpu": "100m", "memory": "256Mi"}
+    )
+    return workload.pod(f"pod-{index:05d}", container)
+
+
+if __name__ == "__main__":
+    main()
