@@ -53,5 +53,8 @@ lock: ## Resolve the dependencies again, with hashes
 	@echo setuptools | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --extra dev pyproject.toml - -c requirements.lock -o requirements-dev.lock
 
+proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/wire/*.proto
+
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

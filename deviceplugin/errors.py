@@ -1,9 +1,20 @@
 """Errors of the deviceplugin package.
 
 DevicePluginError
-└── GpuError            the GPU source as a whole cannot work (one card's trouble is data, not an error)
-    └── ProfileError    a profile of simulated GPUs that cannot be used; names every fault in it
+├── GpuError                     the GPU source as a whole cannot work (one card's trouble is data, no error)
+│   └── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
+├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
+├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
+├── RegistrationError            the device plugin folder or one of its sockets cannot be used
+└── PodResourcesError            the kubelet's PodResources could not be read
+    ├── PodResourcesUnavailable  nobody answers on the socket, or the connection broke
+    ├── PodResourcesTimedOut     no answer in time
+    └── PodResourcesThrottled    too many requests: the kubelet allows 100 a second over all its clients
 """
+
+from typing import Literal
+
+RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
 
 class DevicePluginError(Exception):
@@ -26,3 +37,43 @@ class ProfileError(GpuError):
         self.name = name
         self.faults = faults
         super().__init__(f"profile {name}: " + "; ".join(faults))
+
+
+class RefusedError(DevicePluginError):
+    """A call of the kubelet that is refused, in one line; for the pod it concerns this is final.
+
+    Args:
+        kind: what is wrong, in the terms of the gRPC status it becomes: `invalid` (the request makes no
+            sense), `unknown` and `unhealthy` (an ID that we do not have, or whose card is unwell),
+            `spans-cards` (more cards than we offered), `no-room` (no card fits), `not-ready` (cannot tell
+            yet).
+        message: what was asked, and what is allowed.
+    """
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class DeviceListError(DevicePluginError):
+    """A list of devices that no kubelet can take: too large, or with bad or repeated IDs."""
+
+
+class RegistrationError(DevicePluginError):
+    """The device plugin folder, our socket in it or the kubelet's registration service cannot be used."""
+
+
+class PodResourcesError(DevicePluginError):
+    """The kubelet's PodResources could not be read."""
+
+
+class PodResourcesUnavailable(PodResourcesError):  # noqa: N818 - the state, as gRPC calls it
+    """Nobody answers on the socket, or the connection broke."""
+
+
+class PodResourcesTimedOut(PodResourcesError):  # noqa: N818 - the same
+    """The kubelet did not answer in time."""
+
+
+class PodResourcesThrottled(PodResourcesError):  # noqa: N818 - the same
+    """The kubelet refused for the number of requests: it allows 100 a second over all its clients."""
