@@ -128,11 +128,15 @@ class NodeSide:
         """The environment of the oldest process of a running container, from the host's /proc."""
 
         def read() -> dict[str, str]:
-            first = min(cgroups.container_pids(self.cgroup, container_id))
+            first = min(self.pids(container_id))
             words = Path(f"/proc/{first}/environ").read_bytes().split(b"\0")
             return dict(word.decode().split("=", 1) for word in words if b"=" in word)
 
         return until(read, f"environment of container {container_id}", 10)
+
+    def pids(self, container_id: str) -> set[int]:
+        """Host pids of a container's processes; empty once it has ended."""
+        return cgroups.container_pids(self.cgroup, container_id)
 
     def log_of(self, pod_uid: str, container: str) -> str:
         """Everything a container wrote, all its runs, without the runtime's time stamps."""

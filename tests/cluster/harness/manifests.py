@@ -1,0 +1,162 @@
+"""Builds a kustomization and applies it through the REST API; as much of kustomize as `manifests/` uses.
+
+A field of a kustomization that is not understood here is an error, so nothing is left out in silence.
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.harness.rest import Api, Json
+
+UNDERSTOOD = {
+    "apiVersion",
+    "kind",
+    "resources",
+    "components",
+    "namespace",
+    "patches",
+    "labels",
+    "images",
+    "configMapGenerator",
+    "generatorOptions",
+}
+FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "Role", "ConfigMap")
+
+
+def build(folder: Path) -> list[Json]:
+    """All objects of a kustomization, in the order to apply them.
+
+    Raises:
+        AssertionError: If the kustomization uses a field that is not understood.
+    """
+    return sorted(
+        _build(folder, []), key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST)
+    )
+
+
+def apply_all(api: Api, objects: list[Json]) -> list[Json]:
+    """Server-side apply of every object; returns them as the API server stored them."""
+    return [api.apply(path_of(api, one), one) for one in objects]
+
+
+def path_of(api: Api, one: Json) -> str:
+    """The REST path of an object, its plural taken from the API server's own discovery."""
+    version = one["apiVersion"]
+    root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
+    kinds = {found["kind"]: found for found in api.get(root)["resources"] if "/" not in found["name"]}
+    resource, metadata = kinds[one["kind"]], one["metadata"]
+    where = f"/namespaces/{metadata['namespace']}" if resource["namespaced"] else ""
+    return f"{root}{where}/{resource['name']}/{metadata['name']}"
+
+
+def _build(folder: Path, objects: list[Json]) -> list[Json]:
+    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    unknown = set(plan) - UNDERSTOOD
+    assert not unknown, (
+        f"{folder}/kustomization.yaml uses {sorted(unknown)}, which this applier does not know"
+    )
+    for name in plan.get("resources", []):
+        target = folder / name
+        objects += _build(target, []) if target.is_dir() else _documents(target)
+    objects += [_config_map(folder, entry) for entry in plan.get("configMapGenerator", [])]
+    for name in plan.get("components", []):
+        objects = _build(folder / name, objects)
+    for patch in plan.get("patches", []):
+        _patch(folder, patch, objects)
+    if "namespace" in plan:
+        for one in objects:
+            _move(one, plan["namespace"])
+    return objects
+
+
+def _documents(path: Path) -> Iterator[Json]:
+    return (document for document in yaml.safe_load_all(path.read_text()) if document)
+
+
+def _config_map(folder: Path, entry: dict[str, Any]) -> Json:
+    files = [item.partition("=") for item in entry.get("files", [])]
+    data = {(key if path else Path(key).name): (folder / (path or key)).read_text() for key, _, path in files}
+    data.update(item.split("=", 1) for item in entry.get("literals", []))
+    metadata = {key: entry[key] for key in ("name", "namespace") if key in entry}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _patch(folder: Path, patch: dict[str, Any], objects: list[Json]) -> None:
+    text = (folder / patch["path"]).read_text() if "path" in patch else patch["patch"]
+    change = yaml.safe_load(text)
+    target = patch.get("target") or {"kind": change["kind"], "name": change["metadata"]["name"]}
+    hits = [one for one in objects if _selected(one, target)]
+    assert hits, f"patch of {folder} finds no {target}"
+    for one in hits:
+        if isinstance(change, list):
+            for step in change:
+                _step(one, step)
+        else:
+            merged = _merge(one, change)
+            one.clear()
+            one.update(merged)
+
+
+def _selected(one: Json, target: dict[str, str]) -> bool:
+    return (
+        one["kind"] == target["kind"]
+        and target.get("name", one["metadata"]["name"]) == one["metadata"]["name"]
+    )
+
+
+def _step(one: Json, step: dict[str, Any]) -> None:
+    *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+    place: Any = one
+    for part in parents:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    if isinstance(place, list) and step["op"] == "add":
+        place.insert(len(place) if last == "-" else int(last), step["value"])
+    elif step["op"] in {"add", "replace"}:
+        place[int(last) if isinstance(place, list) else last] = step["value"]
+    else:
+        assert step["op"] == "remove", step
+        del place[int(last) if isinstance(place, list) else last]
+
+
+def _merge(old: Any, new: Any) -> Any:
+    """Strategic merge as far as we need it: objects by key, lists of named objects by name, the rest replaced."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        merged = copy.deepcopy(old)
+        for key, value in new.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = _merge(old.get(key), value)
+        return merged
+    if (
+        isinstance(old, list)
+        and isinstance(new, list)
+        and all(isinstance(one, dict) and "name" in one for one in new)
+    ):
+        changes = {one["name"]: one for one in new}
+        kept = [_merge(one, changes.pop(one["name"], one)) for one in old]
+        return kept + list(changes.values())
+    return copy.deepcopy(new)
+
+
+def _move(one: Json, namespace: str) -> None:
+    cluster_wide = {
+        "Namespace",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
+        "PriorityClass",
+        "RuntimeClass",
+    }
+    if one["kind"] not in cluster_wide:
+        one["metadata"]["namespace"] = namespace
+    for subject in one.get("subjects", []):
+        if subject["kind"] == "ServiceAccount":
+            subject["namespace"] = namespace

@@ -1,0 +1,51 @@
+"""The views of who has what, and whether they agree: containers, node words, annotations."""
+
+from collections import Counter
+
+from tests.cluster.harness.cluster import PODS, Cluster
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.words import NodeState
+
+MIB_PER_UNIT = 1024
+
+
+def granted(environment: dict[str, str]) -> dict[str, int]:
+    """Units by card UUID that a container's environment promises, its three variables agreeing."""
+    pairs = [entry.rpartition(":") for entry in environment["GPUPACK_CARDS"].split(",")]
+    units = {uuid: int(count) for uuid, _, count in pairs}
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(units), environment
+    (per_card,) = set(units.values())
+    assert environment["GPUPACK_MEMORY_MIB"] == str(per_card * MIB_PER_UNIT), environment
+    return units
+
+
+def grants(cluster: Cluster, pod: str, *containers: str) -> dict[str, int]:
+    """Units by card over some running containers of a pod (default: `main`)."""
+    total: Counter[str] = Counter()
+    for container in containers or ("main",):
+        total.update(granted(cluster.environment(pod, container)))
+    return dict(total)
+
+
+def promised_now(cluster: Cluster) -> dict[str, int]:
+    """Units by card over every running container; right while no pod has ordinary init containers."""
+    total: Counter[str] = Counter()
+    for pod in cluster.api.get(PODS)["items"]:
+        status = pod["status"]
+        for part in status.get("containerStatuses", []) + status.get("initContainerStatuses", []):
+            if "running" in part["state"]:
+                environment = cluster.host.environment(part["containerID"].partition("://")[2])
+                if "GPUPACK_CARDS" in environment:
+                    total.update(granted(environment))
+    return dict(total)
+
+
+def wait_agree(cluster: Cluster, timeout_s: float = 20) -> NodeState:
+    """Return the node's state once its words say exactly what the containers' environments say."""
+
+    def agree() -> NodeState:
+        state, running = cluster.state(), promised_now(cluster)
+        assert state.used_by_uuid == running, f"words {state.used_by_uuid}, containers {running}"
+        return state
+
+    return until(agree, "words and containers agree", timeout_s)

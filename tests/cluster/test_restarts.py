@@ -1,0 +1,239 @@
+"""Anything may be killed at any moment: words never say less than containers hold, and every charge ends."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.gate import Gate
+from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.views import grants, wait_agree
+from tests.cluster.harness.words import integer
+
+
+@pytest.fixture(scope="module")
+def shared(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192, 8192))
+
+
+@pytest.fixture
+def cluster(shared) -> Cluster:
+    shared.clear()
+    return shared
+
+
+@pytest.fixture
+def two(cluster) -> dict[str, dict[str, int]]:
+    """Two running pods of 5 GiB, one a card; their grants by name."""
+    for name in ("a", "b"):
+        cluster.create(w.pod(name, w.container(gib=5)))
+    for name in ("a", "b"):
+        cluster.wait_running(name)
+    wait_agree(cluster)
+    return {name: grants(cluster, name) for name in ("a", "b")}
+
+
+@contextmanager
+def words_never_below(cluster: Cluster, floor: list[int]) -> Iterator[None]:
+    """Look at the words all the while; whenever they can be read, no card may show less than `floor`."""
+    stop, seen = threading.Event(), []
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            try:
+                seen.append(tuple(cluster.state().used))
+            except Exception:  # noqa: BLE001 - an API server that is away has no words
+                continue
+
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        looker.join()
+    assert seen
+    below = {used for used in seen if any(have < least for have, least in zip(used, floor, strict=True))}
+    assert not below, f"words went below {floor}: {below}"
+
+
+def allocatable(cluster: Cluster) -> int:
+    return integer(cluster.node_object()["status"]["allocatable"].get(RESOURCE, "0"))
+
+
+def only_3_gib_fit(cluster: Cluster) -> None:
+    """Two more pods of 3 GiB run, a third of 1 GiB finds nothing, the kubelet refused none of them."""
+    for name in ("c", "d"):
+        cluster.create(w.pod(name, w.container(gib=3)))
+    for name in ("c", "d"):
+        cluster.wait_running(name)
+    assert wait_agree(cluster).used == [8, 8]
+    cluster.create(w.pod("e", w.container(gib=1)))
+    cluster.wait_event("e", "Insufficient")
+
+
+def test_kubelet_restart_with_the_api_server_up(cluster, two):
+    with words_never_below(cluster, [5, 5]):
+        cluster.host.restart_kubelet()
+        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+        only_3_gib_fit(cluster)
+    assert {name: grants(cluster, name) for name in two} == two
+
+
+def test_kubelet_restart_with_the_api_server_away(cluster, two):
+    with words_never_below(cluster, [5, 5]):
+        cluster.control.kill("kube-apiserver")
+        cluster.host.restart_kubelet()
+        # The kubelet answers, knows no pod yet, and the plugin has registered with it.
+        until(cluster.host.pod_resources_socket.exists, "kubelet's sockets")
+        holds_for(lambda: cluster.daemon.alive, "gpupack node lives without API server", 5)
+        cluster.control.start_api_server()
+        until(lambda: allocatable(cluster) == 16, "registered again", 60)
+        until(cluster.node_ready, "node ready", 60)
+        only_3_gib_fit(cluster)
+    assert {name: grants(cluster, name) for name in two} == two
+
+
+def test_release_after_a_kubelet_restart(cluster, two):
+    cluster.host.restart_kubelet()
+    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    cluster.delete("a")
+    cluster.wait_used([0, 5], 40)
+    assert cluster.state().used_by_uuid == two["b"]
+
+
+def test_daemon_killed_and_started_again(cluster, two):
+    before = cluster.state()
+    with words_never_below(cluster, [5, 5]):
+        cluster.daemon.kill()
+        until(lambda: allocatable(cluster) == 0, "kubelet noticed", 30)
+        cluster.create(w.pod("waiting", w.container(gib=3)))
+        cluster.wait_event("waiting", "FailedScheduling")
+        assert {name: cluster.pod(name)["status"]["phase"] for name in two} == {
+            "a": "Running",
+            "b": "Running",
+        }
+        cluster.daemon.start()
+        cluster.wait_running("waiting")
+        assert sorted(wait_agree(cluster).used) == [5, 8]
+    assert cluster.state().revision > before.revision
+    assert {name: grants(cluster, name) for name in two} == two
+
+
+def test_daemon_restart_republishes_nothing(cluster, two):
+    before = cluster.state()
+    cluster.daemon.kill()
+    cluster.daemon.start()
+    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    holds_for(lambda: cluster.state().revision == before.revision, "words not published again", 5)
+    assert two
+
+
+def test_pod_deleted_while_the_daemon_is_down(cluster, two):
+    cluster.daemon.kill()
+    cluster.delete("a")
+    cluster.daemon.start()
+    assert cluster.wait_used([0, 5], 40).used_by_uuid == two["b"]
+
+
+def test_daemon_and_kubelet_killed_together(cluster, two):
+    with words_never_below(cluster, [5, 5]):
+        cluster.daemon.kill()
+        cluster.host.kill_kubelet()
+        cluster.daemon.start(ready=False)
+        cluster.host.start_kubelet()
+        until(lambda: allocatable(cluster) == 16, "registered again", 60)
+        only_3_gib_fit(cluster)
+    assert {name: grants(cluster, name) for name in two} == two
+
+
+def test_daemon_ends_on_sigterm(cluster):
+    assert cluster.daemon.stop() == 0
+    cluster.daemon.start()
+    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+
+
+def test_init_container_charge_survives_a_daemon_restart(cluster):
+    init = w.container("prepare", 6, ("/bin/true",))
+    cluster.create(w.pod("initial", w.container(gib=2), init=[init]))
+    cluster.wait_running("initial")
+    cluster.wait_used([6, 0])
+    with words_never_below(cluster, cluster.state().used):
+        cluster.daemon.kill()
+        cluster.daemon.start()
+        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+        cluster.host.restart_kubelet()
+        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    cluster.delete("initial")
+    cluster.wait_used([0, 0], 40)
+
+
+def test_extender_restart_between_filter_and_bind(cluster):
+    gate = Gate(cluster.extender.url)
+    try:
+        cluster.control.configure_scheduler(gate.url)
+        cluster.control.kill("kube-scheduler")
+        cluster.control.start_scheduler()
+        gate.close("bind")
+        cluster.create(w.pod("caught", w.container(gib=8)))
+        gate.wait_arrived()
+        cluster.extender.kill()
+        cluster.extender.start()
+        gate.open()
+        cluster.wait_running("caught", 40)
+        cluster.create(w.pod("other", w.container(gib=8)))
+        cluster.wait_running("other")
+        assert wait_agree(cluster).used == [8, 8]
+        assert set(grants(cluster, "caught")) != set(grants(cluster, "other"))
+        assert gate.seen.count("filter") >= 2
+    finally:
+        gate.stop()
+        cluster.control.configure_scheduler(cluster.extender.url)
+        cluster.control.kill("kube-scheduler")
+        cluster.control.start_scheduler()
+
+
+def test_extender_away_stops_only_pods_that_ask(cluster):
+    cluster.extender.kill()
+    cluster.create(w.pod("asking", w.container(gib=3)))
+    cluster.create(w.pod("plain", w.container()))
+    cluster.wait_running("plain")
+    assert cluster.pod("asking")["status"]["phase"] == "Pending"
+    cluster.extender.start()
+    cluster.wait_running("asking", 60)
+
+
+def test_kubelet_frozen_while_pods_are_bound(cluster):
+    # Three pods bound before any is admitted: the extender alone must know what is left.
+    kubelet = cluster.host.running["kubelet"]
+    kubelet.send(signal.SIGSTOP)
+    try:
+        for number in range(3):
+            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+        until(lambda: sum("nodeName" in cluster.pod(f"p{n}")["spec"] for n in range(3)) == 2, "two bound")
+        (left,) = [f"p{n}" for n in range(3) if "nodeName" not in cluster.pod(f"p{n}")["spec"]]
+        cluster.wait_event(left, "no card with 5 GiB free")
+    finally:
+        kubelet.send(signal.SIGCONT)
+    for number in range(3):
+        if f"p{number}" != left:
+            cluster.wait_running(f"p{number}")
+    assert wait_agree(cluster).used == [5, 5]
+
+
+def test_node_object_deleted_and_made_again(cluster, two):
+    before = cluster.state()
+    cluster.api.delete(f"/api/v1/nodes/{cluster.node_name}")
+    cluster.host.restart_kubelet()
+    until(cluster.cards, "words on the new Node", 40)
+    until(cluster.node_ready, "node ready", 40)
+    after = cluster.state()
+    assert after.revision > before.revision
+    assert all(have >= 5 for have in after.used)
+    if all(cluster.exists(name) for name in two):
+        assert after.used_by_uuid == {**two["a"], **two["b"]}

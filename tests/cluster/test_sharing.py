@@ -1,0 +1,210 @@
+"""Pods share two cards of 8 GiB on a real node: every container gets the card that the node's words say."""
+
+import json
+
+import pytest
+
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.views import granted, grants, wait_agree
+
+NO_ROOM = "no card with 3 GiB free"
+
+
+@pytest.fixture(scope="module")
+def shared(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192, 8192))
+
+
+@pytest.fixture
+def cluster(shared) -> Cluster:
+    shared.clear()
+    return shared
+
+
+def test_container_names_exactly_the_card_of_the_words(cluster):
+    uid = cluster.create(w.pod("one", w.container(gib=5)))
+    cluster.wait_running("one")
+    state = cluster.wait_used([5, 0])
+    (card,) = [card for card in state.cards if card.used]
+    environment = cluster.environment("one")
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == card.uuid
+    assert granted(environment) == {card.uuid: 5}
+    assert [card.size for card in state.cards] == [8, 8]
+    assert state.holds == {uid}
+    until(lambda: cluster.allocation("one"), "allocation annotation")
+    assert cluster.allocation("one") == {"uid": uid, "containers": {"main": [[card.uuid, 5]]}}
+
+
+def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(cluster):
+    for number in range(4):
+        cluster.create(w.pod(f"p{number}", w.container(gib=3)))
+    for number in range(4):
+        cluster.wait_running(f"p{number}")
+    state = wait_agree(cluster)
+    assert state.used == [6, 6]
+    cluster.create(w.pod("p4", w.container(gib=3)))
+    assert "FailedScheduling" in cluster.wait_event("p4", NO_ROOM)
+    holds_for(lambda: cluster.pod("p4")["status"]["phase"] == "Pending", "p4 pending", 3)
+    leaving = grants(cluster, "p2")
+    cluster.delete("p2")
+    cluster.wait_running("p4", timeout_s=30)
+    assert grants(cluster, "p4") == leaving
+    assert wait_agree(cluster).used == [6, 6]
+
+
+def test_finished_pod_gives_its_units_back(cluster):
+    cluster.create(w.pod("brief", w.container(gib=8, command=("/bin/true",))))
+    until(lambda: cluster.pod("brief")["status"]["phase"] == "Succeeded", "brief succeeded", 30)
+    cluster.wait_used([0, 0], 40)
+
+
+def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
+    init = w.container("prepare", 4, w.SHOW_ENVIRONMENT)
+    uid = cluster.create(w.pod("initial", w.container(gib=2), init=[init]))
+    cluster.wait_running("initial")
+    state = cluster.wait_used([4, 0])
+    (card,) = [card.uuid for card in state.cards if card.used]
+    lines = cluster.output("initial", "prepare").splitlines()
+    assert granted(dict(line.split("=", 1) for line in lines)) == {card: 4}
+    assert granted(cluster.environment("initial")) == {card: 2}
+    assert uid in state.holds
+    # What the init container held is not given to others: 4 units fit beside it, 5 do not.
+    cluster.create(w.pod("beside", w.container(gib=8)))
+    cluster.create(w.pod("second", w.container(gib=4)))
+    cluster.wait_running("beside")
+    cluster.wait_running("second")
+    assert grants(cluster, "second") == {card: 4}
+    cluster.wait_used([8, 8])
+    cluster.delete("initial")
+    cluster.wait_used([4, 8])
+
+
+def test_sidecar_keeps_its_own_units(cluster):
+    sidecar = w.container("proxy", 3, sidecar=True)
+    cluster.create(w.pod("assisted", w.container(gib=6), init=[sidecar]))
+    cluster.wait_running("assisted")
+    proxy, main = (granted(cluster.environment("assisted", name)) for name in ("proxy", "main"))
+    assert sum(proxy.values()) == 3
+    assert sum(main.values()) == 6
+    assert set(proxy) != set(main)
+    assert wait_agree(cluster).used_by_uuid == {**proxy, **main}
+
+
+def test_sidecar_beside_an_init_container(cluster):
+    # The init container runs while the sidecar does: 2 + 4 beats the 2 + 3 of later.
+    sidecar = w.container("proxy", 2, sidecar=True)
+    init = w.container("prepare", 4, w.SHOW_ENVIRONMENT)
+    cluster.create(w.pod("mixed", w.container(gib=3), init=[sidecar, init]))
+    cluster.wait_running("mixed")
+    state = cluster.wait_used([6, 0])
+    (card,) = [card.uuid for card in state.cards if card.used]
+    assert granted(cluster.environment("mixed", "proxy")) == {card: 2}
+    assert granted(cluster.environment("mixed")) == {card: 3}
+
+
+def test_two_containers_each_get_their_card(cluster):
+    cluster.create(w.pod("pair", w.container("first", 5), w.container("second", 6)))
+    cluster.wait_running("pair")
+    first, second = (granted(cluster.environment("pair", name)) for name in ("first", "second"))
+    assert list(first.values()) == [5]
+    assert list(second.values()) == [6]
+    assert set(first) != set(second)
+    assert wait_agree(cluster).used_by_uuid == {**first, **second}
+    until(lambda: cluster.allocation("pair"), "allocation annotation")
+    containers = cluster.allocation("pair")["containers"]
+    assert {name: dict(map(tuple, cards)) for name, cards in containers.items()} == {
+        "first": first,
+        "second": second,
+    }
+
+
+def test_two_cards_for_one_pod(cluster):
+    cluster.create(w.pod("wide", w.container(gib=6), annotations={"gpupack.io/cards": "2"}))
+    cluster.wait_running("wide")
+    state = wait_agree(cluster)
+    assert state.used == [3, 3]
+    assert granted(cluster.environment("wide")) == {card.uuid: 3 for card in state.cards}
+
+
+def test_two_cards_wait_until_both_have_room(cluster):
+    cluster.create(w.pod("filler", w.container(gib=6)))
+    cluster.wait_running("filler")
+    cluster.create(w.pod("wide", w.container(gib=6), annotations={"gpupack.io/cards": "2"}))
+    cluster.wait_event("wide", "FailedScheduling")
+    cluster.delete("filler")
+    cluster.wait_running("wide")
+    assert wait_agree(cluster).used == [3, 3]
+
+
+def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):
+    cluster.create(w.pod("original", w.container(gib=6)))
+    cluster.wait_running("original")
+    until(lambda: cluster.allocation("original"), "allocation annotation")
+    copied = {
+        key: value
+        for key, value in cluster.pod("original")["metadata"]["annotations"].items()
+        if key in ("gpupack.io/allocation", "gpupack.io/assigned")
+    }
+    assert len(copied) == 2
+    cluster.create(w.pod("copy", w.container(gib=6), annotations=copied))
+    cluster.wait_running("copy")
+    state = wait_agree(cluster)
+    assert state.used == [6, 6]
+    assert set(grants(cluster, "copy")) != set(grants(cluster, "original"))
+    uid = cluster.pod("copy")["metadata"]["uid"]
+    until(lambda: cluster.allocation("copy")["uid"] == uid, "own allocation annotation")
+    assert json.loads(cluster.pod("copy")["metadata"]["annotations"]["gpupack.io/assigned"]) == {
+        "main": [[uuid, units] for uuid, units in grants(cluster, "copy").items()]
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        ("cards", "zwei"),
+        ("cards", "0"),
+        ("cards", "-1"),
+        ("cards", "1000"),
+        ("cards", "3"),
+        ("node-policy", "fullest"),
+        ("card-policy", "fullest"),
+    ],
+)
+def test_rubbish_annotation_is_told_in_the_event_and_harms_nobody(cluster, annotation, value):
+    cluster.create(w.pod("rubbish", w.container(gib=4), annotations={f"gpupack.io/{annotation}": value}))
+    cluster.create(w.pod("neighbour", w.container(gib=4)))
+    cluster.wait_running("neighbour")
+    event = cluster.wait_event("rubbish", "FailedScheduling")
+    assert annotation in event or "divide" in event, event
+    assert value in event, event
+    assert cluster.pod("rubbish")["status"]["phase"] == "Pending"
+
+
+def test_corrupt_words_of_a_node_exclude_that_node_only(cluster):
+    words = {
+        "gpupack.io/packed-layout": "1",
+        "gpupack.io/packed-size-0": "99",
+        "gpupack.io/gpu-memory-gib": "99",
+    }
+    resources = {"cpu": "8", "memory": "8Gi", "pods": "110", **words}
+    cluster.api.post("/api/v1/nodes", {"metadata": {"name": "corrupt"}, "spec": {}})
+    try:
+        cluster.api.merge("/api/v1/nodes/corrupt", {"spec": {"taints": None}})
+        ready = [{"type": "Ready", "status": "True"}]
+        cluster.api.merge(
+            "/api/v1/nodes/corrupt/status",
+            {"status": {"capacity": resources, "allocatable": resources, "conditions": ready}},
+        )
+        for number in range(3):
+            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+        until(
+            lambda: sum(cluster.pod(f"p{n}")["status"]["phase"] == "Running" for n in range(3)) == 2,
+            "two run",
+        )
+        (waiting,) = [f"p{n}" for n in range(3) if cluster.pod(f"p{n}")["status"]["phase"] == "Pending"]
+        assert "nodeName" not in cluster.pod(waiting)["spec"]
+        cluster.wait_event(waiting, "no card with 5 GiB free")
+    finally:
+        cluster.api.delete("/api/v1/nodes/corrupt")
