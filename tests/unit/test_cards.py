@@ -1,0 +1,37 @@
+"""Free units of a card."""
+
+import pytest
+
+from allocator.cards import Card
+from allocator.errors import shown
+
+
+@pytest.mark.parametrize(
+    ("size", "used", "state", "free"),
+    [
+        (16, 0, {}, 16),
+        (16, 5, {}, 11),
+        (16, 16, {}, 0),
+        (16, 20, {}, 0),
+        (16, 0, {"healthy": False}, 0),
+        (16, 0, {"cordoned": True}, 0),
+    ],
+)
+def test_free_units(size, used, state, free):
+    assert Card(0, "GPU-0", "L40S", size, used, **state).free_units == free
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("8Gi", '"8Gi"'),
+        ("a\nb", '"a\\nb"'),
+        ("x" * 64, '"' + "x" * 64 + '"'),
+        ("x" * 65, '"' + "x" * 63 + "..."),
+        (5, "5"),
+        (None, "None"),
+        (["é"], "['\\xe9']"),
+    ],
+)
+def test_values_in_messages_are_one_short_line(value, text):
+    assert shown(value) == text

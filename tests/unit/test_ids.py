@@ -1,0 +1,73 @@
+"""Device IDs."""
+
+import pytest
+
+from allocator.errors import DeviceIdError
+from allocator.ids import device_id, is_card_uuid, parse_device_id
+
+UUID = "GPU-8f2c1c9e-0f53-4a6e-9a0b-1d2e3f405060"
+
+
+@pytest.mark.parametrize(
+    ("uuid", "slot", "text"),
+    [
+        (UUID, 0, f"{UUID}::0"),
+        (UUID, 79, f"{UUID}::79"),
+        (f"MIG-{UUID[4:]}", 3, f"MIG-{UUID[4:]}::3"),
+        (f"MIG-{UUID}/7/0", 9, f"MIG-{UUID}/7/0::9"),
+        ("a" * 60, 1, "a" * 60 + "::1"),
+    ],
+)
+def test_round_trip(uuid, slot, text):
+    assert device_id(uuid, slot) == text
+    assert parse_device_id(text) == (uuid, slot)
+    assert len(text) <= 63
+
+
+@pytest.mark.parametrize(
+    ("uuid", "slot", "problem"),
+    [
+        ("", 0, 'card UUID ""'),
+        ("GPU 1", 0, 'card UUID "GPU 1"'),
+        ("GPU:1", 0, 'card UUID "GPU:1"'),
+        ("GPU,1", 0, 'card UUID "GPU,1"'),
+        ("-GPU", 0, 'card UUID "-GPU"'),
+        ("GPU\n", 0, r'card UUID "GPU\\n"'),
+        ("a" * 61, 0, "card UUID"),
+        (UUID, -1, f"slot -1 of card {UUID}: allowed is 0 or more"),
+        ("a" * 60, 10, "has 64 characters: allowed are 63"),
+    ],
+)
+def test_impossible_ids(uuid, slot, problem):
+    with pytest.raises(DeviceIdError, match=problem):
+        device_id(uuid, slot)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "::",
+        UUID,
+        f"{UUID}::",
+        f"{UUID}::-1",
+        f"{UUID}::01",
+        f"{UUID}::1 ",
+        f"{UUID}::1\n",
+        f"{UUID}::٣",
+        f"{UUID}::1::2",
+        f"{UUID}:1",
+        "::1",
+        "a" * 60 + "::10",
+        f"{UUID}::" + "9" * 5000,
+    ],
+)
+def test_foreign_ids(text):
+    with pytest.raises(DeviceIdError, match="allowed is <card uuid>::<slot>") as caught:
+        parse_device_id(text)
+    assert len(str(caught.value)) < 160
+
+
+def test_uuids():
+    assert is_card_uuid(UUID)
+    assert not is_card_uuid("a::b")

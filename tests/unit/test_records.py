@@ -1,0 +1,268 @@
+"""Annotations: exact texts, and refusal of whatever others wrote."""
+
+import pytest
+
+from allocator.cards import Card
+from allocator.errors import PackingError, RequestError
+from allocator.packing import NodeWords
+from allocator.records import (
+    Allocation,
+    CardRecord,
+    Holds,
+    charge,
+    dump_allocation,
+    dump_assigned,
+    dump_cards,
+    dump_holds,
+    join_cards,
+    load_allocation,
+    load_assigned,
+    load_cards,
+    load_cordon,
+    load_holds,
+)
+from allocator.request import ContainerRequest, PodRequest
+
+ASSIGNMENT = {"main": (("GPU-a", 4), ("GPU-b", 4)), "side": (("GPU-a", 1),)}
+RECORDS = (
+    CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 1, True),
+    CardRecord("GPU-b", 3, "", 45459, None, False),
+)
+
+
+def test_assigned():
+    text = '{"main":[["GPU-a",4],["GPU-b",4]],"side":[["GPU-a",1]]}'
+    assert dump_assigned(ASSIGNMENT) == text
+    assert load_assigned(text) == ASSIGNMENT
+
+
+def test_allocation():
+    text = '{"uid":"u-1","containers":{"main":[["GPU-a",4],["GPU-b",4]],"side":[["GPU-a",1]]}}'
+    assert dump_allocation("u-1", ASSIGNMENT) == text
+    assert load_allocation(text) == Allocation("u-1", ASSIGNMENT)
+
+
+def test_holds():
+    text = '{"seen":"1042","uids":["a","b","c"]}'
+    holds = Holds(1042, frozenset({"c", "a", "b"}))
+    assert dump_holds(holds) == text
+    assert load_holds(text) == holds
+
+
+def test_cards():
+    text = (
+        '[{"uuid":"GPU-a","index":0,"model":"NVIDIA L40S","mib":45459,"numa":1,"healthy":true},'
+        '{"uuid":"GPU-b","index":3,"model":"","mib":45459,"numa":null,"healthy":false}]'
+    )
+    assert dump_cards(RECORDS) == text
+    assert load_cards(text) == RECORDS
+    assert load_cards("[]") == ()
+
+
+def test_later_versions_may_add_keys():
+    assert load_holds('{"seen":"1","uids":[],"more":1}') == Holds(1, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "uuids"),
+    [("", set()), (" , ", set()), ("GPU-a", {"GPU-a"}), (" GPU-a,GPU-b , GPU-a,", {"GPU-a", "GPU-b"})],
+)
+def test_cordon(text, uuids):
+    assert load_cordon(text) == uuids
+
+
+def test_cordon_of_no_card():
+    with pytest.raises(
+        PackingError, match=r'annotation gpupack.io/cordon holds "card one": allowed is a comma list'
+    ):
+        load_cordon("GPU-a, card one")
+
+
+NO_JSON = ["", "soup", "{", '{"a":[["GPU-a",NaN2]]}', "[" * 100_000, "1" * 5000]
+
+
+@pytest.mark.parametrize("text", NO_JSON)
+@pytest.mark.parametrize(
+    ("load", "error"),
+    [
+        (load_assigned, RequestError),
+        (load_allocation, RequestError),
+        (load_holds, PackingError),
+        (load_cards, PackingError),
+    ],
+)
+def test_not_json(load, error, text):
+    with pytest.raises(error, match=r"^annotation gpupack.io/.* is .*: ") as caught:
+        load(text)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "allowed is an object of containers"),
+        ('{"":[["GPU-a",1]]}', "container is not a non-empty text"),
+        ('{"m":{}}', "a container's share is not a list"),
+        ('{"m":[]}', "allowed is a list of"),
+        ('{"m":["GPU-a"]}', "a card's share is not a list"),
+        ('{"m":[["GPU-a"]]}', "allowed is a list of"),
+        ('{"m":[["GPU-a",1,2]]}', "allowed is a list of"),
+        ('{"m":[["GPU a",1]]}', "a card UUID is not one"),
+        ('{"m":[[5,1]]}', "a card UUID is not one"),
+        ('{"m":[["GPU-a",0]]}', "units is not a whole number from 1"),
+        ('{"m":[["GPU-a",-1]]}', "units is not a whole number from 1"),
+        ('{"m":[["GPU-a",1.0]]}', "units is not a whole number from 1"),
+        ('{"m":[["GPU-a",true]]}', "units is not a whole number from 1"),
+        ('{"m":[["GPU-a","1"]]}', "units is not a whole number from 1"),
+        ('{"m":[["GPU-a",1],["GPU-a",1]]}', "a card stands twice in a container"),
+    ],
+)
+def test_bad_assignments(text, problem):
+    with pytest.raises(RequestError, match=f"^annotation gpupack.io/assigned is .*: {problem}"):
+        load_assigned(text)
+    with pytest.raises(RequestError, match=f"^annotation gpupack.io/allocation is .*: {problem}"):
+        load_allocation(f'{{"uid":"u","containers":{text}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "an object with uid, containers"),
+        ("{}", "an object with uid, containers"),
+        ('{"uid":"u"}', "an object with uid, containers"),
+        ('{"uid":5,"containers":{}}', "uid is not"),
+        ('{"uid":"","containers":{}}', "uid is not"),
+    ],
+)
+def test_bad_allocations(text, problem):
+    with pytest.raises(RequestError, match=problem):
+        load_allocation(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"seen":"1"}', "an object with seen, uids"),
+        ('{"seen":5,"uids":[]}', "seen is not a non-empty text"),
+        ('{"seen":"","uids":[]}', "seen is not a non-empty text"),
+        ('{"seen":"x","uids":[]}', "seen is not a resourceVersion"),
+        ('{"seen":"-1","uids":[]}', "seen is not a resourceVersion"),
+        ('{"seen":"²","uids":[]}', "seen is not a resourceVersion"),
+        ('{"seen":"' + "9" * 21 + '","uids":[]}', "seen is not a resourceVersion"),
+        ('{"seen":"1","uids":{}}', "uids is not a list"),
+        ('{"seen":"1","uids":[1]}', "uid is not a non-empty text"),
+    ],
+)
+def test_bad_holds(text, problem):
+    with pytest.raises(PackingError, match=f"^annotation gpupack.io/holds is .*{problem}"):
+        load_holds(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ('"index":-1', "index is not a whole number from 0"),
+        ('"index":"0"', "index is not"),
+        ('"mib":1.5', "mib is not"),
+        ('"mib":null', "mib is not"),
+        ('"numa":-1', "numa is not"),
+        ('"model":null', "model is not a text"),
+        ('"healthy":1', "healthy is not true or false"),
+        ('"uuid":""', "a card UUID is not one"),
+    ],
+)
+def test_bad_cards(change, problem):
+    good = '"uuid":"GPU-a","index":0,"model":"T4","mib":14912,"numa":null,"healthy":true'
+    with pytest.raises(PackingError, match=f"^annotation gpupack.io/cards is .*: {problem}"):
+        load_cards(f"[{{{good},{change}}}]")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "the inventory is not a list"),
+        ("[5]", "an object with uuid, index"),
+        ('[{"uuid":"GPU-a"}]', "an object with uuid, index"),
+    ],
+)
+def test_bad_inventories(text, problem):
+    with pytest.raises(PackingError, match=problem):
+        load_cards(text)
+
+
+def test_a_card_stands_once_in_an_inventory():
+    with pytest.raises(PackingError, match="a UUID stands twice"):
+        load_cards(dump_cards([RECORDS[0], RECORDS[0]]))
+
+
+def test_long_values_are_cut():
+    with pytest.raises(RequestError) as caught:
+        load_assigned("x" * 10_000)
+    assert str(caught.value) == 'annotation gpupack.io/assigned is "' + "x" * 255 + "...: not JSON"
+
+
+def test_cards_of_a_node():
+    words = NodeWords.of(1024, [44, 44], [4, 44], 1)
+    assert join_cards(words, RECORDS, frozenset({"GPU-a", "GPU-x"})) == (
+        Card(0, "GPU-a", "NVIDIA L40S", 44, 4, cordoned=True, numa=1),
+        Card(3, "GPU-b", "", 44, 44, healthy=False),
+    )
+
+
+def test_inventory_and_words_of_different_length():
+    with pytest.raises(
+        PackingError, match=r"annotation gpupack.io/cards has 1 cards: allowed are the 2 of the words"
+    ):
+        join_cards(NodeWords.of(1024, [44, 44], [4, 44], 1), RECORDS[:1])
+
+
+def pod(*containers, cards=1):
+    return PodRequest(tuple(ContainerRequest(*fields) for fields in containers), cards)
+
+
+SHARED = pod(("i", 5, "init"), ("s", 2, "sidecar"), ("m", 4, "main"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "assignment", "costs"),
+    [
+        (pod(("m", 8, "main")), {"m": (("GPU-a", 8),)}, {"GPU-a": 8}),
+        (
+            pod(("m", 8, "main"), ("n", 4, "main"), cards=2),
+            {"m": (("GPU-a", 4), ("GPU-b", 4)), "n": (("GPU-b", 2), ("GPU-c", 2))},
+            {"GPU-a": 4, "GPU-b": 6, "GPU-c": 2},
+        ),
+        (SHARED, {"i": (("GPU-a", 5),), "s": (("GPU-a", 2),), "m": (("GPU-a", 4),)}, {"GPU-a": 6}),
+    ],
+)
+def test_charge(request_, assignment, costs):
+    assert charge(request_, assignment) == costs
+
+
+@pytest.mark.parametrize(
+    ("request_", "assignment", "problem"),
+    [
+        (pod(("m", 8, "main")), {}, r"names containers \[\]: allowed is \['m'\]"),
+        (pod(("m", 8, "main")), {"m": (("a", 8),), "n": (("a", 8),)}, r"names containers \['m', 'n'\]"),
+        (
+            pod(("m", 8, "main")),
+            {"m": (("a", 7),)},
+            r"\"m\" with \[\('a', 7\)\]: allowed is 8 units on each of 1 cards",
+        ),
+        (pod(("m", 8, "main")), {"m": (("a", 4), ("b", 4))}, "allowed is 8 units on each of 1 cards"),
+        (
+            pod(("m", 8, "main"), cards=2),
+            {"m": (("a", 6), ("b", 2))},
+            "allowed is 4 units on each of 2 cards",
+        ),
+        (
+            pod(("m", 8, "main"), cards=2),
+            {"m": (("a", 4), ("a", 4))},
+            "allowed is 4 units on each of 2 cards",
+        ),
+        (SHARED, {"i": (("a", 5),), "s": (("b", 2),), "m": (("a", 4),)}, "one card for all containers"),
+    ],
+)
+def test_assignments_that_do_not_answer_the_request(request_, assignment, problem):
+    with pytest.raises(RequestError, match=problem):
+        charge(request_, assignment)

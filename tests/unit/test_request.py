@@ -1,0 +1,294 @@
+"""Requests read from pods, and the one line that each mistake gets."""
+
+import pytest
+
+from allocator.errors import RequestError
+from allocator.request import MAX_UNITS, ContainerRequest, Demand, PodRequest, parse_pod
+from allocator.selector import Selector
+
+GIB = "gpupack.io/gpu-memory-gib"
+PREFIX = "gpupack.io/"
+
+
+def container(name, limit=None, request=None, **fields):
+    """Make a container as the API shows it; `request` defaults to the limit, as Kubernetes does it."""
+    request = limit if request is None else request
+    resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+    if limit is not None:
+        resources["limits"][GIB] = limit
+    if request is not None:
+        resources["requests"][GIB] = request
+    return {"name": name, "resources": resources, **fields}
+
+
+def sidecar(name, limit):
+    return container(name, limit, restartPolicy="Always")
+
+
+def parse(containers, init=(), **annotations):
+    keyed = {PREFIX + name.replace("_", "-"): value for name, value in annotations.items()}
+    return parse_pod(keyed, list(init), list(containers), GIB)
+
+
+@pytest.mark.parametrize(
+    ("init", "mains", "asking"),
+    [
+        ([], [container("main", "8")], [("main", 8, "main")]),
+        ([], [container("main", 8)], [("main", 8, "main")]),
+        ([], [container("main", "1k")], [("main", 1000, "main")]),
+        (
+            [],
+            [container("a", "3"), container("quiet"), container("b", "5")],
+            [("a", 3, "main"), ("b", 5, "main")],
+        ),
+        ([], [container("zero", "0"), container("b", "5")], [("b", 5, "main")]),
+        (
+            [container("prepare", "6"), sidecar("proxy", "1"), container("quiet")],
+            [container("main", "4")],
+            [("prepare", 6, "init"), ("proxy", 1, "sidecar"), ("main", 4, "main")],
+        ),
+        ([container("i", "2", restartPolicy="Never")], [], [("i", 2, "init")]),
+        ([], [container("top", str(MAX_UNITS))], [("top", MAX_UNITS, "main")]),
+    ],
+)
+def test_containers_that_ask(init, mains, asking):
+    assert parse(mains, init) == PodRequest(tuple(ContainerRequest(*fields) for fields in asking))
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [],
+        [container("a")],
+        [container("a", "0")],
+        [{"name": "bare"}],
+        [{"name": "nulls", "resources": None}],
+        [{"name": "nulls", "resources": {"limits": None, "requests": None}}],
+        [
+            {
+                "name": "other",
+                "resources": {"limits": {"gpupack.io/gpu-memory-512mib": "4", "nvidia.com/gpu": "1"}},
+            }
+        ],
+    ],
+)
+def test_pods_that_do_not_ask(containers):
+    assert parse(containers, cards="rubbish") is None
+
+
+def test_a_limit_alone_counts_as_request_too():
+    assert parse([{"name": "m", "resources": {"limits": {GIB: "8"}}}]).effective_units == 8
+
+
+def test_annotations():
+    request = parse(
+        [container("m", "8")],
+        cards="2",
+        node_policy="best-fit",
+        card_policy="most-used",
+        gpu_model="*H100*,!*PCIe*",
+        gpu_uuid="!GPU-dead",
+    )
+    assert request == PodRequest(
+        (ContainerRequest("m", 8, "main"),),
+        cards=2,
+        selector=Selector(("*h100*",), ("*pcie*",), (), ("GPU-dead",)),
+        node_policy="best-fit",
+        card_policy="most-used",
+    )
+
+
+def test_defaults():
+    request = parse([container("m", "8")])
+    assert (request.cards, request.node_policy, request.card_policy) == (1, None, None)
+    assert request.selector.admits_all
+
+
+@pytest.mark.parametrize("units", ["1", "64"])
+def test_one_card_takes_any_request(units):
+    assert parse([container("m", units)], [container("i", "3")], cards="1").cards == 1
+
+
+def test_registries_can_be_given():
+    pods = {}, [], [container("m", "8")], GIB
+    named = {PREFIX + "node-policy": "mine", PREFIX + "card-policy": "own"}
+    request = parse_pod(named, *pods[1:], node_policies=["mine"], card_policies=["own"])
+    assert (request.node_policy, request.card_policy) == ("mine", "own")
+
+
+LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "annotations", "message"),
+    [
+        pytest.param(
+            [container("m", "16Gi")], [], {}, f'container "m" has limit {GIB}: "16Gi": {LIMITS}', id="bytes"
+        ),
+        pytest.param(
+            [container("m", "1.5")], [], {}, f'container "m" has limit {GIB}: "1.5": {LIMITS}', id="part"
+        ),
+        pytest.param(
+            [container("m", "-1")], [], {}, f'container "m" has limit {GIB}: "-1": {LIMITS}', id="negative"
+        ),
+        pytest.param(
+            [container("m", "8 GB")], [], {}, f'container "m" has limit {GIB}: "8 GB": {LIMITS}', id="text"
+        ),
+        pytest.param(
+            [container("m", "")], [], {}, f'container "m" has limit {GIB}: "": {LIMITS}', id="empty"
+        ),
+        pytest.param(
+            [container("m", True)], [], {}, f'container "m" has limit {GIB}: True: {LIMITS}', id="bool"
+        ),
+        pytest.param(
+            [container("m", "x" * 500)],
+            [],
+            {},
+            f'container "m" has limit {GIB}: "{"x" * 63}...: {LIMITS}',
+            id="long",
+        ),
+        pytest.param(
+            [container("m", MAX_UNITS + 1)],
+            [],
+            {},
+            f'container "m" has limit {GIB}: 16777216: {LIMITS}',
+            id="huge",
+        ),
+        pytest.param(
+            [container("m", "8", "soup")],
+            [],
+            {},
+            f'container "m" has request {GIB}: "soup": {LIMITS}',
+            id="request",
+        ),
+        pytest.param(
+            [container("m", "8", "4")],
+            [],
+            {},
+            f'container "m" requests {GIB}: "4" with limit "8": allowed is a request equal to the limit',
+            id="request is not limit",
+        ),
+        pytest.param(
+            [container("m", None, "4")],
+            [],
+            {},
+            f'container "m" requests {GIB}: "4" with no limit: allowed is a request equal to the limit',
+            id="no limit",
+        ),
+        pytest.param(
+            [container("b", "x")],
+            [container("a", "y")],
+            {},
+            f'container "a" has limit {GIB}: "y": {LIMITS}',
+            id="first",
+        ),
+        pytest.param(
+            [container("m", "9")],
+            [],
+            {"cards": "2"},
+            'annotation gpupack.io/cards is "2", container "m" asks for 9 units: allowed is a multiple of '
+            "the number of cards",
+            id="indivisible",
+        ),
+        pytest.param(
+            [container("m", "8"), container("n", "5")],
+            [],
+            {"cards": "4"},
+            'annotation gpupack.io/cards is "4", container "n" asks for 5 units: allowed is a multiple of '
+            "the number of cards",
+            id="second indivisible",
+        ),
+        pytest.param(
+            [container("m", "8")],
+            [sidecar("s", "2"), container("i", "4")],
+            {"cards": "2"},
+            'annotation gpupack.io/cards is "2": allowed is 1 where an init container, here "i", asks for '
+            "GPU memory and is not a sidecar",
+            id="init with cards",
+        ),
+        pytest.param(
+            [container("m", "8")],
+            [],
+            {"node_policy": "random"},
+            'annotation gpupack.io/node-policy is "random": allowed are balanced, best-fit, fragmentation, '
+            "least-requested, weighted-balance",
+            id="node policy",
+        ),
+        pytest.param(
+            [container("m", "8")],
+            [],
+            {"card_policy": "best\nfit"},
+            'annotation gpupack.io/card-policy is "best\\nfit": allowed are least-used, most-used',
+            id="card policy",
+        ),
+        pytest.param(
+            [container("m", "8")],
+            [],
+            {"gpu_model": "a,,b"},
+            'annotation gpupack.io/gpu-model is "a,,b": allowed is a comma list of non-empty patterns, * for '
+            "any text, one leading ! to exclude",
+            id="model",
+        ),
+        pytest.param(
+            [container("m", "8")],
+            [],
+            {"cards": "0", "node_policy": "random"},
+            'annotation gpupack.io/cards is "0": allowed is a whole number from 1 to 64',
+            id="the first annotation",
+        ),
+    ],
+)
+def test_mistakes(containers, init, annotations, message):
+    for _attempt in range(2):
+        with pytest.raises(RequestError) as caught:
+            parse(containers, init, **annotations)
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "65", "99", "100", "2.0", "1e1", "two", " 2", "2 ", "02", "+2", "٢"]
+)
+def test_card_counts_refused(text):
+    with pytest.raises(RequestError, match=r"allowed is a whole number from 1 to 64$"):
+        parse([container("m", "64")], cards=text)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 8, 64])
+def test_card_counts_allowed(cards):
+    assert parse([container("m", "64")], cards=str(cards)).demands == (Demand(("m",), 64 // cards, cards),)
+
+
+def pod(*containers, cards=1):
+    return PodRequest(tuple(ContainerRequest(*fields) for fields in containers), cards)
+
+
+# Kubernetes: the larger of every init container with the sidecars before it, and mains with all sidecars.
+@pytest.mark.parametrize(
+    ("request_", "units"),
+    [
+        (pod(("m", 4, "main")), 4),
+        (pod(("m", 4, "main"), ("n", 3, "main")), 7),
+        (pod(("i", 6, "init"), ("m", 4, "main")), 6),
+        (pod(("i", 6, "init"), ("j", 9, "init"), ("m", 4, "main")), 9),
+        (pod(("i", 6, "init"), ("m", 4, "main"), ("n", 4, "main")), 8),
+        (pod(("s", 2, "sidecar"), ("m", 4, "main")), 6),
+        (pod(("s", 2, "sidecar"), ("i", 5, "init"), ("m", 4, "main")), 7),
+        (pod(("i", 5, "init"), ("s", 2, "sidecar"), ("m", 4, "main")), 6),
+        (pod(("s", 2, "sidecar"), ("i", 5, "init"), ("t", 3, "sidecar"), ("m", 1, "main")), 7),
+        (pod(("s", 2, "sidecar"), ("i", 5, "init"), ("t", 3, "sidecar"), ("m", 9, "main")), 14),
+    ],
+)
+def test_effective_units(request_, units):
+    assert request_.effective_units == units
+
+
+def test_demands_of_separate_containers():
+    request = pod(("s", 2, "sidecar"), ("a", 4, "main"), ("b", 6, "main"), cards=2)
+    assert not request.shared
+    assert request.demands == (Demand(("s",), 1, 2), Demand(("a",), 2, 2), Demand(("b",), 3, 2))
+
+
+def test_one_demand_where_an_init_container_asks():
+    request = pod(("i", 5, "init"), ("s", 2, "sidecar"), ("m", 4, "main"))
+    assert request.shared
+    assert request.demands == (Demand(("i", "s", "m"), 6, 1),)
