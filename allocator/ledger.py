@@ -6,18 +6,32 @@ alone: the kubelet's list forgets, the API server lags, annotations get copied.
 
 Invariant: the units that the words show plus those that the scheduler assumes are never less than the units
 the kubelet holds or will hold for pods that are bound.
+
+The rules live in base classes, each in its own method, each also a mutant of the property test: `Owners`
+(whose are the IDs), `Charges` (what counts), `Releases` (when it ends), `Choice` (what the kubelet is told).
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from allocator.ledger_book import Book, Grant, Listed, Mark, Pod
+from allocator.errors import LedgerError, shown
+from allocator.ledger_book import Grant, Listed, Mark, Pod, Slot, Tracked
+from allocator.ledger_choice import Choice
+from allocator.ledger_release import Releases
 from allocator.records import Assignment
 
 __all__ = ["Grant", "Ledger", "Listed", "Mark", "Pod"]
 
 
-class Ledger(Book):
-    """One node's accounts; see `Book` for the arguments."""
+class Ledger(Releases, Choice):
+    """One node's accounts.
+
+    Args:
+        cards: every card in word order, `used_units` 0.
+        policy: the cluster's card policy.
+        grace_s: seconds after which an Allocate must stand in a list.
+    """
 
     # What happens to cards.
 
@@ -27,125 +41,233 @@ class Ledger(Book):
         Raises:
             LedgerError: no such card.
         """
-        raise NotImplementedError
+        card = self._cards.get(uuid)
+        if card is None:
+            raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._cards)}")
+        if card.healthy != healthy:
+            self._cards[uuid] = replace(card, healthy=healthy)
+            self._published_at_s[uuid] = now_s
 
     def set_cordoned(self, uuids: Collection[str]) -> None:
         """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""
-        raise NotImplementedError
+        self._cards = {uuid: replace(card, cordoned=uuid in uuids) for uuid, card in self._cards.items()}
 
     def set_pressure(self, units: Mapping[str, int]) -> None:
-        """Set the units by card that are used beyond what is promised (foreign and over-use)."""
-        raise NotImplementedError
+        """Set the units by card that are used beyond what is promised: foreign use, and use beyond promise."""
+        self._pressure = {uuid: count for uuid, count in units.items() if uuid in self._cards}
 
-    # What the kubelet does.
-
-    def expects(self, size: int, available: Collection[str]) -> bool:
-        """Tell whether some bound pod still waits for a container of `size` units.
-
-        False means that the view of pods is behind the kubelet's (or the pod is not in the API): wait a
-        little for the view before answering `preferred`.
-        """
-        raise NotImplementedError
-
-    def preferred(
-        self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
-    ) -> tuple[str, ...]:
-        """Answer GetPreferredAllocation: exactly `size` of the available IDs, `must_include` among them.
-
-        Raises:
-            LedgerError: no card (or not enough cards) can take the container.
-        """
-        raise NotImplementedError
+    # What the kubelet does; GetPreferredAllocation is in `Choice`.
 
     def allocate(self, ids: Collection[str], now_s: float) -> Grant:
-        """Record an Allocate.
-
-        Raises:
-            LedgerError: no ID, an unknown one, one of an unhealthy card, or more cards than were offered.
-        """
-        raise NotImplementedError
+        """Record an Allocate; see `Choice.allocate`."""
+        grant = super().allocate(ids, now_s)
+        self._settle()
+        return grant
 
     def mark(self, now_s: float) -> Mark:
         """Note that a request for a list begins now; its answer comes back with the mark."""
-        raise NotImplementedError
+        return Mark(self._tick(), now_s)
 
     def listed(self, entries: Iterable[Listed], mark: Mark) -> None:
         """Take a complete PodResources list; one older than the newest, or than the kubelet, is ignored."""
-        raise NotImplementedError
+        newest = self._list_mark.order if self._list_mark is not None else 0
+        if mark.order > max(newest, self._kubelet_order):
+            self._tick()
+            self._take_list(entries, mark)
+            self._settle()
 
-    def kubelet_restarted(self, now_s: float) -> None:
+    def kubelet_restarted(self) -> None:
         """From now on only lists of pods and of devices that begin later prove that something is missing."""
-        raise NotImplementedError
+        self._kubelet_order = self._tick()
+        self._answers.clear()
 
     # What the API server shows.
-
-    def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
-        """Take all pods with our resource bound to this node, as of a list that began at `mark`.
-
-        Known pods that it lacks are gone, except those first seen after the mark.
-        """
-        raise NotImplementedError
-
-    def pod_changed(self, pod: Pod) -> None:
-        """Take a pod that was bound, or changed."""
-        raise NotImplementedError
-
-    def pod_gone(self, uid: str) -> None:
-        """Take the deletion of a pod; an unknown UID is ignored."""
-        raise NotImplementedError
 
     def remember(self, used: Mapping[str, int], uids: Collection[str]) -> None:
         """Take what the own Node says at start: used units by card UUID and the UIDs of `holds`.
 
         Must come before the first list of pods.
         """
-        raise NotImplementedError
+        self._words_before = {uuid: units for uuid, units in used.items() if uuid in self._cards}
+        self._remembered = set(uids)
 
-    # What the node's cgroups show.
+    def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
+        """Take all pods with our resource bound to this node, as of a list that began at `mark`.
 
-    def doubtful(self) -> frozenset[str]:
-        """UIDs of finished pods that stay charged until somebody finds their cgroups gone."""
-        raise NotImplementedError
+        Known pods that it lacks are gone, except those first seen after the mark.
+        """
+        order = self._tick()
+        present = set()
+        for pod in pods:
+            present.add(pod.uid)
+            self._update(pod, order)
+        for tracked in self._pods.values():
+            if tracked.pod.uid not in present and tracked.bound_order <= mark.order:
+                self._finish(tracked, order)
+        if self._view_mark is None or mark.order > self._view_mark.order:
+            self._view_mark = mark
+        self._strangers |= self._remembered - self._pods.keys() - set(self._dead)
+        self._remembered &= self._pods.keys()
+        self._settle()
 
-    def containers_ended(self, uid: str) -> None:
-        """No process of this pod is left; only for UIDs that `doubtful` named."""
-        raise NotImplementedError
+    def pod_changed(self, pod: Pod) -> None:
+        """Take a pod that was bound, or changed; states older than the known one are ignored."""
+        self._update(pod, self._tick())
+        self._settle()
 
-    # What can be asked.
+    def pod_gone(self, uid: str) -> None:
+        """Take the deletion of a pod; an unknown UID is ignored."""
+        order = self._tick()
+        tracked = self._pods.get(uid)
+        if tracked is not None:
+            self._finish(tracked, order)
+            self._settle()
+
+    def _update(self, pod: Pod, order: int) -> None:
+        tracked = self._pods.get(pod.uid)
+        if pod.uid in self._dead or (tracked is not None and pod.version < tracked.pod.version):
+            return
+        if tracked is None:
+            tracked = self._pods[pod.uid] = Tracked(pod, order, self._initial_targets(pod))
+            self._rule_remembered_pods_were_admitted(tracked)
+        tracked.pod = pod
+        if pod.started and tracked.started_order is None:
+            tracked.started_order = order
+            tracked.admitted |= tracked.live and not pod.terminal
+        if pod.terminal:
+            self._finish(tracked, order)
+
+    def _rule_remembered_pods_were_admitted(self, tracked: Tracked) -> None:
+        """A pod that the words contained before a restart holds what it asked for, listed or not."""
+        if tracked.pod.uid in self._remembered:
+            tracked.admitted = tracked.held = True
+
+    def _finish(self, tracked: Tracked, order: int) -> None:
+        if tracked.gone_order is None:
+            tracked.gone_order = order
+
+    def _settle(self) -> None:
+        """Draw all conclusions from the newest event."""
+        self._settle_owners()
+        for tracked in self._live():
+            tracked.held = tracked.held or self._rule_words_contain(tracked)
+        self._settle_leftover()
+        self._settle_releases()
+
+    def _rule_words_contain(self, tracked: Tracked) -> bool:
+        """A pod enters `holds` when it was admitted and each container that the list can show was shown as its own.
+
+        What the list cannot show is charged by then, see `_rule_admitted_pods_hold_their_request`.
+        """
+        return tracked.admitted and all(
+            container.kind == "init" or self._certain(Slot(tracked.pod.uid, container.name))
+            for container in tracked.pod.request.containers
+        )
+
+    def _settle_leftover(self) -> None:
+        """Once everything has been listed, note what the words of before contain that nothing explains."""
+        if self.complete and self._words_before:
+            promised = self.promised()
+            self._leftover = {
+                uuid: max(0, units - promised[uuid]) for uuid, units in self._words_before.items()
+            }
+            self._words_before = {}
+
+    # What can be asked; `promised`, `reserved` and `used` are in `Charges`, `doubtful` is in `Releases`.
 
     @property
     def complete(self) -> bool:
         """Pods and devices have both been listed since start: the words may be published."""
-        raise NotImplementedError
+        return self._list_mark is not None and self._view_mark is not None
 
     def wants_list(self) -> bool:
-        """Something waits for a newer PodResources list."""
-        raise NotImplementedError
+        """Something waits for a newer PodResources list: an Allocate, a pod's start or its end."""
+        mark = self._list_mark
+        if mark is None or mark.order < self._kubelet_order:
+            return True
+        return any(h.key is None and h.order > mark.order for h in self._holdings) or any(
+            (t.started_order or 0) > mark.order or (not t.ended and (t.gone_order or 0) > mark.order)
+            for t in self._pods.values()
+        )
 
     def wants_view(self) -> bool:
-        """Something waits for a list of pods that begins now (after a kubelet restart, an odd Allocate)."""
-        raise NotImplementedError
-
-    def promised(self) -> dict[str, int]:
-        """Units by card that containers hold: a union of IDs, and what must be held although no ID is known."""
-        raise NotImplementedError
-
-    def reserved(self) -> dict[str, int]:
-        """Units by card that bound pods will take where the scheduler does not expect them."""
-        raise NotImplementedError
-
-    def used(self) -> tuple[int, ...]:
-        """Units of each card in word order as published: never more than its size."""
-        raise NotImplementedError
+        """Something waits for a list of pods that begins now: a kubelet restart, or IDs without an owner."""
+        view, listed = self._view_mark, self._list_mark
+        if view is None or view.order < self._kubelet_order:
+            return True
+        return listed is not None and any(
+            not h.listed
+            and not h.certain
+            and view.order <= max(h.order, h.listed_order)
+            and (h.key is not None or listed.at_s >= h.at_s + self._grace_s)
+            for h in self._holdings
+        )
 
     def holds(self) -> frozenset[str]:
         """UIDs of the pods whose units `used` contains."""
-        raise NotImplementedError
+        return frozenset(uid for uid, tracked in self._pods.items() if tracked.held)
+
+    def unheld(self) -> frozenset[str]:
+        """UIDs of bound, unfinished pods that `used` does not contain yet."""
+        return frozenset(tracked.pod.uid for tracked in self._live() if not tracked.held)
 
     def allocations(self) -> dict[str, Assignment]:
-        """What each held pod's containers got, by UID."""
-        raise NotImplementedError
+        """What the containers of each held, unfinished pod got, by UID; pods with an unknown card are left out."""
+        found = {tracked.pod.uid: self._allocation(tracked) for tracked in self._live() if tracked.held}
+        return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
-    def explain(self) -> dict[str, object]:
+    def _allocation(self, tracked: Tracked) -> Assignment | None:
+        pod = tracked.pod
+        shares: dict[str, tuple[tuple[str, int], ...]] = {}
+        for demand in pod.request.demands:
+            counts = self._by_card(self._ids_of(tracked, demand))
+            if not counts:
+                return None
+            cards = [uuid for uuid in self._cards if uuid in counts]
+            for container in pod.request.containers:
+                if container.name in demand.containers:
+                    shares[container.name] = tuple((uuid, container.units // len(cards)) for uuid in cards)
+        return shares
+
+    def explain(self) -> dict[str, Any]:
         """Everything of interest to a person, as JSON values."""
-        raise NotImplementedError
+        promised, reserved, used = self.promised(), self.reserved(), self.used()
+        return {
+            "cards": [
+                {
+                    "uuid": uuid,
+                    "size": card.size_units,
+                    "used": units,
+                    "promised": promised[uuid],
+                    "reserved": reserved.get(uuid, 0),
+                    "pressure": self._pressure.get(uuid, 0),
+                    "withheld": self._rule_withheld_is_charged().get(uuid, 0),
+                    "leftover": self._rule_leftover().get(uuid, 0),
+                    "healthy": card.healthy,
+                    "cordoned": card.cordoned,
+                }
+                for (uuid, card), units in zip(self._cards.items(), used, strict=True)
+            ],
+            "holdings": [
+                {
+                    "cards": self._by_card(holding.ids),
+                    "pod": None if holding.slot is None else holding.slot.uid,
+                    "container": None if holding.slot is None else holding.slot.container,
+                    "certain": holding.certain,
+                    "listed": holding.listed,
+                    "shown_as": None if holding.key is None else "/".join(holding.key),
+                }
+                for holding in self._holdings
+            ],
+            "pods": [
+                {
+                    "uid": tracked.pod.uid,
+                    "name": f"{tracked.pod.namespace}/{tracked.pod.name}",
+                    "live": tracked.live,
+                    "admitted": tracked.admitted,
+                    "held": tracked.held,
+                    "targets": [list(target or ()) for target in tracked.targets],
+                }
+                for tracked in self._pods.values()
+            ],
+        }

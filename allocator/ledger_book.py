@@ -1,15 +1,15 @@
 """What the ledger knows: its input values, its records and plain look-ups; no rule is decided here."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, RequestError, shown
 from allocator.ids import device_id
 from allocator.records import Assignment, charge
-from allocator.request import ContainerRequest, Demand, PodRequest
+from allocator.request import Demand, PodRequest
 
 GRACE_S: Final = 10.0
 """Seconds after which an Allocate that the kubelet really carried out must stand in a complete list."""
@@ -88,9 +88,9 @@ class Holding:
         ids: the device IDs.
         order: number of the Allocate event; 0 when it happened before this ledger began.
         at_s: time of the Allocate, or of the list that showed the IDs first.
-        guess: whose Allocate this seemed to be; only the list knows.
+        slot: the container it seems to belong to.
+        certain: `slot` is proven; it never changes again.
         key: namespace, pod name and container under which the list showed it.
-        uid: the pod it belongs to, once certain.
         listed: the newest list shows it.
         listed_order: the mark of the newest list that showed it.
     """
@@ -98,18 +98,11 @@ class Holding:
     ids: frozenset[str]
     order: int
     at_s: float
-    guess: Slot | None = None
+    slot: Slot | None = None
+    certain: bool = False
     key: tuple[str, str, str] | None = None
-    uid: str | None = None
     listed: bool = False
     listed_order: int = 0
-
-    @property
-    def owner(self) -> Slot | None:
-        """The container that it belongs to, certain or by guess."""
-        if self.uid is not None and self.key is not None:
-            return Slot(self.uid, self.key[2])
-        return self.guess
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +115,6 @@ class Tracked:
         started_order: event number when its startTime was first seen, None before.
         admitted: it was seen started while alive, so it holds what it asked for until its containers end.
         gone_order: event number when it was seen terminal or gone, None while it lives.
-        deleted: the API server has it no more.
         ended: its containers' cgroups were found gone after that, so nothing of it is left.
         held: the words contain its units; published as `holds`.
         targets: where each demand is expected to go: card UUIDs, or None where nobody said.
@@ -134,7 +126,6 @@ class Tracked:
     started_order: int | None = None
     admitted: bool = False
     gone_order: int | None = None
-    deleted: bool = False
     ended: bool = False
     held: bool = False
 
@@ -178,6 +169,7 @@ class Book:
         self._pressure: dict[str, int] = {}
         self._published_at_s: dict[str, float] = dict.fromkeys(self._cards, float("-inf"))
         self._words_before: dict[str, int] = {}
+        self._remembered: set[str] = set()
         self._leftover: dict[str, int] = {}
         self._strangers: set[str] = set()
         self._kubelet_order = 0
@@ -203,16 +195,16 @@ class Book:
         ]
 
     def _owned(self, uid: str) -> list[Holding]:
-        """Holdings of the pod, certain or by guess."""
-        return [h for h in self._holdings if h.owner is not None and h.owner.uid == uid]
+        """Holdings of the pod, certain or not."""
+        return [h for h in self._holdings if h.slot is not None and h.slot.uid == uid]
 
     def _of_slot(self, slot: Slot) -> list[Holding]:
-        """Holdings of one container, certain or by guess."""
-        return [h for h in self._holdings if h.owner == slot]
+        """Holdings of one container, certain or not."""
+        return [h for h in self._holdings if h.slot == slot]
 
     def _certain(self, slot: Slot) -> bool:
-        """Whether the list has shown what this container of this UID holds."""
-        return any(h.uid is not None and h.owner == slot for h in self._holdings)
+        """Whether it is proven what this container of this UID holds."""
+        return any(h.certain and h.slot == slot for h in self._holdings)
 
     def _known(self) -> set[str]:
         """The union of all IDs that some container holds."""
@@ -234,26 +226,23 @@ class Book:
             if card.size_units >= units and request.selector.admits(card)
         ]
 
-    def _assigned(self, pod: Pod) -> dict[str, int] | None:
-        """What the pod's `assigned` annotation charges by card, None when it is missing or does not fit."""
-        if pod.assigned is None:
+    def _costs(self, request: PodRequest, assignment: Assignment | None) -> dict[str, int] | None:
+        """What an annotation charges by card; None when it is missing or cannot be true of this request."""
+        if assignment is None:
             return None
         try:
-            costs = charge(pod.request, pod.assigned)
+            costs = charge(request, assignment)
         except RequestError:
             return None
         return costs if costs.keys() <= self._cards.keys() else None
 
     def _initial_targets(self, pod: Pod) -> list[tuple[str, ...] | None]:
         """Expect every demand where `assigned` says."""
-        if self._assigned(pod) is None or pod.assigned is None:
+        if pod.assigned is None or self._costs(pod.request, pod.assigned) is None:
             return [None for _ in pod.request.demands]
         return [
             tuple(uuid for uuid, _ in pod.assigned[demand.containers[0]]) for demand in pod.request.demands
         ]
-
-    def _resize(self, card: Card, used_units: int) -> Card:
-        return replace(card, used_units=used_units)
 
 
 def demand_of(request: PodRequest, container: str) -> tuple[int, Demand] | None:
@@ -264,30 +253,12 @@ def demand_of(request: PodRequest, container: str) -> tuple[int, Demand] | None:
     return None
 
 
-def container_of(request: PodRequest, name: str) -> ContainerRequest | None:
-    """Find a container that asks by its name."""
-    return next((container for container in request.containers if container.name == name), None)
+def shape(demand: Demand) -> tuple[int, int, int]:
+    """What makes two demands interchangeable."""
+    return (demand.units_per_card, demand.cards, len(demand.containers))
 
 
 def add(total: dict[str, int], more: Mapping[str, int]) -> None:
     """Add units by card in place."""
     for uuid, units in more.items():
         total[uuid] = total.get(uuid, 0) + units
-
-
-__all__ = [
-    "GRACE_S",
-    "Book",
-    "Collection",
-    "Grant",
-    "Holding",
-    "Listed",
-    "Mark",
-    "Pod",
-    "Slot",
-    "Tracked",
-    "add",
-    "container_of",
-    "demand_of",
-    "field",
-]

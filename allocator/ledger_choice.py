@@ -1,0 +1,189 @@
+"""Which device IDs a container gets, and what is noted when the kubelet hands them out."""
+
+from collections.abc import Collection, Iterator
+
+from allocator.errors import LedgerError, shown
+from allocator.ledger_book import Grant, Holding, Mark, Slot, Tracked, demand_of
+from allocator.ledger_charges import Charges
+from allocator.request import Demand, PodRequest
+
+_CUT = 4
+
+
+class Choice(Charges):
+    """Rules for GetPreferredAllocation and Allocate, which never say what pod they are about."""
+
+    def expects(self, size: int, available: Collection[str], must_include: Collection[str] = ()) -> bool:
+        """Tell whether a pod is known that the kubelet may be asking for.
+
+        False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
+        for the view before answering `preferred`.
+        """
+        return self._asking(size, frozenset(available), frozenset(must_include)) is not None
+
+    def preferred(
+        self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
+    ) -> tuple[str, ...]:
+        """Answer GetPreferredAllocation: exactly `size` of the available IDs, `must_include` among them.
+
+        The answer is for the oldest pod that waits for a container of that size: on its cards if there is room,
+        else where the card policy says. A container that nobody knows gets one card.
+
+        Raises:
+            LedgerError: no card (or not enough cards) can take the container.
+        """
+        offered = frozenset(available) & self._card_of.keys()
+        fixed = frozenset(must_include) & offered
+        self._observe_offer(offered | fixed, now_s)
+        self._doubt_offered_guesses(offered - fixed)
+        slot = self._asking(size, offered, fixed)
+        cards = self._cards_for(slot, offered, fixed, size)
+        answer = self._pick(cards, offered, fixed, size)
+        self._answers.append((frozenset(answer), slot))
+        return answer
+
+    def allocate(self, ids: Collection[str], now_s: float) -> Grant:
+        """Record an Allocate. IDs that are already in the ledger are taken: the kubelet decides.
+
+        Raises:
+            LedgerError: no ID, an unknown one, one of an unhealthy card, or more cards than were offered.
+        """
+        wanted = frozenset(ids)
+        unknown = sorted(wanted - self._card_of.keys())
+        if not wanted or unknown:
+            raise LedgerError(f"Allocate of {shown(unknown[:_CUT])}: allowed are IDs of this node's cards")
+        counts = self._by_card(wanted)
+        sick = [uuid for uuid in counts if not self._cards[uuid].healthy]
+        if sick:
+            raise LedgerError(f"Allocate on {shown(sick)}: allowed are IDs of healthy cards")
+        answered = self._answered(wanted)
+        if len(counts) > 1 and answered is None:
+            raise LedgerError(
+                f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
+                "allowed is one card, or what GetPreferredAllocation just answered"
+            )
+        slot = answered[0] if answered is not None else self._asking(len(wanted), wanted, wanted)
+        self._holdings.append(Holding(wanted, self._tick(), now_s, slot))
+        for text in wanted:
+            self._withheld.pop(text, None)
+        return Grant(tuple((uuid, counts[uuid]) for uuid in self._cards if uuid in counts))
+
+    def _answered(self, ids: frozenset[str]) -> tuple[Slot | None] | None:
+        """Find the recent answer that this Allocate follows; each serves once."""
+        for position in reversed(range(len(self._answers))):
+            answer, slot = self._answers[position]
+            if answer == ids:
+                del self._answers[position]
+                return (slot,)
+        return None
+
+    def _observe_offer(self, offered: frozenset[str], now_s: float) -> None:
+        """What the kubelet does not offer, it has given away, whether we know of it or not."""
+        mark = Mark(self._tick(), now_s)
+        known = self._known()
+        for text, uuid in self._card_of.items():
+            published = self._cards[uuid].healthy and now_s >= self._published_at_s[uuid] + self._grace_s
+            if text in offered or not published:
+                self._withheld.pop(text, None)
+            elif text not in known:
+                self._withheld[text] = mark
+
+    def _doubt_offered_guesses(self, offered: frozenset[str]) -> None:
+        """An Allocate whose IDs are on offer again serves nobody: the pod it seemed to be for still waits."""
+        for holding in self._holdings:
+            slot = holding.slot
+            if slot is None or holding.key is not None or holding.certain or not holding.ids <= offered:
+                continue
+            tracked = self._pods.get(slot.uid)
+            if tracked is None or not tracked.admitted:
+                holding.slot = None
+
+    def _asking(self, size: int, offered: frozenset[str], fixed: frozenset[str]) -> Slot | None:
+        """Guess whose container the kubelet asks for.
+
+        IDs that must be included were the same pod's. Else the oldest unadmitted pod with a container of that
+        size that has nothing yet; then pods that were admitted and have lost what they had.
+        """
+        waiting = list(self._open_slots(size, admitted=False))
+        if fixed:
+            mine = {h.slot.uid for h in self._holdings if h.slot is not None and h.ids & fixed}
+            reused = [slot for slot in waiting if slot.uid in mine]
+            if reused:
+                return reused[0]
+        return next(iter(waiting), None) or next(self._open_slots(size, admitted=True), None)
+
+    def _open_slots(self, size: int, *, admitted: bool) -> Iterator[Slot]:
+        for tracked in self._live():
+            if tracked.admitted is admitted:
+                for container in tracked.pod.request.containers:
+                    slot = Slot(tracked.pod.uid, container.name)
+                    if container.units == size and not self._of_slot(slot):
+                        yield slot
+
+    def _cards_for(
+        self, slot: Slot | None, offered: frozenset[str], fixed: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Choose the cards of one answer."""
+        if fixed:
+            cards = tuple(self._by_card(fixed))
+            if len(cards) > 1 or self._by_card(offered)[cards[0]] < size:
+                raise LedgerError(
+                    f"container of {size} units that must stay on {shown(list(cards))}: "
+                    f"allowed is what one card has free, {shown(self._by_card(offered))}"
+                )
+            return cards
+        tracked = self._pods[slot.uid] if slot is not None else None
+        if slot is None or tracked is None:
+            return self._fallback(PodRequest(()), Demand((), size, 1), offered, None)
+        found = demand_of(tracked.pod.request, slot.container)
+        if found is None:
+            raise LedgerError(f"container {shown(slot.container)}: allowed is one that asks")
+        position, demand = found
+        first = self._of_pod_cards(tracked, demand) or tracked.targets[position]
+        each = size // demand.cards
+        if first is not None and all(self._by_card(offered).get(uuid, 0) >= each for uuid in first):
+            return first
+        return self._fallback(tracked.pod.request, demand, offered, slot)
+
+    def _of_pod_cards(self, tracked: Tracked, demand: Demand) -> tuple[str, ...] | None:
+        """Cards on which the demand already has something: all containers of a shared demand stay there."""
+        return tuple(self._by_card(self._ids_of(tracked, demand))) or None
+
+    def _fallback(
+        self, request: PodRequest, demand: Demand, offered: frozenset[str], slot: Slot | None
+    ) -> tuple[str, ...]:
+        """Choose by the card policy, in rounds that respect less and less.
+
+        First what lingers on a card, what others use there and what bound pods wait for; then only the
+        latter; then what the kubelet offers.
+        """
+        free = self._by_card(offered)
+        unused = self._by_card(offered - self._known())
+        expected = self._expected(slot)
+        rounds = (
+            {u: unused.get(u, 0) - expected.get(u, 0) - self._pressure.get(u, 0) for u in self._cards},
+            {u: free.get(u, 0) - expected.get(u, 0) for u in self._cards},
+            {u: free.get(u, 0) for u in self._cards},
+        )
+        for room in rounds:
+            cards = self._filled({u: card.size_units - room[u] for u, card in self._cards.items()})
+            chosen = self._choose(cards, request, demand.units_per_card, demand.cards)
+            if chosen is not None:
+                return chosen
+        raise LedgerError(
+            f"no {demand.cards} card(s) with {demand.units_per_card} free units each: "
+            f"the kubelet offers {shown(free)}"
+        )
+
+    def _pick(
+        self, cards: tuple[str, ...], offered: frozenset[str], fixed: frozenset[str], size: int
+    ) -> tuple[str, ...]:
+        """Take as many IDs on each card: those that must be in, then unused ones, in slot order."""
+        known = self._known()
+        each = size // len(cards)
+        answer: list[str] = []
+        for uuid in cards:
+            mine = [text for text, card in self._card_of.items() if card == uuid and text in offered]
+            mine.sort(key=lambda text: (text not in fixed, text in known))
+            answer.extend(mine[:each])
+        return tuple(answer)

@@ -1,0 +1,173 @@
+"""Whose are the device IDs: what Allocate does not say and the kubelet's list says by name only."""
+
+from collections.abc import Iterable
+
+from allocator.ledger_book import Book, Holding, Listed, Mark, Slot, Tracked, demand_of, shape
+from allocator.request import Demand
+
+
+class Owners(Book):
+    """Rules that tie holdings to containers of pods.
+
+    A guess is enough to choose a card, since pods of one shape are interchangeable; only proof lets a pod
+    into `holds`. When a guess turns out wrong, the two pods exchange what is expected of them.
+    """
+
+    def _take_list(self, entries: Iterable[Listed], mark: Mark) -> None:
+        """Note what the kubelet's list shows, and that it shows nothing else."""
+        self._list_mark = mark
+        for holding in self._holdings:
+            holding.listed = False
+        for entry in entries:
+            ids = entry.ids & self._card_of.keys()
+            if ids:
+                self._take_entry((entry.namespace, entry.name, entry.container), ids, mark)
+
+    def _take_entry(self, key: tuple[str, str, str], ids: frozenset[str], mark: Mark) -> None:
+        holding = self._match(key, ids, mark)
+        if holding is None:
+            holding = Holding(ids, order=0, at_s=mark.at_s)
+            self._holdings.append(holding)
+        holding.key = key
+        holding.listed = True
+        holding.listed_order = mark.order
+
+    def _match(self, key: tuple[str, str, str], ids: frozenset[str], mark: Mark) -> Holding | None:
+        """Find the Allocate that an entry shows: the same IDs, the same name before, the newest."""
+        same = [h for h in self._holdings if h.ids == ids and h.key in (None, key)]
+
+        def fit(holding: Holding) -> tuple[bool, bool, bool, int]:
+            slot = holding.slot
+            tracked = self._pods.get(slot.uid) if slot is not None else None
+            named = tracked is not None and (tracked.pod.namespace, tracked.pod.name) == key[:2]
+            return (holding.key == key, named, holding.order <= mark.order, holding.order)
+
+        return max(same, key=fit, default=None)
+
+    def _settle_owners(self) -> None:
+        """Draw every conclusion about owners that the newest event allows."""
+        for holding in self._holdings:
+            if not holding.certain:
+                if holding.key is not None:
+                    self._rule_name_contradicts(holding, holding.key)
+                    self._rule_name_suggests(holding, holding.key)
+                    self._rule_started_proves(holding, holding.key)
+                else:
+                    self._rule_reuse_proves(holding)
+        for tracked in self._pods.values():
+            self._rule_started_needs_a_holding(tracked)
+
+    def _rule_name_contradicts(self, holding: Holding, key: tuple[str, str, str]) -> None:
+        """A guess that the list shows under another name was wrong."""
+        slot = holding.slot
+        if slot is not None and not any(
+            slot == Slot(tracked.pod.uid, key[2]) for tracked in self._named(key)
+        ):
+            holding.slot = None
+
+    def _rule_name_suggests(self, holding: Holding, key: tuple[str, str, str]) -> None:
+        """A name suggests the living pod that has it, unless it was bound only after the Allocate."""
+        if holding.slot is not None:
+            return
+        for tracked in self._named(key):
+            if tracked.live and (holding.order > tracked.bound_order or tracked.admitted):
+                self._attach(holding, Slot(tracked.pod.uid, key[2]))
+
+    def _rule_started_proves(self, holding: Holding, key: tuple[str, str, str]) -> None:
+        """A listed name belongs to a UID once a list began after that UID was seen with a startTime.
+
+        The list has no UIDs, and a pod of the same name may have been there before. The kubelet sets
+        startTime after it has admitted this very UID, and by then it lists no older pod of the name.
+        """
+        for tracked in self._named(key):
+            started = tracked.started_order
+            if started is not None and holding.listed_order > started:
+                slot = Slot(tracked.pod.uid, key[2])
+                if holding.slot != slot:
+                    self._attach(holding, slot)
+                holding.certain = True
+
+    def _rule_reuse_proves(self, holding: Holding) -> None:
+        """An init container's IDs belong to the pod when a proven container of the pod uses some of them.
+
+        The kubelet hands the IDs of init containers on within a pod only.
+        """
+        slot = holding.slot
+        if slot is not None and self._is_init(slot):
+            holding.certain = any(
+                other.certain and not other.ids.isdisjoint(holding.ids) for other in self._owned(slot.uid)
+            )
+
+    def _rule_started_needs_a_holding(self, tracked: Tracked) -> None:
+        """An admitted pod without anything takes over what an equal, unadmitted pod seemed to get.
+
+        The list never shows these IDs, so this is all there is to correct such a guess.
+        """
+        if not tracked.admitted or not tracked.live:
+            return
+        for container in tracked.pod.request.containers:
+            slot = Slot(tracked.pod.uid, container.name)
+            if container.kind != "init" or self._owned(tracked.pod.uid):
+                continue
+            for holding in self._holdings:
+                other = holding.slot
+                if other is None or holding.certain or holding.key is not None or not self._is_init(other):
+                    continue
+                pod = self._pods.get(other.uid)
+                if pod is not None and not pod.admitted and len(holding.ids) == container.units:
+                    self._attach(holding, slot)
+                    break
+
+    def _is_init(self, slot: Slot) -> bool:
+        tracked = self._pods.get(slot.uid)
+        return tracked is not None and any(
+            container.name == slot.container and container.kind == "init"
+            for container in tracked.pod.request.containers
+        )
+
+    def _attach(self, holding: Holding, slot: Slot) -> None:
+        """Give a holding to the container `slot`, and set right what followed from another guess."""
+        former = holding.slot
+        holding.slot = slot
+        for other in self._holdings:
+            if other is not holding and other.slot == slot and other.key is None and not other.certain:
+                other.slot = former if len(other.ids) == len(holding.ids) else None
+        self._rule_exchange_targets(holding, slot, former)
+
+    def _rule_exchange_targets(self, holding: Holding, slot: Slot, former: Slot | None) -> None:
+        """Who got another's cards leaves it his own: the other pod will be served there."""
+        mine = self._demand(slot)
+        if mine is None:
+            return
+        tracked, position, demand = mine
+        cards = tuple(self._by_card(holding.ids))
+        target = tracked.targets[position]
+        if target is not None and set(target) == set(cards):
+            return
+        tracked.targets[position] = cards
+        for candidate in self._waiting() if former is None else [former]:
+            theirs = self._demand(candidate)
+            if theirs is None or theirs[0] is tracked or shape(theirs[2]) != shape(demand):
+                continue
+            other, at, _ = theirs
+            expected = other.targets[at]
+            if former is not None or (expected is not None and set(expected) == set(cards)):
+                other.targets[at] = target
+                return
+
+    def _waiting(self) -> list[Slot]:
+        """Containers of living, unadmitted pods that have got nothing yet, in the kubelet's order."""
+        return [
+            slot
+            for tracked in self._live()
+            if not tracked.admitted
+            for container in tracked.pod.request.containers
+            if not self._of_slot(slot := Slot(tracked.pod.uid, container.name))
+        ]
+
+    def _demand(self, slot: Slot) -> tuple[Tracked, int, Demand] | None:
+        tracked = self._pods.get(slot.uid)
+        if tracked is None:
+            return None
+        found = demand_of(tracked.pod.request, slot.container)
+        return None if found is None else (tracked, *found)
