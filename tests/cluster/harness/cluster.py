@@ -112,6 +112,19 @@ class Cluster:
         assert self.node is not None, "this cluster was started without a kubelet"
         return self.node
 
+    def token(self, namespace: str, service_account: str, bound_node: str | None = None) -> str:
+        """A token of a service account, carrying a node's name as a DaemonSet pod's token does."""
+        spec: Json = {"audiences": []}
+        if bound_node is not None:
+            metadata = self.api.get(f"{NODES}/{bound_node}")["metadata"]
+            spec["boundObjectRef"] = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                **{k: metadata[k] for k in ("name", "uid")},
+            }
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
+        return str(self.api.post(path, {"spec": spec})["status"]["token"])
+
     # ---- the node
 
     def node_object(self) -> Json:

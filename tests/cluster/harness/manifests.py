@@ -102,10 +102,7 @@ def _patch(folder: Path, patch: dict[str, Any], objects: list[Json]) -> None:
 
 
 def _selected(one: Json, target: dict[str, str]) -> bool:
-    return (
-        one["kind"] == target["kind"]
-        and target.get("name", one["metadata"]["name"]) == one["metadata"]["name"]
-    )
+    return bool(one["kind"] == target["kind"] and target.get("name") in {None, one["metadata"]["name"]})
 
 
 def _step(one: Json, step: dict[str, Any]) -> None:
@@ -123,7 +120,7 @@ def _step(one: Json, step: dict[str, Any]) -> None:
 
 
 def _merge(old: Any, new: Any) -> Any:
-    """Strategic merge as far as we need it: objects by key, lists of named objects by name, the rest replaced."""
+    """Strategic merge as far as we need it: objects by key, lists of named objects by name."""
     if isinstance(old, dict) and isinstance(new, dict):
         merged = copy.deepcopy(old)
         for key, value in new.items():
