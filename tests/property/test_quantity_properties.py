@@ -82,11 +82,9 @@ def test_accepted_text_is_a_number_and_a_suffix(text):
     except QuantityError:
         return
     digits = text.rstrip("numkKMGTPEi")
-    with localcontext() as context:
-        context.prec = 100
-        base = Fraction(Decimal(digits))
-    suffix = text[len(digits) :]
-    assert number == base * (MULTIPLIERS[suffix] if suffix in MULTIPLIERS else number / base if base else 0)
+    multiplier = MULTIPLIERS.get(text[len(digits) :])
+    if multiplier is not None:
+        assert number == Fraction(Decimal(digits)) * multiplier
 
 
 @given(st.text(max_size=80))
