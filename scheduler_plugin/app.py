@@ -1,0 +1,121 @@
+"""The extender as a process: puts the parts together and runs them until told to stop."""
+
+import asyncio
+import gc
+import signal
+import time
+from collections.abc import Callable
+
+import structlog
+from aiohttp import web
+
+from kubeapi.client import KubeClient
+from kubeapi.lease import LeaseElector
+from scheduler_plugin.binding import Binder
+from scheduler_plugin.commit import Committer, Offers
+from scheduler_plugin.extender import Extender
+from scheduler_plugin.metrics import Metrics
+from scheduler_plugin.scores import Policies
+from scheduler_plugin.server import Service, make_app, tls_context
+from scheduler_plugin.settings import Settings
+from scheduler_plugin.state import ClusterState
+from scheduler_plugin.watching import Watcher
+
+log = structlog.get_logger(__name__)
+
+
+async def run(
+    settings: Settings,
+    *,
+    stop: asyncio.Event | None = None,
+    started: Callable[[str, ClusterState], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until `stop` is set.
+
+    Args:
+        settings: How to run.
+        stop: Ends the server; where it is given signals are left alone.
+        started: Called once with the server's URL and the live state.
+
+    Raises:
+        SettingsError: the settings cannot work.
+        KubeApiError: no usable way to the API server.
+        OSError: the address cannot be listened on.
+    """
+    settings.check()
+    if stop is None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    clock = time.monotonic
+    async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:
+        state = ClusterState(settings.unit_mib)
+        policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
+        offers = Offers()
+        watcher = Watcher(client, state, clock, settings.stale_s, _settle_memory)
+        elector = _elector(settings, client)
+        service = Service(
+            extender=Extender(state, policies, offers, settings.shortlist),
+            binder=Binder(
+                Committer(state, policies, offers), client, clock, settings.bind_timeout_s, elector
+            ),
+            watcher=watcher,
+            metrics=Metrics(),
+            clock=clock,
+            leadership=elector,
+        )
+        runner = web.AppRunner(make_app(service), access_log=None, handle_signals=False)
+        await runner.setup()
+        try:
+            site = web.TCPSite(
+                runner,
+                settings.host or None,
+                settings.port,
+                ssl_context=tls_context(settings.tls_cert, settings.tls_key),
+            )
+            await site.start()
+            url = _url(runner, settings)
+            log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
+            if started is not None:
+                started(url, state)
+            await _work(stop, watcher, elector)
+        finally:
+            await runner.cleanup()
+
+
+async def _work(stop: asyncio.Event, watcher: Watcher, elector: LeaseElector | None) -> None:
+    """Watch, and take part in the election, until told to stop."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(watcher.run())]
+        if elector is not None:
+            tasks.append(group.create_task(elector.run()))
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+def _settle_memory() -> None:
+    """Once the caches are full, keep the garbage collector from walking them at every turn."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def _elector(settings: Settings, client: KubeClient) -> LeaseElector | None:
+    if not settings.leader_elect:
+        return None
+    return LeaseElector(
+        client,
+        settings.lease_namespace,
+        settings.lease_name,
+        settings.identity,
+        settings.lease_s,
+        min(2.0, settings.lease_s / 4),
+    )
+
+
+def _url(runner: web.AppRunner, settings: Settings) -> str:
+    scheme = "https" if settings.tls_cert else "http"
+    host, port = runner.addresses[0][:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,212 @@
+"""The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from allocator.errors import RequestError
+from allocator.request import PodRequest, parse_pod
+from scheduler_plugin.commit import Candidate, Offers
+from scheduler_plugin.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
+from scheduler_plugin.objects import PodLite, container_mappings, has_preferences
+from scheduler_plugin.pods import asks, pod_requests
+from scheduler_plugin.policies.registry import BoolArray, FloatArray, RowArray
+from scheduler_plugin.protocol import (
+    CallDecoder,
+    Candidates,
+    encode_filter_error,
+    encode_passed,
+    encode_refused,
+    encode_scores,
+)
+from scheduler_plugin.ranking import best, protocol_scores
+from scheduler_plugin.reasons import reason
+from scheduler_plugin.scores import Policies
+from scheduler_plugin.state import ClusterState
+
+SHORTLIST: Final = 16
+
+
+class Extender:
+    """The first, optimistic tier: looks at a snapshot and takes nothing.
+
+    Args:
+        state: The cluster.
+        policies: Of the cluster.
+        offers: Where the versions and scores of returned nodes are kept for the commit.
+        shortlist: Nodes that filter returns at most to a pod without preferences of its own; 0 returns all.
+    """
+
+    def __init__(
+        self, state: ClusterState, policies: Policies, offers: Offers, shortlist: int = SHORTLIST
+    ) -> None:
+        self.state = state
+        self.policies = policies
+        self.offers = offers
+        self.shortlist = shortlist
+        self._calls = CallDecoder()
+
+    def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a filter call.
+
+        Args:
+            body: The request.
+            now: Seconds.
+            stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        pod, candidates = self._calls.decode(body)
+        if not asks(pod, self.state.resource):
+            return encode_passed(candidates, range(len(candidates.names)))
+        if stale:
+            return encode_filter_error(stale)
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError as error:
+            return encode_refused(candidates, [(str(error), False, range(len(candidates.names)))])
+        if query is None:
+            return encode_passed(candidates, range(len(candidates.names)))
+        rows, at = self._known(candidates)
+        fits = self._fits(query, rows)
+        fitting_rows = rows[fits]
+        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        limit = len(rows) if self.shortlist <= 0 or has_preferences(pod) else self.shortlist
+        first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
+        if not len(first):
+            return self._refuse(pod, candidates, query, rows, at, fits)
+        positions = np.flatnonzero(fits)
+        chosen = (positions if at is None else at[positions])[first].tolist()
+        chosen = _with_nominated(pod, candidates, chosen, at, positions, scores)
+        self._offer(pod, query, fitting_rows[first], scores[first])
+        return encode_passed(candidates, chosen)
+
+    def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        pod, candidates = self._calls.decode(body)
+        result = np.zeros(len(candidates.names), dtype=np.int32)
+        query: Query | None = None
+        if not stale:
+            self.state.expire(now)
+            try:
+                query = self._query(pod)
+            except RequestError:
+                query = None
+        if query is None:
+            return encode_scores(candidates, result)
+        rows, at = self._known(candidates)
+        positions = np.flatnonzero(self._fits(query, rows))
+        fitting_rows = rows[positions]
+        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
+        result[positions if at is None else at[positions]] = ranked
+        return encode_scores(candidates, result)
+
+    def _query(self, pod: PodLite) -> Query | None:
+        """Read what the pod asks for; None when it asks for nothing."""
+        request = self._request(pod)
+        return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
+
+    def _request(self, pod: PodLite) -> PodRequest | None:
+        return parse_pod(
+            pod.metadata.annotations or {},
+            container_mappings(pod.spec.init_containers),
+            container_mappings(pod.spec.containers),
+            self.state.resource,
+            node_policies=self.policies.names,
+        )
+
+    def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
+        """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
+        rows = candidates.rows(self.state.nodes)
+        if not len(rows) or int(rows.min()) >= 0:
+            return rows, None
+        at = np.flatnonzero(rows >= 0)
+        return rows[at], at
+
+    def _fits(self, query: Query, rows: RowArray) -> BoolArray:
+        """Nodes that have the cards and no pod starting that the kubelet could mistake for this one."""
+        fits = fitting(self.state.nodes, query, rows)
+        busy = self._busy(query)
+        if busy is not None:
+            fits &= ~busy[rows]
+        return fits
+
+    def _busy(self, query: Query) -> BoolArray | None:
+        names = self.state.busy_nodes(query.wanted)
+        if not names:
+            return None
+        busy = np.zeros(self.state.nodes.row_count, dtype=np.bool_)
+        get = self.state.nodes.rows.get
+        busy[[row for name in names if (row := get(name)) is not None]] = True
+        return busy
+
+    def _refuse(
+        self,
+        pod: PodLite,
+        candidates: Candidates,
+        query: Query,
+        rows: RowArray,
+        at: RowArray | None,
+        held: BoolArray,
+    ) -> bytes:
+        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now."""
+        codes: CodeArray = np.full(len(candidates.names), Misfit.UNKNOWN_NODE, dtype=np.int8)
+        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
+        out = np.flatnonzero(~held)
+        found[out] = misfits(self.state.nodes, query, rows[out])
+        busy = self._busy(query)
+        if busy is not None:
+            waiting = out[busy[rows[out]]]
+            found[waiting[fitting(self.state.nodes, query, rows[waiting])]] = Misfit.BUSY
+        if at is None:
+            codes = found
+        else:
+            codes[at] = found
+        for learner in self.policies.learners:
+            learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
+        groups = []
+        for code in np.unique(codes).tolist():
+            misfit = Misfit(code)
+            text = reason(misfit, query.ask.demands, self.state.unit_mib)
+            groups.append((text, misfit in EVICTABLE, np.flatnonzero(codes == code).tolist()))
+        return encode_refused(candidates, groups)
+
+    def _offer(self, pod: PodLite, query: Query, rows: RowArray, scores: FloatArray) -> None:
+        """Remember versions and scores of the best nodes for the commit."""
+        nodes = self.state.nodes
+        epoch = self.policies.of(query.request).epoch
+        self.offers.put(
+            pod.metadata.uid,
+            tuple(
+                Candidate(nodes.names[row], score, version, epoch)
+                for row, score, version in zip(
+                    rows.tolist(), scores.tolist(), nodes.version[rows].tolist(), strict=True
+                )
+            ),
+        )
+
+
+def _with_nominated(
+    pod: PodLite,
+    candidates: Candidates,
+    chosen: list[int],
+    at: RowArray | None,
+    positions: RowArray,
+    scores: FloatArray,
+) -> list[int]:
+    """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
+    nominated = pod.status.nominated_node_name
+    if not nominated or nominated not in candidates.names:
+        return chosen
+    place = candidates.names.index(nominated)
+    if place in chosen:
+        return chosen
+    spots = (positions if at is None else at[positions])[scores < np.inf]
+    return [*chosen, place] if place in spots else chosen

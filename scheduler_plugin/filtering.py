@@ -1,0 +1,266 @@
+"""Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
+
+Card choice matters only to pods with several demands: what the first container leaves depends on the card
+it gets. The card policies that are a sign times the used units are placed for all nodes at once, others one
+node at a time after a check that rules most nodes out.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.place import Placement, place
+from allocator.request import PodRequest
+from allocator.selector import Selector
+from scheduler_plugin.nodes import Exclusion, NodeArrays
+from scheduler_plugin.pods import Shape
+from scheduler_plugin.policies.registry import Ask, BoolArray, LongArray, RowArray
+
+SIGNS: Final = {"least-used": 1, "most-used": -1}
+"""Card policies whose cost is this times the used units."""
+
+CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
+
+_NUMA_BITS: Final = 62
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+class Misfit(IntEnum):
+    """Why a node cannot take a pod; the fixed texts are in `reasons`."""
+
+    NONE = 0
+    UNKNOWN_NODE = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+    NOT_ADMITTED = 5
+    TOO_SMALL = 6
+    NOT_FREE = 7
+    BUSY = 8
+    HELD_BACK = 9
+
+
+EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
+"""Misfits that evicting pods could cure."""
+
+_BY_EXCLUSION: Final = {
+    Exclusion.VACANT: Misfit.UNKNOWN_NODE,
+    Exclusion.NO_WORDS: Misfit.NO_WORDS,
+    Exclusion.CORRUPT: Misfit.CORRUPT,
+    Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A pod's request, ready to be asked of the arrays.
+
+    Attributes:
+        request: What the pod asks of cards.
+        ask: The same as policies see it.
+        wanted: What its containers ask of the kubelet, see `pods.shapes`.
+    """
+
+    request: PodRequest
+    ask: Ask
+    wanted: frozenset[tuple[int, Shape]]
+
+
+class Selectors:
+    """Card masks by selector, brought up to date by row when an inventory changes.
+
+    Args:
+        limit: Selectors that are remembered.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._known: dict[Selector, tuple[BoolArray, LongArray]] = {}
+
+    def mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
+        """Tell which cards a selector admits: bool[R, K], None for all."""
+        if selector.admits_all:
+            return None
+        mask, made = self._known.pop(selector, (np.zeros((0, 0), dtype=np.bool_), np.zeros(0, np.int64)))
+        if mask.shape != nodes.size.shape:
+            mask = np.zeros(nodes.size.shape, dtype=np.bool_)
+            made = np.full(nodes.row_count, -1, dtype=np.int64)
+        stale = np.flatnonzero(made != nodes.inventory_version)
+        if stale.size:
+            mask[stale] = _admitted(nodes, selector, stale)
+            made[stale] = nodes.inventory_version[stale]
+        self._known[selector] = (mask, made)
+        if len(self._known) > self._limit:
+            del self._known[next(iter(self._known))]
+        return mask
+
+
+def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
+    """Ask the selector: once a model, once a UUID."""
+    # The last entry is for cards of unknown model, index -1.
+    models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
+    admitted: BoolArray = models[nodes.model[rows]]
+    if selector.uuids or selector.excluded_uuids:
+        for at, row in enumerate(rows.tolist()):
+            uuids = nodes.uuids[row]
+            for card in range(admitted.shape[1]):
+                admitted[at, card] &= selector.admits_uuid(uuids[card] if card < len(uuids) else "")
+    return admitted
+
+
+def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Tell which nodes have the cards for a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], rows in use or not.
+
+    Returns:
+        bool[m].
+    """
+    ask = query.ask
+    fits = _each_demand(nodes, ask, rows)
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(fits)
+        if left.size:
+            fits[left] = _together(nodes, query, rows[left])
+    return fits
+
+
+def _each_demand(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Check each demand as if it were alone; exact for a single one."""
+    fits: BoolArray = nodes.usable[rows]
+    for demand in ask.demands:
+        if demand.cards > nodes.free_order.shape[0]:
+            fits[:] = False
+        elif ask.admits is None:
+            fits &= nodes.free_order[demand.cards - 1][rows] >= demand.units
+        else:
+            enough = (nodes.free[rows] >= demand.units) & ask.admits[rows]
+            fits &= np.count_nonzero(enough, axis=1) >= demand.cards
+    return fits
+
+
+def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Place all demands in order on every row."""
+    sign = SIGNS.get(query.ask.card_policy)
+    if sign is None:
+        return np.array([place_on(nodes, int(row), query) is not None for row in rows], dtype=np.bool_)
+    return place_many(nodes, query.ask, rows, sign)
+
+
+def place_many(nodes: NodeArrays, ask: Ask, rows: RowArray, sign: int, *, emptied: bool = False) -> BoolArray:
+    """Do what `allocator.place` does, for many nodes at once.
+
+    A card is chosen by the smallest `(sign * used, not near, position)`, packed into one integer; near means
+    on a NUMA node that the pod's earlier cards are on, kept as a bit set.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for.
+        rows: intp[m].
+        sign: Of the used units in the card policy's cost.
+        emptied: Place on cards as if every pod had been evicted.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    used = nodes.size[rows].astype(np.int64) - free
+    admits = None if ask.admits is None else ask.admits[rows]
+    numa = nodes.numa[rows].astype(np.int64)
+    bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
+    near = np.zeros(len(rows), dtype=np.int64)
+    count = np.arange(len(rows))
+    width = free.shape[1]
+    position = np.arange(width, dtype=np.int64)
+    ok = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        fits = free >= demand.units
+        if admits is not None:
+            fits &= admits
+        for _ in range(demand.cards):
+            far = (bits & near[:, None]) == 0
+            cost = (sign * used * 2 + far) * width + position
+            cost[~fits] = _NEVER
+            best = cost.argmin(axis=1)
+            ok &= fits[count, best]
+            fits[count, best] = False
+            used[count, best] += demand.units
+            free[count, best] -= demand.units
+            near |= bits[count, best]
+    return ok
+
+
+def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
+    """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
+    if not nodes.usable[row]:
+        return None
+    return place(cards_of(nodes, row), query.request, query.ask.card_policy)
+
+
+def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
+    """Say why nodes that `fitting` refused cannot take a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], none of which fits.
+
+    Returns:
+        int8[m], a `Misfit` each: the first in the order of its values that is true.
+    """
+    ask = query.ask
+    codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
+    codes[~_large_enough(nodes, ask, rows)] = Misfit.TOO_SMALL
+    if ask.admits is not None:
+        most = max(demand.cards for demand in ask.demands)
+        admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
+        codes[admitted < most] = Misfit.NOT_ADMITTED
+    excluded = nodes.exclusion[rows]
+    for exclusion, misfit in _BY_EXCLUSION.items():
+        codes[excluded == exclusion] = misfit
+    return codes
+
+
+def _large_enough(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell which nodes could take the pod if every other pod were evicted."""
+    sizes = nodes.evictable[rows]
+    if ask.admits is not None:
+        sizes = np.where(ask.admits[rows], sizes, 0)
+    enough: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(enough)
+        enough[left] = place_many(nodes, ask, rows[left], SIGNS.get(ask.card_policy, 1), emptied=True)
+    return enough
+
+
+def cards_of(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
+    """Write a row's cards as the scalar code reads them, in word order."""
+    count = int(nodes.cards[row])
+    uuids = nodes.uuids[row] or tuple("" for _ in range(count))
+    return tuple(
+        Card(
+            index=card,
+            uuid=uuids[card],
+            model=nodes.model_names[model] if model >= 0 else "",
+            size_units=size,
+            used_units=occupied,
+            numa=numa if numa >= 0 else None,
+        )
+        for card, (size, occupied, model, numa) in enumerate(
+            zip(
+                nodes.size[row, :count].tolist(),
+                nodes.occupied[row, :count].tolist(),
+                nodes.model[row, :count].tolist(),
+                nodes.numa[row, :count].tolist(),
+                strict=True,
+            )
+        )
+    )

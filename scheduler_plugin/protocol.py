@@ -1,0 +1,306 @@
+"""The extender protocol: JSON with Go's field names in, JSON out.
+
+kube-scheduler sends all node names with every call, 100 kB and more, so a list seen before is recognised by
+comparing bytes, and what belongs to it (rows, names in JSON) is kept beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.objects import PodLite
+from scheduler_plugin.policies.registry import IntArray, RowArray
+
+_MARK: Final = b'"NodeNames":['
+_KEPT_LISTS: Final = 4
+_SHOWN: Final = 256
+
+T = TypeVar("T")
+
+
+class _Args(msgspec.Struct):
+    pod: PodLite | None = msgspec.field(name="Pod", default=None)
+    nodes: "_NodeList | None" = msgspec.field(name="Nodes", default=None)
+    node_names: list[str] | None = msgspec.field(name="NodeNames", default=None)
+
+
+class _NodeList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+class _NameOnly(msgspec.Struct):
+    name: str = ""
+
+
+class _NodeName(msgspec.Struct):
+    metadata: _NameOnly = msgspec.field(default_factory=_NameOnly)
+
+
+class BindArgs(msgspec.Struct):
+    """Body of the bind verb."""
+
+    pod_name: str = msgspec.field(name="PodName", default="")
+    pod_namespace: str = msgspec.field(name="PodNamespace", default="")
+    pod_uid: str = msgspec.field(name="PodUID", default="")
+    node: str = msgspec.field(name="Node", default="")
+
+
+class MetaPod(msgspec.Struct):
+    """A victim by UID."""
+
+    uid: str = msgspec.field(name="UID", default="")
+
+
+class MetaVictims(msgspec.Struct):
+    """Victims on one node, by UID."""
+
+    pods: list[MetaPod] | None = msgspec.field(name="Pods", default=None)
+    pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class Victims(msgspec.Struct):
+    """Victims on one node, whole pods."""
+
+    pods: list[PodLite] | None = msgspec.field(name="Pods", default=None)
+    pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class PreemptArgs(msgspec.Struct):
+    """Body of the preempt verb; one of the two maps is filled."""
+
+    pod: PodLite | None = msgspec.field(name="Pod", default=None)
+    victims: dict[str, Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
+    meta_victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+
+_names_decoder = msgspec.json.Decoder(list[str])
+_args_decoder = msgspec.json.Decoder(_Args)
+_node_name_decoder = msgspec.json.Decoder(_NodeName)
+_bind_decoder = msgspec.json.Decoder(BindArgs)
+_preempt_decoder = msgspec.json.Decoder(PreemptArgs)
+
+
+class Candidates:
+    """Nodes that a call names, in its order.
+
+    Attributes:
+        names: Their names.
+        items: The whole nodes as JSON, where the call brought them.
+    """
+
+    def __init__(self, names: Sequence[str], items: Sequence[bytes] | None = None) -> None:
+        self.names = names
+        self.items = items
+        self._rows: RowArray | None = None
+        self._epoch = -1
+        self._quoted: list[bytes] | None = None
+        self._worst: list[bytes] | None = None
+
+    def rows(self, nodes: NodeArrays) -> RowArray:
+        """Rows of the nodes: intp[m], -1 for nodes without one."""
+        if self._rows is None or self._epoch != nodes.epoch:
+            get = nodes.rows.get
+            self._rows = np.fromiter((get(name, -1) for name in self.names), np.intp, len(self.names))
+            self._epoch = nodes.epoch
+        return self._rows
+
+    @property
+    def quoted(self) -> list[bytes]:
+        """The names as JSON."""
+        if self._quoted is None:
+            self._quoted = [msgspec.json.encode(name) for name in self.names]
+        return self._quoted
+
+    @property
+    def worst(self) -> list[bytes]:
+        """Prioritize's answer for each node when its score is 0."""
+        if self._worst is None:
+            self._worst = [b'{"Host":%b,"Score":0}' % name for name in self.quoted]
+        return self._worst
+
+
+class CallDecoder:
+    """Decodes filter and prioritize calls, and remembers the lists of names it has seen."""
+
+    def __init__(self) -> None:
+        self._lists: list[tuple[bytes, Candidates]] = []
+
+    def decode(self, body: bytes) -> tuple[PodLite, Candidates]:
+        """Read a filter or prioritize call.
+
+        Raises:
+            ProtocolError: status 400 for what is no JSON, 422 for JSON of another shape.
+        """
+        for at, (tail, candidates) in enumerate(self._lists):
+            if body.endswith(tail):
+                args = _split_args(body[: len(body) - len(tail)])
+                if args is not None and args.pod is not None:
+                    if at:
+                        self._lists.insert(0, self._lists.pop(at))
+                    return args.pod, candidates
+        mark = body.rfind(_MARK)
+        if mark > 0:
+            args = _split_args(body[:mark])
+            names = _split_names(body[mark + len(_MARK) - 1 :])
+            if args is not None and args.pod is not None and names is not None:
+                candidates = Candidates(names)
+                self._lists.insert(0, (body[mark:], candidates))
+                del self._lists[_KEPT_LISTS:]
+                return args.pod, candidates
+        return _whole(body)
+
+
+def _split_args(head: bytes) -> _Args | None:
+    """Read a call up to its last field NodeNames, None when it has another form.
+
+    `head` plus `}` being an object, and the rest a list and `}`, the whole is the object with that list.
+    """
+    head = head.rstrip()
+    if not head.endswith(b","):
+        return None
+    try:
+        args = _args_decoder.decode(head[:-1] + b"}")
+    except msgspec.MsgspecError:
+        return None
+    return None if args.nodes is not None and args.nodes.items is not None else args
+
+
+def _split_names(tail: bytes) -> list[str] | None:
+    tail = tail.rstrip()
+    if not tail.endswith(b"}"):
+        return None
+    try:
+        return _names_decoder.decode(tail[:-1])
+    except msgspec.MsgspecError:
+        return None
+
+
+def _whole(body: bytes) -> tuple[PodLite, Candidates]:
+    args = _decode(_args_decoder, body, "ExtenderArgs")
+    if args.pod is None:
+        raise ProtocolError("ExtenderArgs without Pod: allowed is an object with Pod and NodeNames or Nodes")
+    if args.node_names is not None:
+        return args.pod, Candidates(args.node_names)
+    if args.nodes is None:
+        raise ProtocolError(
+            "ExtenderArgs without NodeNames and Nodes: allowed is an object with Pod and one of them"
+        )
+    items = [bytes(item) for item in args.nodes.items or ()]
+    named = [_decode(_node_name_decoder, item, "Nodes.items").metadata.name for item in items]
+    return args.pod, Candidates(named, items)
+
+
+def decode_bind(body: bytes) -> BindArgs:
+    """Read a bind call.
+
+    Raises:
+        ProtocolError: 400 for what is no JSON, 422 for another shape or an empty field.
+    """
+    args = _decode(_bind_decoder, body, "ExtenderBindingArgs")
+    missing = [
+        field
+        for field, value in (
+            ("PodName", args.pod_name),
+            ("PodNamespace", args.pod_namespace),
+            ("PodUID", args.pod_uid),
+            ("Node", args.node),
+        )
+        if not value
+    ]
+    if missing:
+        raise ProtocolError(f"ExtenderBindingArgs without {', '.join(missing)}: allowed is all four filled")
+    return args
+
+
+def decode_preempt(body: bytes) -> PreemptArgs:
+    """Read a preempt call.
+
+    Raises:
+        ProtocolError: 400 for what is no JSON, 422 for another shape.
+    """
+    args = _decode(_preempt_decoder, body, "ExtenderPreemptionArgs")
+    if args.pod is None:
+        raise ProtocolError("ExtenderPreemptionArgs without Pod: allowed is an object with Pod and victims")
+    return args
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"{what} of another shape: {str(error)[:_SHOWN]}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{what} is not JSON: {str(error)[:_SHOWN]}", 400) from error
+
+
+def encode_passed(candidates: Candidates, chosen: Sequence[int]) -> bytes:
+    """Write filter's answer when some nodes pass; the failure maps stay empty.
+
+    Args:
+        candidates: Nodes of the call.
+        chosen: Positions among them, best first.
+    """
+    if candidates.items is not None:
+        nodes = b",".join([candidates.items[i] for i in chosen])
+        return (
+            b'{"Nodes":{"metadata":{},"items":[%b]},"NodeNames":null,"FailedNodes":{},'
+            b'"FailedAndUnresolvableNodes":{},"Error":""}' % nodes
+        )
+    names = msgspec.json.encode([candidates.names[i] for i in chosen])
+    return (
+        b'{"Nodes":null,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
+    )
+
+
+def encode_refused(candidates: Candidates, groups: Sequence[tuple[str, bool, Sequence[int]]]) -> bytes:
+    """Write filter's answer when no node passes.
+
+    Args:
+        candidates: Nodes of the call.
+        groups: Reason, whether evicting pods could help, positions among the candidates.
+    """
+    quoted = candidates.quoted
+    maps: dict[bool, list[bytes]] = {True: [], False: []}
+    for text, evictable, positions in groups:
+        if len(positions):
+            ending = b":" + msgspec.json.encode(text)
+            names = quoted if len(positions) == len(quoted) else [quoted[i] for i in positions]
+            maps[evictable].append((ending + b",").join(names) + ending)
+    none = b'"Nodes":null,"NodeNames":[]'
+    if candidates.items is not None:
+        none = b'"Nodes":{"metadata":{},"items":[]},"NodeNames":null'
+    return b'{%b,"FailedNodes":{%b},"FailedAndUnresolvableNodes":{%b},"Error":""}' % (
+        none,
+        b",".join(maps[True]),
+        b",".join(maps[False]),
+    )
+
+
+def encode_filter_error(message: str) -> bytes:
+    """Write filter's answer when it cannot answer: the attempt fails and is repeated."""
+    return (
+        b'{"Nodes":null,"NodeNames":null,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":%b}'
+        % msgspec.json.encode(message)
+    )
+
+
+def encode_scores(candidates: Candidates, scores: IntArray) -> bytes:
+    """Write prioritize's answer."""
+    pieces = candidates.worst.copy()
+    for i in np.flatnonzero(scores).tolist():
+        pieces[i] = b'{"Host":%b,"Score":%d}' % (candidates.quoted[i], scores[i])
+    return b"[" + b",".join(pieces) + b"]"
+
+
+def encode_bind(error: str) -> bytes:
+    """Write bind's answer; empty text means bound."""
+    return b'{"Error":%b}' % msgspec.json.encode(error)
+
+
+def encode_preempt(victims: Mapping[str, MetaVictims]) -> bytes:
+    """Write preempt's answer."""
+    return b'{"NodeNameToMetaVictims":%b}' % msgspec.json.encode(victims)

@@ -1,0 +1,131 @@
+"""The extender over HTTP."""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from scheduler_plugin.binding import Binder, Leadership
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.extender import Extender
+from scheduler_plugin.metrics import Metrics
+from scheduler_plugin.protocol import decode_bind, encode_bind
+from scheduler_plugin.watching import Watcher
+
+MAX_BODY: Final = 16 * 2**20
+"""Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the handlers work on.
+
+    Attributes:
+        extender: filter and prioritize.
+        binder: bind.
+        watcher: The view of the API server.
+        metrics: For Prometheus.
+        clock: Monotonic seconds.
+        leadership: None without an election.
+    """
+
+    extender: Extender
+    binder: Binder
+    watcher: Watcher
+    metrics: Metrics
+    clock: Callable[[], float]
+    leadership: Leadership | None = None
+
+    async def filter(self, request: web.Request) -> web.Response:
+        """POST /filter."""
+        body = await request.read()
+        began = perf_counter()
+        answer = self.extender.filter(body, self.clock(), self.watcher.stale)
+        return self._done("filter", began, answer)
+
+    async def prioritize(self, request: web.Request) -> web.Response:
+        """POST /prioritize."""
+        body = await request.read()
+        began = perf_counter()
+        answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
+        return self._done("prioritize", began, answer)
+
+    async def bind(self, request: web.Request) -> web.Response:
+        """POST /bind."""
+        body = await request.read()
+        began = perf_counter()
+        args = decode_bind(body)
+        error = self.watcher.stale or await self.binder.bind(args)
+        if error:
+            self.metrics.errors.labels("bind").inc()
+            log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
+        else:
+            log.info("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
+        return self._done("bind", began, encode_bind(error))
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """GET /healthz: the process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """GET /readyz: the view is complete and fresh, and this process is the leader where that matters."""
+        why = self.watcher.stale
+        if not why and self.leadership is not None and not self.leadership.is_leader:
+            why = "not the leader"
+        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+
+    async def metrics_page(self, _: web.Request) -> web.Response:
+        """GET /metrics."""
+        body = self.metrics.render(self.extender.state, self.watcher.age_s)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def _done(self, verb: str, began: float, answer: bytes) -> web.Response:
+        took_s = perf_counter() - began
+        self.metrics.handled.labels(verb).observe(took_s)
+        return web.Response(
+            body=answer,
+            headers={"Content-Type": "application/json", "Server-Timing": f"handled;dur={took_s * 1000:.3f}"},
+        )
+
+
+@web.middleware
+async def _explain(request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
+    """Turn rubbish into one clear line with status 400 or 422."""
+    try:
+        return await handler(request)  # type: ignore[misc,no-any-return]
+    except ProtocolError as error:
+        log.warning("request refused", path=request.path, error=str(error))
+        return web.Response(text=f"{error}\n", status=error.status)
+    except web.HTTPRequestEntityTooLarge:
+        return web.Response(text=f"body too large: allowed are {MAX_BODY} bytes\n", status=413)
+
+
+def make_app(service: Service) -> web.Application:
+    """Build the application."""
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[_explain])
+    app.add_routes(
+        [
+            web.post("/filter", service.filter),
+            web.post("/prioritize", service.prioritize),
+            web.post("/bind", service.bind),
+            web.get("/healthz", service.healthz),
+            web.get("/readyz", service.readyz),
+            web.get("/metrics", service.metrics_page),
+        ]
+    )
+    return app
+
+
+def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Build the TLS side of the server, None where it speaks plain HTTP."""
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context

@@ -1,0 +1,144 @@
+"""Settings of the extender, checked as a whole: every fault is told at once."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from allocator.errors import AllocatorError
+from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
+from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.scores import Policies
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_PORT: Final = 65535
+MAX_SHORTLIST: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the extender runs; see `gpupack scheduler --help`.
+
+    Attributes:
+        kubeconfig: Path; None: in-cluster, else $KUBECONFIG, else ~/.kube/config.
+        http: HOST:PORT to serve on; port 0 takes any free one.
+        node_policy: Ranks nodes for pods that name no policy of their own.
+        node_policy_parameters: Its parameters, text by name.
+        card_policy: Chooses cards for pods that name no policy of their own.
+        shortlist: Nodes that filter returns at most; 0 returns all that fit.
+        unit_mib: MiB a unit; names the resource.
+        tls_cert: PEM file; with `tls_key` the server speaks TLS only.
+        tls_key: PEM file.
+        leader_elect: Take part in an election; only the leader is ready and binds.
+        lease_namespace: Of the Lease.
+        lease_name: Of the Lease.
+        lease_s: Seconds others wait for a silent leader.
+        identity: Of this process in the election.
+        bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
+        stale_s: Age of the cache, in seconds, from which filter answers with an error.
+        log_level: One of debug, info, warning, error.
+    """
+
+    kubeconfig: str | None = None
+    http: str = "127.0.0.1:8910"
+    node_policy: str = "least-requested"
+    node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
+    card_policy: str = "least-used"
+    shortlist: int = 16
+    unit_mib: int = MIB_PER_GIB
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    leader_elect: bool = False
+    lease_namespace: str = "kube-system"
+    lease_name: str = f"{SCHEDULER_NAME}-extender"
+    lease_s: int = 15
+    identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    bind_timeout_s: float = 4.0
+    stale_s: float = 180.0
+    log_level: str = "info"
+
+    @property
+    def host(self) -> str:
+        """Host part of `http`; empty means every address."""
+        return self.http.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Port part of `http`."""
+        return int(self.http.rpartition(":")[2])
+
+    def check(self) -> None:
+        """Check everything.
+
+        Raises:
+            SettingsError: lists every fault, one a line.
+        """
+        faults = [
+            *self._address_faults(),
+            *self._policy_faults(),
+            *self._tls_faults(),
+            *self._number_faults(),
+        ]
+        if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
+            faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
+        if self.log_level not in LOG_LEVELS:
+            faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+        if self.leader_elect:
+            for name, value in (
+                ("lease namespace", self.lease_namespace),
+                ("lease name", self.lease_name),
+                ("identity", self.identity),
+            ):
+                if not value:
+                    faults.append(f"{name} is empty: allowed is a name")
+        if faults:
+            raise SettingsError("\n".join(faults))
+
+    def _address_faults(self) -> list[str]:
+        colon, port = self.http.rpartition(":")[1:]
+        if colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT:
+            return []
+        return [f"http {self.http!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"]
+
+    def _policy_faults(self) -> list[str]:
+        faults = []
+        try:
+            Policies(self.node_policy, parameters=self.node_policy_parameters)
+        except PolicyError as error:
+            faults.append(str(error))
+        try:
+            Policies(card_policy_name=self.card_policy)
+        except AllocatorError as error:
+            faults.append(str(error))
+        try:
+            resource_name(self.unit_mib)
+        except AllocatorError as error:
+            faults.append(str(error))
+        return faults
+
+    def _tls_faults(self) -> list[str]:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            return ["TLS certificate and key: allowed are both files or none"]
+        return [
+            f"TLS {what} {path!r}: no such file"
+            for what, path in (("certificate", self.tls_cert), ("key", self.tls_key))
+            if path is not None and not Path(path).is_file()
+        ]
+
+    def _number_faults(self) -> list[str]:
+        faults = []
+        if not 0 <= self.shortlist <= MAX_SHORTLIST:
+            faults.append(f"shortlist {self.shortlist}: allowed are 0 (all) to {MAX_SHORTLIST} nodes")
+        if not self.stale_s > 0:
+            faults.append(f"stale limit {self.stale_s:g} s: allowed is more than 0")
+        if self.lease_s < 1:
+            faults.append(f"lease {self.lease_s} s: allowed is a whole number from 1")
+        longest = self.lease_s / 3 if self.leader_elect else float("inf")
+        if not 0 < self.bind_timeout_s < longest:
+            faults.append(
+                f"bind timeout {self.bind_timeout_s:g} s: allowed is more than 0"
+                + (f" and less than a third of the lease, {longest:g} s" if self.leader_elect else "")
+            )
+        return faults

@@ -1,0 +1,417 @@
+"""The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from allocator.errors import PackingError
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
+from allocator.packing import NodeWords, read_node
+from allocator.quantity import parse_bytes, parse_milli
+from allocator.records import Assignment, CardRecord, Holds, load_cards, load_cordon, load_holds
+from scheduler_plugin.errors import StateError
+from scheduler_plugin.nodes import Exclusion, NodeArrays
+from scheduler_plugin.objects import NodeLite, PodLite
+from scheduler_plugin.pods import PodRecord, Shape, read_pod, shapes, version_number
+from scheduler_plugin.state_rules import TOMBSTONE_S, Book, Claim, Rules, Take, Tombstone
+
+_GRAVES: Final = 16384
+_MAX_UNITS: Final = (1 << 31) - 1
+
+
+class ClusterState:
+    """Nodes, pods and what follows from them. Pure: times (seconds) and resourceVersions are arguments.
+
+    Invariant, after every call: in the row of every node with readable words, `assumed` is what
+    `Rules.assumed` says of the current caches, never a remembered decision; so units that the kubelet holds
+    plus units of pods bound and not admitted fit into `used + assumed` of each card, in any order of node and
+    pod events, repeated or late ones included. Every claim ends once its pod has ended.
+
+    Attributes:
+        unit_mib: The quantum that nodes and pods must agree on.
+        resource: Name of the extended resource.
+        nodes: The arrays.
+        pods: Every known pod by UID.
+        books: What is known by node name.
+    """
+
+    def __init__(self, unit_mib: int = 1024, *, rules: Rules | None = None) -> None:
+        self.unit_mib = unit_mib
+        self.resource = resource_name(unit_mib)
+        self.nodes = NodeArrays()
+        self.pods: dict[str, PodRecord] = {}
+        self.books: dict[str, Book] = {}
+        self.rules = rules or Rules()
+        self._takes: dict[str, Take] = {}
+        self._shapes: dict[int, dict[Shape, set[str]]] = {}
+        self._dirty: set[str] = set()
+        self._mortal: set[str] = set()
+        self._pod_floor = self._node_floor = -1
+        self._pod_graves: OrderedDict[str, int] = OrderedDict()
+        self._node_graves: OrderedDict[str, int] = OrderedDict()
+
+    # Nodes.
+
+    def apply_node(self, node: NodeLite, now: float) -> None:
+        """Take a node's newest version; an older one than known is ignored."""
+        self._apply_node(node)
+        self._settle(now)
+
+    def delete_node(self, name: str, resource_version: str, now: float) -> None:
+        """Forget a Node object; pods bound to its name stay."""
+        self._delete_node(name, version_number(resource_version))
+        self._settle(now)
+
+    def replace_nodes(self, nodes: Sequence[NodeLite], resource_version: str, now: float) -> None:
+        """Take a complete list made at a resourceVersion; known nodes that it lacks are gone."""
+        version = version_number(resource_version)
+        for node in nodes:
+            self._apply_node(node)
+        listed = {node.metadata.name for node in nodes}
+        for name in [name for name in self.nodes.rows if name not in listed]:
+            if self.books[name].version <= version:
+                self._delete_node(name, version)
+        self._node_floor = max(self._node_floor, version)
+        self._settle(now)
+
+    def _apply_node(self, node: NodeLite) -> None:
+        name = node.metadata.name
+        version = version_number(node.metadata.resource_version)
+        book = self.books.get(name)
+        if book is not None and book.row >= 0:
+            if version < book.version:
+                return
+        elif version and version <= max(self._node_floor, self._node_graves.get(name, -1)):
+            return
+        book = self._book(name)
+        if book.row < 0:
+            book.row = self.nodes.add(name)
+        book.version = version
+        allocatable = node.status.allocatable or {}
+        self.nodes.set_capacity(
+            book.row,
+            _quantity(allocatable, "cpu", parse_milli),
+            _quantity(allocatable, "memory", parse_bytes),
+        )
+        self._read_cards(book, node)
+        self._dirty.add(name)
+
+    def _read_cards(self, book: Book, node: NodeLite) -> None:
+        """Take a node's words, inventory and holds, or exclude its row with a reason."""
+        annotations = node.metadata.annotations or {}
+        words: NodeWords | None = None
+        inventory: tuple[CardRecord, ...] = ()
+        holds = Holds(-1, frozenset())
+        reason = Exclusion.NO_WORDS
+        try:
+            words = read_node(node.status.allocatable or {})
+            if words is not None:
+                reason = Exclusion.NONE
+                if words.layout.unit_mib != self.unit_mib:
+                    reason = Exclusion.OTHER_UNIT
+                if NODE_HOLDS in annotations:
+                    holds = load_holds(annotations[NODE_HOLDS])
+                if NODE_CARDS in annotations:
+                    inventory = load_cards(annotations[NODE_CARDS])
+                    if len(inventory) != len(words.sizes):
+                        reason = Exclusion.CORRUPT
+                if max(words.sizes, default=0) > _MAX_UNITS:
+                    reason = Exclusion.CORRUPT
+        except PackingError:
+            reason = Exclusion.CORRUPT
+        if words is None or reason is not Exclusion.NONE:
+            book.seen, book.holds, book.revision = -1, frozenset(), 0
+            book.sizes = book.used = ()
+            book.uuids = ()
+            if self.nodes.exclusion[book.row] != reason:
+                self.nodes.exclude(book.row, reason)
+            return
+        out = _out_of_service(inventory, annotations.get(NODE_CORDON))
+        sizes = words.sizes
+        book.revision = words.revision
+        book.seen, book.holds = holds.seen, holds.uids
+        book.uuids = tuple(card.uuid for card in inventory)
+        used = tuple(
+            size if card in out else taken
+            for card, (size, taken) in enumerate(zip(sizes, words.used, strict=True))
+        )
+        book.sizes, book.used = sizes, used
+        self.nodes.set_cards(
+            book.row,
+            sizes,
+            used,
+            evictable=[0 if card in out else size for card, size in enumerate(sizes)],
+            uuids=book.uuids,
+            models=[card.model for card in inventory],
+            numa=[-1 if card.numa is None else card.numa for card in inventory],
+        )
+
+    def _delete_node(self, name: str, version: int) -> None:
+        book = self.books.get(name)
+        if book is None or book.row < 0 or version < book.version:
+            return
+        self.nodes.remove(name)
+        _remember(self._node_graves, name, version)
+        book.row, book.version, book.revision = -1, 0, 0
+        book.seen, book.holds = -1, frozenset()
+        book.sizes = book.used = ()
+        book.uuids = ()
+        if not self.rules.keeps_without_node():
+            book.pods.clear()
+            book.takes.clear()
+            book.tombstones.clear()
+        self._dirty.add(name)
+
+    # Pods.
+
+    def apply_pod(self, pod: PodLite, now: float) -> None:
+        """Take a pod's newest version; an older one than known is ignored."""
+        self._apply_pod(read_pod(pod, self.resource), now)
+        self._settle(now)
+
+    def delete_pod(self, pod: PodLite, resource_version: str, now: float) -> None:
+        """Forget a pod.
+
+        Args:
+            pod: Its last version, with the node it was bound to.
+            resource_version: Of the deletion.
+            now: Seconds.
+        """
+        record = read_pod(pod, self.resource)
+        take = self._takes.get(record.uid)
+        if take is not None and not record.node:
+            self._drop_take(take)
+        self._end_pod(record.uid, record.node, version_number(resource_version), now)
+        self._settle(now)
+
+    def replace_pods(self, pods: Iterable[PodLite], resource_version: str, now: float) -> None:
+        """Take a complete list made at a resourceVersion; known pods that it lacks vanished by then."""
+        version = version_number(resource_version)
+        listed: set[str] = set()
+        for pod in pods:
+            listed.add(pod.metadata.uid)
+            self._apply_pod(read_pod(pod, self.resource), now)
+        for uid in [uid for uid in self.pods if uid not in listed]:
+            if self.pods[uid].version <= version:
+                self._end_pod(uid, "", version, now)
+        self._pod_floor = max(self._pod_floor, version)
+        self._settle(now)
+
+    def _apply_pod(self, record: PodRecord, now: float) -> None:
+        old = self.pods.get(record.uid)
+        if old is not None:
+            if record.version < old.version:
+                return
+            self._unbook(old)
+        elif record.version and record.version <= max(self._pod_floor, self._pod_graves.get(record.uid, -1)):
+            return
+        self.pods[record.uid] = record
+        take = self._takes.get(record.uid)
+        if take is not None and (record.node or record.ended or self.rules.binding_is_stale(take, record)):
+            self._drop_take(take)
+        if not record.node:
+            return
+        if not record.ended:
+            book = self._book(record.node)
+            book.cpu_milli += record.cpu_milli
+            book.memory_bytes += record.memory_bytes
+            if record.charged is not None:
+                book.pods[record.uid] = record
+            self._dirty.add(record.node)
+        elif old is None or not old.ended:
+            self._bury(record, record.node, record.assigned, record.version, now)
+
+    def _end_pod(self, uid: str, node: str, version: int, now: float) -> None:
+        """Remove a pod that vanished at `version`; a commitment of it may have been carried out."""
+        old = self.pods.get(uid)
+        if old is not None and version < old.version:
+            return
+        _remember(self._pod_graves, uid, version)
+        if old is None:
+            return
+        del self.pods[uid]
+        self._unbook(old)
+        take = self._takes.get(uid)
+        assigned = old.assigned
+        if take is not None:
+            self._drop_take(take)
+            node, assigned = node or take.node, take.assigned
+        node = node or old.node
+        if node and not old.ended:
+            self._bury(old, node, assigned, version, now)
+
+    def _unbook(self, record: PodRecord) -> None:
+        """Undo what a bound pod did to its book."""
+        if record.node and not record.ended:
+            book = self._book(record.node)
+            book.cpu_milli -= record.cpu_milli
+            book.memory_bytes -= record.memory_bytes
+            book.pods.pop(record.uid, None)
+            self._dirty.add(record.node)
+
+    def _bury(
+        self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
+    ) -> None:
+        """Leave a tombstone where the rules want one."""
+        if record.charged is None:
+            return
+        book = self._book(node)
+        self._dirty.add(node)
+        if self.rules.needs_tombstone(book, record.uid, version):
+            claim = Claim(record.uid, record.charged, assigned)
+            book.tombstones[record.uid] = Tombstone(claim, version, now + TOMBSTONE_S)
+            self._mortal.add(node)
+
+    # Commitments.
+
+    def take(self, uid: str, node: str, assigned: Assignment | None, now: float) -> Take:
+        """Commit cards for a pod, before its Binding is sent.
+
+        Args:
+            uid: A pod that is known, not bound and not taken.
+            node: Target, a node with a row.
+            assigned: Cards by container, None where the node's UUIDs are not known.
+            now: Seconds.
+
+        Raises:
+            StateError: the pod or node is not as it must be.
+        """
+        pod = self.pods.get(uid)
+        if pod is None or pod.node or pod.ended or uid in self._takes or node not in self.nodes.rows:
+            raise StateError(f"pod {uid} on node {node}: allowed is a known pod without node, taken once")
+        take = Take(pod, node, assigned)
+        self._takes[uid] = take
+        self._book(node).takes[uid] = take
+        self._dirty.add(node)
+        self._settle(now)
+        return take
+
+    def taken(self, uid: str) -> Take | None:
+        """The commitment of a pod, if there is one."""
+        return self._takes.get(uid)
+
+    def roll_back(self, take: Take, now: float) -> None:
+        """Undo a commitment whose Binding was refused; does nothing when it has ended already."""
+        if self._takes.get(take.pod.uid) is take:
+            self._drop_take(take)
+            self._settle(now)
+
+    def doubt(self, take: Take, until: float) -> None:
+        """Keep a commitment whose Binding got no answer, until it can no longer take effect."""
+        take.until = until
+        self._mortal.add(take.node)
+
+    def expire(self, now: float) -> None:
+        """End whatever time ends."""
+        self._dirty |= self._mortal
+        self._settle(now)
+
+    def _drop_take(self, take: Take) -> None:
+        del self._takes[take.pod.uid]
+        self._book(take.node).takes.pop(take.pod.uid, None)
+        self._dirty.add(take.node)
+
+    # What follows.
+
+    def busy_nodes(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
+        """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
+        found: set[str] = set()
+        for units, shape in wanted:
+            for other, names in self._shapes.get(units, {}).items():
+                if other != shape:
+                    found |= names
+        return found
+
+    def _book(self, name: str) -> Book:
+        book = self.books.get(name)
+        if book is None:
+            book = self.books[name] = Book(name)
+        return book
+
+    def _settle(self, now: float) -> None:
+        """Recompute what depends on the books that changed."""
+        while self._dirty:
+            name = self._dirty.pop()
+            book = self._book(name)
+            self._expire(book, now)
+            claims = self.rules.claims(book)
+            self._index(book, claims)
+            if book.row >= 0:
+                if book.sizes:
+                    self.nodes.set_assumed(book.row, self.rules.assumed(book, claims))
+                extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
+                self.nodes.set_requested(
+                    book.row,
+                    book.cpu_milli + sum(pod.cpu_milli for pod in extra),
+                    book.memory_bytes + sum(pod.memory_bytes for pod in extra),
+                )
+            elif book.empty:
+                del self.books[name]
+
+    def _expire(self, book: Book, now: float) -> None:
+        for uid, tombstone in list(book.tombstones.items()):
+            if self.rules.tombstone_ends(book, tombstone, now):
+                del book.tombstones[uid]
+        doubtful = False
+        for uid, take in list(book.takes.items()):
+            if self.rules.take_ends(take, now):
+                del book.takes[uid]
+                self._takes.pop(uid, None)
+            else:
+                doubtful = doubtful or take.until is not None
+        if not book.tombstones and not doubtful:
+            self._mortal.discard(book.name)
+
+    def _index(self, book: Book, claims: list[Claim]) -> None:
+        found: set[tuple[int, Shape]] = set()
+        for claim in claims:
+            found |= shapes(claim.request)
+        if found == book.shapes:
+            return
+        for units, shape in book.shapes - found:
+            names = self._shapes[units][shape]
+            names.discard(book.name)
+            if not names:
+                del self._shapes[units][shape]
+        for units, shape in found - book.shapes:
+            self._shapes.setdefault(units, {}).setdefault(shape, set()).add(book.name)
+        book.shapes = frozenset(found)
+
+
+class Parse(Protocol):
+    """A function that reads a quantity."""
+
+    def __call__(self, value: str | int, /) -> int:
+        """Read a quantity."""
+        ...
+
+
+def _quantity(resources: dict[str, str | int], name: str, parse: Parse) -> int:
+    """Read a capacity; one that cannot be read counts as none."""
+    value = resources.get(name)
+    if value is None:
+        return 0
+    try:
+        return max(0, parse(value))
+    except ValueError:
+        return 0
+
+
+def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
+    """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
+    cordoned: frozenset[str] = frozenset()
+    if cordon:
+        try:
+            cordoned = load_cordon(cordon)
+        except PackingError:
+            cordoned = frozenset()
+    return frozenset(
+        card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
+    )
+
+
+def _remember(graves: OrderedDict[str, int], key: str, version: int) -> None:
+    graves[key] = version
+    graves.move_to_end(key)
+    if len(graves) > _GRAVES:
+        graves.popitem(last=False)

@@ -1,0 +1,122 @@
+"""Nodes and pods for the scheduler's tests, in the form in which the API server sends them."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
+from allocator.packing import NodeWords, node_resources
+from allocator.records import CardRecord, Holds, dump_cards, dump_holds
+from scheduler_plugin.objects import NodeLite, PodLite
+
+GIB = 1 << 30
+MEMORY = resource_name(1024)
+
+
+def uuid(node: str, card: int) -> str:
+    return f"GPU-{node}-{card}"
+
+
+def node_object(
+    name: str,
+    sizes: Sequence[int] | None = (16, 16, 16, 16),
+    used: Sequence[int] | None = None,
+    *,
+    version: int = 1,
+    cpu: str = "40",
+    memory: str = "100Gi",
+    holds: Sequence[str] = (),
+    seen: int | None = None,
+    models: Sequence[str] | None = None,
+    healthy: Sequence[bool] | None = None,
+    numa: Sequence[int | None] | None = None,
+    unit_mib: int = 1024,
+    revision: int = 1,
+    inventory: bool = True,
+    cordon: str | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """One Node; sizes None: without our words; seen defaults to the node's own version."""
+    allocatable: dict[str, str] = {"cpu": cpu, "memory": memory, "pods": "110"}
+    annotations: dict[str, str] = {}
+    if sizes is not None:
+        words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision)
+        allocatable |= {key: str(value) for key, value in node_resources(words).items()}
+        annotations[NODE_HOLDS] = dump_holds(Holds(version if seen is None else seen, frozenset(holds)))
+        if inventory:
+            annotations[NODE_CARDS] = dump_cards(
+                [
+                    CardRecord(
+                        uuid(name, card),
+                        card,
+                        models[card] if models else "NVIDIA A100",
+                        size * unit_mib,
+                        numa[card] if numa else None,
+                        healthy[card] if healthy else True,
+                    )
+                    for card, size in enumerate(sizes)
+                ]
+            )
+    if cordon is not None:
+        annotations[NODE_CORDON] = cordon
+    return {
+        "metadata": {
+            "name": name,
+            "resourceVersion": str(version),
+            "annotations": {**annotations, **(extra or {})},
+        },
+        "status": {"allocatable": allocatable, "capacity": allocatable},
+    }
+
+
+def container(
+    name: str = "main", units: int | str = 1, cpu: str = "1", memory: str = "1Gi", **more: str
+) -> dict[str, object]:
+    amounts = {MEMORY: str(units), "cpu": cpu, "memory": memory}
+    return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **more}
+
+
+def pod_object(
+    name: str,
+    units: int = 1,
+    *,
+    uid: str | None = None,
+    node: str = "",
+    version: int = 1,
+    phase: str = "Pending",
+    namespace: str = "default",
+    annotations: Mapping[str, str] | None = None,
+    containers: Sequence[dict[str, object]] | None = None,
+    init: Sequence[dict[str, object]] = (),
+    cpu: str = "1",
+    memory: str = "1Gi",
+    spec: Mapping[str, object] | None = None,
+    status: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """One Pod with a single container of `units`, unless `containers` are given."""
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid or f"uid-{name}",
+            "resourceVersion": str(version),
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {
+            **({"nodeName": node} if node else {}),
+            "initContainers": list(init),
+            "containers": list(containers)
+            if containers is not None
+            else [container("main", units, cpu, memory)],
+            **(spec or {}),
+        },
+        "status": {"phase": phase, **(status or {})},
+    }
+
+
+def node(name: str, *args: object, **options: object) -> NodeLite:
+    return msgspec.convert(node_object(name, *args, **options), NodeLite)  # type: ignore[arg-type]
+
+
+def pod(name: str, *args: object, **options: object) -> PodLite:
+    return msgspec.convert(pod_object(name, *args, **options), PodLite)  # type: ignore[arg-type]
