@@ -97,7 +97,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._observe = observe
         self._streams: dict[int, DeviceStream] = {}
         self._opened = 0
-        self._stream_opened = asyncio.Event()
+        self._on_streams: Callable[[], None] = lambda: None
 
     # --- what the registrar and the daemon use -------------------------------------------------
 
@@ -116,14 +116,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """The ListAndWatch calls that are open, oldest first."""
         return tuple(self._streams.values())
 
-    async def stream_after(self, number: int) -> DeviceStream:
-        """Wait for an open stream with a number above `number`, and return the first."""
-        while True:
-            for stream in self._streams.values():
-                if stream.number > number:
-                    return stream
-            self._stream_opened.clear()
-            await self._stream_opened.wait()
+    def watch_streams(self, on_change: Callable[[], None]) -> None:
+        """Have `on_change` called whenever a ListAndWatch call was opened or is over."""
+        self._on_streams = on_change
 
     async def end_streams(self) -> bool:
         """End every open ListAndWatch call from our side, wait for it, tell whether there was one."""
@@ -148,7 +143,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._opened += 1
         stream = DeviceStream(self._opened)
         self._streams[stream.number] = stream
-        self._stream_opened.set()
+        self._on_streams()
         try:
             while not stream.stopping:
                 stream.wake.clear()
@@ -157,6 +152,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         finally:
             del self._streams[stream.number]
             stream.ended.set()
+            self._on_streams()
 
     async def GetPreferredAllocation(  # noqa: N802 - the wire's name
         self, request: pb.PreferredAllocationRequest, context: Any
