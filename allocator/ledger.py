@@ -53,7 +53,7 @@ class Ledger(Releases, Choice):
         self._cards = {uuid: replace(card, cordoned=uuid in uuids) for uuid, card in self._cards.items()}
 
     def set_pressure(self, units: Mapping[str, int]) -> None:
-        """Set the units by card that are used beyond what is promised: foreign use, and use beyond promise."""
+        """Set the units by card that are used beyond what is promised: foreign use and over-use."""
         self._pressure = {uuid: count for uuid, count in units.items() if uuid in self._cards}
 
     # What the kubelet does; GetPreferredAllocation is in `Choice`.
@@ -155,14 +155,25 @@ class Ledger(Releases, Choice):
         self._settle_releases()
 
     def _rule_words_contain(self, tracked: Tracked) -> bool:
-        """A pod enters `holds` when it was admitted and each container that the list can show was shown as its own.
+        """A pod enters `holds` when it was admitted and a list begun after that has shown what it will show.
 
-        What the list cannot show is charged by then, see `_rule_admitted_pods_hold_their_request`.
+        Normally each container as the pod's own. A container that such a list lacks will not appear any more
+        (the kubelet lost its checkpoint); what it got is known by then, or is charged on every card that could
+        have it, see `_rule_admitted_pods_hold_their_request`.
         """
         return tracked.admitted and all(
-            container.kind == "init" or self._certain(Slot(tracked.pod.uid, container.name))
+            container.kind == "init" or self._shown_or_lost(tracked, Slot(tracked.pod.uid, container.name))
             for container in tracked.pod.request.containers
         )
+
+    def _shown_or_lost(self, tracked: Tracked, slot: Slot) -> bool:
+        """The list has shown what the container holds, or it never will."""
+        if self._certain(slot):
+            return True
+        mark = self._list_mark
+        if mark is None or mark.order <= max(tracked.started_order or 0, self._kubelet_order):
+            return False
+        return all(not h.listed and mark.at_s >= h.at_s + self._grace_s for h in self._of_slot(slot))
 
     def _settle_leftover(self) -> None:
         """Once everything has been listed, note what the words of before contain that nothing explains."""
@@ -212,7 +223,7 @@ class Ledger(Releases, Choice):
         return frozenset(tracked.pod.uid for tracked in self._live() if not tracked.held)
 
     def allocations(self) -> dict[str, Assignment]:
-        """What the containers of each held, unfinished pod got, by UID; pods with an unknown card are left out."""
+        """What the containers of held, unfinished pods got, by UID; without pods whose card is unknown."""
         found = {tracked.pod.uid: self._allocation(tracked) for tracked in self._live() if tracked.held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
@@ -222,6 +233,8 @@ class Ledger(Releases, Choice):
         for demand in pod.request.demands:
             counts = self._by_card(self._ids_of(tracked, demand))
             if not counts:
+                return None
+            if len(counts) > 1 and pod.request.shared:
                 return None
             cards = [uuid for uuid in self._cards if uuid in counts]
             for container in pod.request.containers:

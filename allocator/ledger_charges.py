@@ -91,7 +91,7 @@ class Charges(Owners):
             cards = list(got) or list(known_from_record or {})
             vague = not cards
             for uuid in cards or self._eligible(pod.request, effective):
-                units[uuid] = max(0, effective - got.get(uuid, 0))
+                units[uuid] = max(0, effective - sum(got.values()))
             return units, vague
         for demand in pod.request.demands:
             name = demand.containers[0]
@@ -134,7 +134,7 @@ class Charges(Owners):
         return total
 
     def _destinations(self) -> Iterator[tuple[Tracked, Demand, tuple[str, ...], int]]:
-        """Yield every demand not yet served, oldest pod first, with its cards and the units still to come on each.
+        """Yield what is not served yet: its cards and the units still to come on each, oldest pod first.
 
         A target that has no room any more is replaced by what the card policy makes of the room left.
         Without any, the demand counts on every card that could take it.

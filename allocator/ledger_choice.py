@@ -19,15 +19,17 @@ class Choice(Charges):
         False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
         for the view before answering `preferred`.
         """
-        return self._asking(size, frozenset(available), frozenset(must_include)) is not None
+        fixed = frozenset(must_include)
+        self._doubt_offered_guesses(frozenset(available) - fixed)
+        return self._asking(size, fixed) is not None
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
     ) -> tuple[str, ...]:
         """Answer GetPreferredAllocation: exactly `size` of the available IDs, `must_include` among them.
 
-        The answer is for the oldest pod that waits for a container of that size: on its cards if there is room,
-        else where the card policy says. A container that nobody knows gets one card.
+        The answer is for the oldest pod that waits for a container of that size: on its cards if there is
+        room, else where the card policy says. A container that nobody knows gets one card.
 
         Raises:
             LedgerError: no card (or not enough cards) can take the container.
@@ -36,7 +38,7 @@ class Choice(Charges):
         fixed = frozenset(must_include) & offered
         self._observe_offer(offered | fixed, now_s)
         self._doubt_offered_guesses(offered - fixed)
-        slot = self._asking(size, offered, fixed)
+        slot = self._asking(size, fixed)
         cards = self._cards_for(slot, offered, fixed, size)
         answer = self._pick(cards, offered, fixed, size)
         self._answers.append((frozenset(answer), slot))
@@ -62,7 +64,7 @@ class Choice(Charges):
                 f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
                 "allowed is one card, or what GetPreferredAllocation just answered"
             )
-        slot = answered[0] if answered is not None else self._asking(len(wanted), wanted, wanted)
+        slot = answered[0] if answered is not None else self._asking(len(wanted), wanted)
         self._holdings.append(Holding(wanted, self._tick(), now_s, slot))
         for text in wanted:
             self._withheld.pop(text, None)
@@ -98,7 +100,7 @@ class Choice(Charges):
             if tracked is None or not tracked.admitted:
                 holding.slot = None
 
-    def _asking(self, size: int, offered: frozenset[str], fixed: frozenset[str]) -> Slot | None:
+    def _asking(self, size: int, fixed: frozenset[str]) -> Slot | None:
         """Guess whose container the kubelet asks for.
 
         IDs that must be included were the same pod's. Else the oldest unadmitted pod with a container of that

@@ -47,13 +47,13 @@ class Owners(Book):
     def _settle_owners(self) -> None:
         """Draw every conclusion about owners that the newest event allows."""
         for holding in self._holdings:
-            if not holding.certain:
-                if holding.key is not None:
-                    self._rule_name_contradicts(holding, holding.key)
-                    self._rule_name_suggests(holding, holding.key)
-                    self._rule_started_proves(holding, holding.key)
-                else:
-                    self._rule_reuse_proves(holding)
+            if not holding.certain and holding.key is not None:
+                self._rule_name_contradicts(holding, holding.key)
+                self._rule_name_suggests(holding, holding.key)
+                self._rule_started_proves(holding, holding.key)
+        for holding in self._holdings:
+            if not holding.certain and holding.key is None:
+                self._rule_reuse_proves(holding)
         for tracked in self._pods.values():
             self._rule_started_needs_a_holding(tracked)
 
@@ -90,13 +90,21 @@ class Owners(Book):
     def _rule_reuse_proves(self, holding: Holding) -> None:
         """An init container's IDs belong to the pod when a proven container of the pod uses some of them.
 
-        The kubelet hands the IDs of init containers on within a pod only.
+        The kubelet hands the IDs of init containers on within a pod only. A guess that said otherwise is
+        mended: nothing else could, for the list never shows these IDs.
         """
-        slot = holding.slot
-        if slot is not None and self._is_init(slot):
-            holding.certain = any(
-                other.certain and not other.ids.isdisjoint(holding.ids) for other in self._owned(slot.uid)
-            )
+        for other in self._holdings:
+            if not other.certain or other.slot is None or other.ids.isdisjoint(holding.ids):
+                continue
+            tracked = self._pods.get(other.slot.uid)
+            if tracked is None or holding.order >= other.order:
+                continue
+            for container in tracked.pod.request.containers:
+                slot = Slot(other.slot.uid, container.name)
+                fits = container.kind == "init" and container.units == len(holding.ids)
+                if fits and (holding.slot == slot or not self._certain(slot)):
+                    holding.slot, holding.certain = slot, True
+                    return
 
     def _rule_started_needs_a_holding(self, tracked: Tracked) -> None:
         """An admitted pod without anything takes over what an equal, unadmitted pod seemed to get.

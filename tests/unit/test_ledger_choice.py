@@ -1,0 +1,218 @@
+"""What the kubelet is told: one case per rule of GetPreferredAllocation and Allocate."""
+
+import pytest
+
+from allocator.errors import LedgerError
+from allocator.ledger import Ledger, Pod
+from allocator.selector import Selector
+from tests.ledger_world import World, cards, ids, pod, request
+
+
+def on(given: frozenset[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for text in given:
+        card = text.split("::")[0]
+        counts[card] = counts.get(card, 0) + 1
+    return counts
+
+
+def test_an_unknown_container_gets_exactly_its_size_on_one_card():
+    world = World.of(8, 8)
+    assert on(world.hand(3)) == {"c0": 3}
+    assert on(world.hand(8)) == {"c1": 8}
+
+
+def test_the_assigned_card_goes_before_the_policy():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c1"))
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_the_oldest_waiting_pod_is_served_first():
+    world = World.of(8, 8, 8)
+    world.bind(pod("b", 3, "c2"))
+    world.bind(pod("a", 3, "c1"))
+    assert on(world.hand(3)) == {"c1": 3}
+    assert on(world.hand(3)) == {"c2": 3}
+
+
+def test_a_pod_of_another_size_is_not_meant():
+    world = World.of(8, 8)
+    world.bind(pod("a", 4, "c1"))
+    assert not world.ledger.expects(3, world.offered())
+    assert world.ledger.expects(4, world.offered())
+
+
+def test_a_full_assigned_card_falls_back_to_the_policy():
+    world = World.of(8, 8, 8)
+    world.allocate(ids("c1", 0, 1, 2, 3, 4, 5))
+    world.table["x", "x"] = ids("c1", 0, 1, 2, 3, 4, 5)
+    world.bind(pod("a", 3, "c1"))
+    assert on(world.hand(3)) == {"c0": 3}
+
+
+def test_the_fallback_leaves_other_pods_their_cards():
+    world = World.of(8, 8)
+    world.bind(pod("w", 6, "c0"))
+    assert on(world.hand(4)) == {"c1": 4}
+
+
+def test_the_fallback_avoids_cards_that_others_use():
+    world = World.of(8, 8)
+    world.ledger.set_pressure({"c0": 6})
+    assert on(world.hand(4)) == {"c1": 4}
+
+
+def test_the_fallback_takes_a_card_that_others_wait_for_rather_than_fail():
+    world = World.of(8)
+    world.bind(pod("w", 6, "c0"))
+    assert on(world.hand(4)) == {"c0": 4}
+
+
+def test_ids_that_linger_are_taken_last():
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1))
+    answer = world.ledger.preferred(world.all_ids(), (), 3, world.now)
+    assert set(answer) == ids("c0", 2, 3, 4)
+
+
+def test_policies_decide_for_pods_that_nobody_assigned():
+    world = World.of(8, 8, policy="most-used")
+    world.table["x", "x"] = ids("c1", 0, 1)
+    world.allocate(ids("c1", 0, 1))
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_two_cards_get_the_same_number_each():
+    world = World.of(8, 8, 8)
+    world.bind(pod("a", 6, "c2", "c0", count=2))
+    assert on(world.hand(6)) == {"c0": 3, "c2": 3}
+
+
+def test_selectors_bind_the_fallback():
+    world = World.of(8, 8)
+    world.bind(Pod("a", "ns", "a", request(3, selector=Selector.parse(None, "c1"))))
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_a_cordoned_card_is_not_chosen():
+    world = World.of(8, 8)
+    world.ledger.set_cordoned({"c0"})
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_a_pod_bound_before_the_cordon_still_gets_its_card():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.ledger.set_cordoned({"c0"})
+    assert on(world.hand(3)) == {"c0": 3}
+
+
+def test_no_card_with_room_is_refused_with_the_numbers():
+    world = World.of(4, 4)
+    with pytest.raises(LedgerError, match=r"no 1 card.*5 free units.*c0.*4"):
+        world.ledger.preferred(world.all_ids(), (), 5, world.now)
+
+
+def test_init_ids_stay_on_their_card_and_are_completed_there():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("setup", 2, "init"), ("main", 5, "main")], "c1"))
+    first, second = world.admit("a")
+    assert on(first) == {"c1": 2}
+    assert on(second) == {"c1": 5}
+    assert first <= second
+
+
+def test_a_shared_pod_needs_a_card_with_room_for_its_peak():
+    world = World.of(8, 8)
+    world.table["x", "x"] = ids("c0", 0, 1, 2, 3)
+    world.allocate(ids("c0", 0, 1, 2, 3))
+    world.ledger.set_pressure({"c1": 1})
+    world.bind(pod("a", [("setup", 2, "init"), ("main", 6, "main")]))
+    assert on(world.admit("a")[1]) == {"c1": 6}
+
+
+def test_init_ids_on_two_cards_are_refused():
+    world = World.of(8, 8)
+    with pytest.raises(LedgerError, match="must stay on"):
+        world.ledger.preferred(world.all_ids(), ids("c0", 1) | ids("c1", 1), 4, world.now)
+
+
+def test_init_ids_on_a_full_card_are_refused():
+    world = World.of(4, 8)
+    with pytest.raises(LedgerError, match="must stay on"):
+        world.ledger.preferred(world.all_ids(), ids("c0", 1), 6, world.now)
+
+
+def test_containers_of_one_pod_are_served_on_their_own_cards():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c1", "c0"))
+    assert [on(given) for given in world.admit("a")] == [{"c1": 3}, {"c0": 3}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param([], "Allocate of", id="nothing"),
+        pytest.param(["c0::8"], "c0::8", id="beyond the card"),
+        pytest.param(["rubbish"], "rubbish", id="no ID"),
+        pytest.param(["c0::1", "c1::1"], "2 cards", id="two cards without an answer"),
+        pytest.param(["c2::1"], "healthy", id="sick card"),
+    ],
+)
+def test_allocate_refuses(given, message):
+    world = World.of(8, 8, 8)
+    world.ledger.set_healthy("c2", False, 0.0)
+    with pytest.raises(LedgerError, match=message):
+        world.allocate(frozenset(given))
+    assert world.promised == [0, 0, 0]
+
+
+def test_two_cards_are_allowed_once_per_answer():
+    world = World.of(8, 8)
+    world.bind(pod("a", 2, "c0", "c1", count=2))
+    given = world.hand(2)
+    with pytest.raises(LedgerError, match="2 cards"):
+        world.allocate(given)
+
+
+def test_a_grant_lists_cards_in_word_order():
+    world = World.of(8, 8)
+    world.bind(pod("a", 4, "c1", "c0", count=2))
+    answer = world.ledger.preferred(world.all_ids(), (), 4, world.now)
+    assert world.allocate(frozenset(answer)).shares == (("c0", 2), ("c1", 2))
+
+
+def test_allocate_without_a_question_is_guessed_by_size():
+    world = World.of(8, 8)
+    world.bind(pod("a", 2, "c0"))
+    world.allocate(ids("c1", 0, 1))
+    assert not world.ledger.expects(2, world.all_ids() - ids("c1", 0, 1))
+
+
+def test_an_allocate_on_offer_again_served_nobody():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c1"))
+    world.hand(3)
+    assert not world.ledger.expects(3, world.offered())
+    world.forget("failed")
+    assert world.ledger.expects(3, world.offered())
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_an_admitted_pod_that_lost_its_ids_may_ask_again():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c1"))
+    world.start("a")
+    assert world.ledger.expects(3, world.offered())
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_equal_uuids_are_refused():
+    with pytest.raises(LedgerError, match="every UUID once"):
+        Ledger([cards(4)[0], cards(4)[0]])
+
+
+def test_health_of_an_unknown_card_is_refused():
+    with pytest.raises(LedgerError, match="c9"):
+        World.of(8).ledger.set_healthy("c9", False, 0.0)

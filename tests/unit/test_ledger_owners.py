@@ -1,0 +1,209 @@
+"""Whose are the device IDs: names come again, guesses are wrong, init containers are hidden."""
+
+from allocator.ledger import Ledger, Listed
+from tests.ledger_world import World, cards, ids, pod
+
+
+def holder(world: World, card: str) -> tuple[str | None, bool]:
+    """The pod that the first holding on a card is for, and whether that is certain."""
+    holdings = world.ledger.explain()["holdings"]
+    first = next(h for h in holdings if card in h["cards"])
+    return first["pod"], first["certain"]
+
+
+def test_a_pod_is_held_once_listed_and_started():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.admit("a")
+    world.look()
+    assert world.ledger.holds() == frozenset()
+    world.start("a")
+    assert world.ledger.holds() == frozenset()
+    world.look()
+    assert world.ledger.holds() == {"a"}
+    assert world.ledger.unheld() == frozenset()
+    assert world.ledger.allocations() == {"a": {"main": (("c0", 3),)}}
+
+
+def test_a_list_that_began_before_the_start_was_seen_proves_nothing():
+    """The list may still show an older pod of that name."""
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.admit("a")
+    mark = world.ledger.mark(world.now)
+    world.start("a")
+    world.ledger.listed(world.entries(), mark)
+    assert world.ledger.holds() == frozenset()
+
+
+def test_a_name_that_comes_again_gets_nothing_of_the_old_pod():
+    world = World.of(8, 8)
+    world.bind(pod("old", 3, "c0", name="web-0"))
+    world.admit("old")
+    world.look()
+    world.delete("old")
+    world.bind(pod("new", 3, "c1", name="web-0"))
+    world.look()
+    assert holder(world, "c0") == ("old", False)
+    assert world.ledger.holds() == frozenset()
+    assert world.promised == [3, 0]
+    world.forget("old")
+    world.admit("new")
+    world.start("new")
+    world.look()
+    assert world.ledger.holds() == {"new"}
+    assert world.promised == [3, 3]
+    world.ledger.containers_ended("old")
+    world.sync()
+    world.look()
+    assert world.promised == [0, 3]
+
+
+def test_an_allocate_before_the_binding_was_seen_waits_for_the_start():
+    world = World.of(8)
+    world.seen["a"] = pod("a", 3, "c0")
+    world.admit("a")
+    world.look()
+    world.bind(world.seen["a"])
+    assert holder(world, "c0") == (None, False)
+    world.start("a")
+    world.look()
+    assert holder(world, "c0") == ("a", True)
+    assert world.ledger.holds() == {"a"}
+
+
+def test_a_pod_with_a_container_missing_is_not_held():
+    world = World.of(8)
+    world.bind(pod("a", [("one", 2, "main"), ("two", 3, "main")], "c0"))
+    world.hand(2, key=("a", "one"))
+    world.hand(3, key=("a", "two"))
+    world.start("a")
+    two = world.table.pop(("a", "two"))
+    world.look()
+    assert world.ledger.holds() == frozenset()
+    world.table["a", "two"] = two
+    world.look()
+    assert world.ledger.holds() == {"a"}
+    assert world.ledger.allocations() == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
+
+
+def test_a_wrong_guess_is_exchanged_both_ways():
+    """Two equal pods, the kubelet takes them the other way round; both Allocates before the list."""
+    world = World.of(8, 8)
+    world.bind(pod("x", 3, "c0"))
+    world.bind(pod("y", 3, "c1"))
+    world.hand(3, key=("y", "main"))
+    world.hand(3, key=("x", "main"))
+    world.start("x")
+    world.start("y")
+    world.look()
+    assert world.ledger.allocations() == {"x": {"main": (("c1", 3),)}, "y": {"main": (("c0", 3),)}}
+    assert world.used == [3, 3]
+
+
+def test_a_guess_for_a_pod_of_another_name_is_taken_back():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    given = world.hand(3)
+    world.ledger.listed([Listed("kube-system", "static", "main", given)], world.ledger.mark(0.0))
+    assert holder(world, "c0") == (None, False)
+    assert world.ledger.expects(3, world.offered())
+
+
+def test_an_unknown_allocate_that_turns_out_to_be_a_pods_makes_room_for_the_one_it_displaced():
+    """Nobody knew y when the kubelet asked, and it got x's card; x goes to y's then."""
+    world = World.of(8, 4)
+    world.seen["y"] = pod("y", 4, "c1")
+    given = world.hand(4, key=("y", "main"))
+    assert given == ids("c0", 0, 1, 2, 3)
+    world.bind(pod("x", 4, "c0"))
+    world.bind(world.seen["y"])
+    world.start("y")
+    world.look()
+    assert world.ledger.holds() == {"y"}
+    assert world.used == [4, 4]
+    assert world.hand(4) == ids("c1", 0, 1, 2, 3)
+
+
+def test_other_shapes_do_not_exchange_places():
+    world = World.of(8, 8)
+    world.seen["y"] = pod("y", 4, "c1")
+    world.hand(4, key=("y", "main"))
+    world.bind(pod("x", 2, "c0"))
+    world.bind(world.seen["y"])
+    world.start("y")
+    world.look()
+    assert world.used == [4, 0]
+
+
+def test_hidden_init_ids_are_proven_by_the_main_container_that_uses_them():
+    world = World.of(8)
+    world.run(pod("a", [("setup", 6, "init"), ("main", 2, "main")], "c0"))
+    assert holder(world, "c0") == ("a", True)
+    assert world.ledger.allocations() == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
+
+
+def test_a_sidecar_is_listed_and_an_init_only_pod_is_held_by_its_start():
+    world = World.of(8)
+    world.run(pod("a", [("side", 1, "sidecar"), ("setup", 6, "init")], "c0"))
+    assert world.ledger.holds() == {"a"}
+    assert world.promised == [7]
+
+
+def test_two_init_only_pods_that_were_taken_for_each_other():
+    world = World.of(8, 8)
+    world.bind(pod("x", [("setup", 3, "init")], "c0"))
+    world.bind(pod("y", [("setup", 3, "init")], "c1"))
+    given = world.hand(3, key=("y", "setup"))
+    assert holder(world, "c0") == ("x", False)
+    world.start("y")
+    world.look()
+    assert holder(world, "c0")[0] == "y"
+    assert world.ledger.holds() == {"y"}
+    assert world.used == [3, 3]
+    assert world.hand(3).isdisjoint(given)
+
+
+def test_an_init_only_pod_does_not_take_from_an_admitted_one():
+    world = World.of(8, 8)
+    world.run(pod("x", [("setup", 3, "init")], "c0"))
+    world.bind(pod("y", [("setup", 3, "init")], "c1"))
+    world.start("y")
+    assert holder(world, "c0")[0] == "x"
+    assert world.promised == [6, 3]
+
+
+def test_a_list_finds_the_newest_allocate_of_the_same_ids():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.allocate(ids("c0", 0, 1, 2))
+    world.allocate(ids("c0", 0, 1, 2))
+    world.table["a", "main"] = ids("c0", 0, 1, 2)
+    world.start("a")
+    world.look()
+    listed = [h["listed"] for h in world.ledger.explain()["holdings"]]
+    assert sorted(listed) == [False, True]
+    assert world.promised == [3]
+
+
+def test_a_running_pod_found_after_a_restart_is_proven_by_its_start():
+    world = World.of(8)
+    world.run(pod("a", 3, "c0"))
+    world.ledger = Ledger(cards(8))
+    world.look()
+    world.sync()
+    assert world.ledger.holds() == frozenset()
+    world.look()
+    assert world.ledger.holds() == {"a"}
+
+
+def test_a_restart_with_a_new_pod_of_an_old_name_proves_nothing():
+    world = World.of(8)
+    world.run(pod("old", 3, "c0", name="web-0"))
+    world.ledger = Ledger(cards(8))
+    del world.pods["old"]
+    world.pods["new"] = pod("new", 3, "c0", name="web-0")
+    world.sync()
+    world.look()
+    assert holder(world, "c0") == (None, False)
+    assert world.ledger.holds() == frozenset()
