@@ -1,0 +1,141 @@
+"""Which pod a process belongs to, and which pods still have containers: read from the kernel's cgroups.
+
+Works with cgroup v1 and v2, and with both of the kubelet's ways to name cgroups: cgroupfs
+(`kubepods/burstable/pod<uid>/<container>`) and systemd
+(`kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with underscores>.slice/...scope`), below
+any parent. Pids are those of the host, so the daemon needs the host's pid namespace.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+_UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
+_MAX_DEPTH = 5
+_NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
+
+
+def pod_uid(cgroup_text: str) -> str | None:
+    """Find the pod's UID in the text of `/proc/PID/cgroup`; None for a process of no pod.
+
+    The deepest pod counts, so that a cluster inside a pod sees its own pods. A static pod's UID is the
+    kubelet's own for it.
+    """
+    for line in cgroup_text.splitlines():
+        path = line.split(":", 2)[-1].removesuffix(" (deleted)")
+        found = _POD_SEGMENT.findall(path)
+        if found:
+            return str(found[-1]).lower().replace("_", "-")
+    return None
+
+
+class ProcessOwners:
+    """Looks up the pods of processes; one that ended and is still asked about keeps the owner it had.
+
+    Args:
+        proc: where the host's processes are shown.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._last: dict[int, str | None] = {}
+
+    def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
+        """Return pid -> UID of its pod, None where it has none; pids of which nothing is known are left out."""
+        found: dict[int, str | None] = {}
+        for pid in pids:
+            try:
+                text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "replace")
+            except OSError:
+                if pid in self._last:
+                    found[pid] = self._last[pid]
+            else:
+                found[pid] = pod_uid(text)
+        self._last = found
+        return found
+
+
+class PodCgroups:
+    """Tells which pods still have a container with a process in it.
+
+    Args:
+        root: where the host's cgroups are mounted.
+    """
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._root = root
+
+    def alive(self, uids: Collection[str]) -> frozenset[str]:
+        """Return those of `uids` that have a container cgroup left; where in doubt, it is left.
+
+        A cgroup directory that the runtime forgot to remove does not count once nothing runs in it.
+        """
+        if not uids:
+            return frozenset()
+        parents = list(self._pod_parents())
+        return frozenset(uid for uid in uids if any(_has_container(path) for path in _places(parents, uid)))
+
+    def _pod_parents(self) -> Iterator[Path]:
+        """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike."""
+        if (self._root / "cgroup.controllers").exists():
+            yield from _find_kubepods(self._root, _MAX_DEPTH)
+            return
+        found = list(_find_kubepods(self._root, 1))
+        for hierarchy in _folders(self._root):
+            if not found:
+                found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
+        yield from found
+
+
+def _folders(path: Path) -> list[Path]:
+    """List the directories in a directory, without links; empty where it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
+    for folder in _folders(path):
+        if folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice"):
+            yield folder
+        elif depth > 1 and not folder.name.endswith(_NEVER_PARENTS):
+            yield from _find_kubepods(folder, depth - 1)
+
+
+def _places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
+    """Name the directories that a pod may have, for each quality of service."""
+    for parent in parents:
+        if parent.name.endswith(".slice"):
+            stem, tail = parent.name.removesuffix(".slice"), f"pod{uid.replace('-', '_')}.slice"
+            yield parent / f"{stem}-{tail}"
+            for quality in ("burstable", "besteffort"):
+                yield parent / f"{stem}-{quality}.slice" / f"{stem}-{quality}-{tail}"
+        else:
+            yield parent / f"pod{uid}"
+            for quality in ("burstable", "besteffort"):
+                yield parent / quality / f"pod{uid}"
+
+
+def _has_container(pod: Path) -> bool:
+    return any(_populated(container) for container in _folders(pod))
+
+
+def _populated(cgroup: Path) -> bool:
+    """Tell whether a process is in the cgroup or below it; True where the kernel's files do not say."""
+    try:
+        return "populated 0" not in (cgroup / "cgroup.events").read_text("ascii").splitlines()
+    except OSError:
+        pass
+    try:
+        if (cgroup / "cgroup.procs").read_text("ascii").strip():
+            return True
+    except FileNotFoundError:
+        # Gone between the two looks, or not the kernel's: a directory without the file is in doubt.
+        return cgroup.exists()
+    except OSError:
+        return True
+    return any(_populated(below) for below in _folders(cgroup))
