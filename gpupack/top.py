@@ -6,7 +6,7 @@ a `rich` table, which takes 16 s for the 40 000 cards of 5 000 nodes.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 from rich.cells import cell_len
@@ -19,12 +19,14 @@ from allocator.packing import read_node
 from allocator.records import join_cards, load_cards, load_cordon
 from gpupack.errors import InputError
 
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+
 Output = Literal["table", "wide", "json"]
 
 _T = TypeVar("_T")
 
 _NODES_PATH: Final = "/api/v1/nodes"
-_LIST_ATTEMPTS: Final = 3
 _READS: Final = "allowed is the output of `kubectl get nodes -o json`"
 _BAR_CELLS: Final = 4
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -157,19 +159,20 @@ async def fetch(kubeconfig: str | None) -> object:
     from kubeapi.errors import Gone  # noqa: PLC0415
 
     async with await KubeClient.connect(kubeconfig) as client:
-        for attempt in range(1, _LIST_ATTEMPTS + 1):
-            items: list[_Node] = []
-            try:
-                async for page in client.pages(_NODES_PATH):
-                    items += msgspec.json.decode(page, type=_NodeList).items
-            except msgspec.ValidationError as error:
-                raise InputError(f"{client.server} lists something else than nodes: {error}") from error
-            except Gone:
-                # The snapshot went away between two pages; what was read so far must not be mixed.
-                if attempt == _LIST_ATTEMPTS:
-                    raise
-            else:
-                break
+        try:
+            return await _list(client)
+        except Gone:
+            # The snapshot went away between two pages; what was read of it must not be mixed with another.
+            return await _list(client)
+
+
+async def _list(client: "KubeClient") -> _NodeList:
+    items: list[_Node] = []
+    try:
+        async for page in client.pages(_NODES_PATH):
+            items += msgspec.json.decode(page, type=_NodeList).items
+    except msgspec.ValidationError as error:
+        raise InputError(f"{client.server} lists something else than nodes: {error}") from error
     return _NodeList(items)
 
 

@@ -1,0 +1,284 @@
+"""`gpupack top`: rows from kubectl's JSON, and what people see of them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.packing import NodeWords, node_resources
+from allocator.quantity import canonical
+from allocator.records import CardRecord, dump_cards
+from gpupack.errors import InputError
+from gpupack.top import CardRow, NodeRow, load_nodes, render, rows
+
+CARDS = "gpupack.io/cards"
+INVENTORY = dump_cards(
+    [CardRecord("GPU-a", 4, "NVIDIA L40S", 45459, 0, True), CardRecord("GPU-b", 5, "", 45459, None, False)]
+)
+
+
+def node(name, sizes=None, used=None, annotations=None, unit_mib=1024, **resources):
+    """Make a node as kubectl prints it: canonical quantities, and much that we do not read."""
+    if sizes is not None:
+        words = NodeWords.of(unit_mib, sizes, used, 1_763_000_000_000)
+        resources |= {name: canonical(value) for name, value in node_resources(words).items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": annotations, "labels": {"a": "b"}},
+        "status": {"capacity": {"cpu": "8", **resources}, "allocatable": {"cpu": "8", **resources}},
+    }
+
+
+def listed(*nodes):
+    return {"apiVersion": "v1", "kind": "List", "items": list(nodes), "metadata": {"resourceVersion": ""}}
+
+
+def test_rows():
+    nodes = listed(
+        node("b", [44, 44], [4, 44], {CARDS: INVENTORY}),
+        node("cpu-only"),
+        node("a", [14, 14], [0, 7], unit_mib=512),
+    )
+    assert rows(nodes) == [
+        NodeRow("a", (CardRow(0, None, None, 14, 0), CardRow(1, None, None, 14, 7)), 512, None),
+        NodeRow(
+            "b",
+            (CardRow(4, "GPU-a", "NVIDIA L40S", 44, 4), CardRow(5, "GPU-b", None, 44, 44, healthy=False)),
+            1024,
+            None,
+        ),
+    ]
+
+
+def test_cordoned_cards():
+    (row,) = rows(
+        listed(node("n", [44, 44], [44, 4], {CARDS: INVENTORY, "gpupack.io/cordon": "GPU-a,GPU-x"}))
+    )
+    assert [card.cordoned for card in row.cards] == [True, False]
+    assert row.error is None
+
+
+def test_words_in_capacity_alone_are_shown():
+    only = node("n", [44], [4])
+    only["status"]["allocatable"] = {"cpu": "8"}
+    assert rows(listed(only))[0].cards == (CardRow(0, None, None, 44, 4),)
+
+
+BARE = (CardRow(0, None, None, 44, 4), CardRow(1, None, None, 44, 44))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "resources", "cards", "problem"),
+    [
+        ({}, {"gpupack.io/packed-layout": "3"}, (), "layout header 3 has version 3"),
+        ({}, {"gpupack.io/packed-used-0": "45"}, (), "card 0 has 45 of 44 units used"),
+        ({}, {"gpupack.io/packed-size-0": "1.5"}, (), 'quantity "1.5": allowed is a whole number'),
+        ({CARDS: "soup"}, {}, BARE, 'annotation gpupack.io/cards is "soup": not JSON'),
+        ({CARDS: "[]"}, {}, BARE, "annotation gpupack.io/cards has 0 cards"),
+        ({"gpupack.io/cordon": "no card"}, {}, BARE, 'annotation gpupack.io/cordon holds "no card"'),
+        (
+            {"gpupack.io/cordon": "?", CARDS: "?"},
+            {},
+            BARE,
+            'cordon holds "?": allowed is a comma list of card UUIDs; a',
+        ),
+    ],
+)
+def test_one_bad_node_leaves_the_others_alone(annotations, resources, cards, problem):
+    bad = node("bad", [44, 44], [4, 44], annotations)
+    for kind in ("capacity", "allocatable"):
+        bad["status"][kind].update(resources)
+    broken, good = rows(listed(bad, node("good", [44], [0])))
+    assert broken.cards == cards
+    assert problem in broken.error
+    assert broken.unit_mib == (1024 if cards else None)
+    assert good == NodeRow("good", (CardRow(0, None, None, 44, 0),), 1024, None)
+
+
+@pytest.mark.parametrize("wrap", [json.dumps, lambda value: json.dumps(value, indent=4).encode()])
+def test_loading(wrap):
+    nodes = listed(node("n", [44, 44], [4, 44], {CARDS: INVENTORY}), node("cpu-only"))
+    assert rows(load_nodes(wrap(nodes))) == rows(nodes)
+
+
+def test_a_single_node_can_be_loaded():
+    single = node("n", [44], [4])
+    assert rows(load_nodes(json.dumps(single))) == rows(single) == rows(listed(single))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the input is empty"),
+        (" \n", "the input is empty"),
+        ("soup", "the input is not JSON"),
+        ('{"items": [', "the input is not JSON"),
+        ('{"items": 5, soup', "the input is not JSON"),
+        (b'{"items": "\xff"}', "the input "),
+        ("[" * 100_000, "the input is not JSON"),
+        ("\ud800", "the input is not JSON"),
+        ("[]", "the input does not hold nodes (Expected `object`, got `array`)"),
+        ("5", "the input does not hold nodes"),
+        ("null", "the input does not hold nodes"),
+        ("{}", "the input does not hold nodes (Object missing required field `items`)"),
+        ('{"items": {}}', "the input does not hold nodes (Expected `array`, got `object` - at `$.items`)"),
+        ('{"items": [{}]}', "missing required field `metadata` - at `$.items[0]`"),
+        ('{"items": [{"metadata": {"name": 5}}]}', "`$.items[0].metadata.name`"),
+        ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', 'the input holds a "Pod", "p"'),
+        ('{"kind": "Pod", "metadata": {"name": "p"}}', 'the input holds a "Pod", "p"'),
+    ],
+)
+def test_rubbish_is_refused_in_one_line(text, problem):
+    with pytest.raises(InputError) as caught:
+        rows(load_nodes(text))
+    message = str(caught.value)
+    assert problem in message
+    assert message.endswith("allowed is the output of `kubectl get nodes -o json`")
+    assert "\n" not in message
+
+
+MIXED = [
+    NodeRow("broken", (), None, "layout header 3 has version 3: allowed is 1"),
+    NodeRow("half", (CardRow(0, None, None, 14, 7),), 1024, "annotation bad"),
+    NodeRow(
+        "node-1",
+        (
+            CardRow(0, "GPU-a", "NVIDIA L40S", 44, 0),
+            CardRow(1, "GPU-b", "NVIDIA L40S", 44, 44, healthy=False),
+            CardRow(2, "GPU-c", "NVIDIA L40S", 0, 0, cordoned=True),
+        ),
+        512,
+        None,
+    ),
+]
+
+
+def test_table():
+    assert render(MIXED, "table").splitlines() == [
+        "NODE    UNIT     USED   CARDS",
+        "broken  -        -      layout header 3 has version 3: allowed is 1",
+        "half    1 GiB    7/14   ██░░ 7/14  annotation bad",
+        "node-1  512 MiB  44/88  ░░░░ 0/44  ████ 44/44!  ████ 0/0!",
+        "! unhealthy or cordoned",
+    ]
+
+
+def test_wide():
+    assert render([replace(MIXED[0], error="layout header"), *MIXED[1:]], "wide").splitlines() == [
+        "NODE    CARD  UNIT     USED        STATE      MODEL        UUID",
+        "broken  -     -        -           -          -            -      layout header",
+        "half    0     1 GiB    ██░░ 7/14   ok         -            -      annotation bad",
+        "node-1  0     512 MiB  ░░░░ 0/44   ok         NVIDIA L40S  GPU-a",
+        "node-1  1     512 MiB  ████ 44/44  unhealthy  NVIDIA L40S  GPU-b",
+        "node-1  2     512 MiB  ████ 0/0    cordoned   NVIDIA L40S  GPU-c",
+    ]
+
+
+def test_json_is_the_documented_form():
+    assert json.loads(render(MIXED[1:], "json")) == [
+        {
+            "node": "half",
+            "cards": [
+                {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 7, "healthy": True}
+            ],
+            "unit_mib": 1024,
+            "error": "annotation bad",
+        },
+        {
+            "node": "node-1",
+            "cards": [
+                {
+                    "index": index,
+                    "uuid": f"GPU-{letter}",
+                    "model": "NVIDIA L40S",
+                    "size_units": size,
+                    "used_units": used,
+                    "healthy": index != 1,
+                }
+                for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
+            ],
+            "unit_mib": 512,
+            "error": None,
+        },
+    ]
+
+
+@pytest.mark.parametrize("output", ["table", "wide"])
+def test_nothing_to_show(output):
+    assert render([], output) == "No node publishes GPU cards."
+    assert render([], "json") == "[]"
+
+
+@pytest.mark.parametrize(("used", "colour"), [(0, "32"), (32, "32"), (33, "33"), (43, "33"), (44, "31")])
+def test_colours_by_fill(used, colour):
+    row = NodeRow("n", (CardRow(0, None, None, 44, used),), 1024, None)
+    plain, coloured = (render([row], "table", colour=on) for on in (False, True))
+    assert "\x1b" not in plain
+    assert f"\x1b[{colour}m" in coloured
+    for code in ("\x1b[0m", "\x1b[1m", f"\x1b[{colour}m"):
+        coloured = coloured.replace(code, "")
+    assert coloured == plain
+
+
+def test_errors_are_coloured():
+    assert "\x1b[31mannotation bad\x1b[0m" in render(MIXED, "wide", colour=True)
+
+
+@pytest.mark.parametrize(
+    ("used", "bar"),
+    [
+        (0, "░░░░"),
+        (1, "░░░░"),
+        (2, "▏░░░"),
+        (10, "█░░░"),
+        (13, "█▎░░"),
+        (20, "██░░"),
+        (39, "███▉"),
+        (40, "████"),
+    ],
+)
+def test_bars(used, bar):
+    row = NodeRow("n", (CardRow(0, None, None, 40, used),), 1024, None)
+    assert f"  {bar} {used}/40" in render([row], "table")
+
+
+def test_wide_characters_keep_columns_aligned():
+    lines = render(
+        [NodeRow("節点", BARE, 1024, None), NodeRow("node", BARE, 1024, None)], "table"
+    ).splitlines()
+    assert lines[1].replace("節点", "node") == lines[2]
+
+
+def test_control_sequences_stay_off_the_terminal():
+    inventory = dump_cards([CardRecord("GPU-a", 0, "\x1b[2JL40S\n", 45459, 0, True)])
+    found = rows(listed(node("n\x1b[31m", [44], [4], {CARDS: inventory})))
+    assert "\x1b" not in render(found, "wide")
+    assert len(render(found, "wide").splitlines()) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=16))
+def test_every_card_is_shown_as_published(pairs):
+    sizes = [max(pair) for pair in pairs]
+    used = [min(pair) for pair in pairs]
+    found = rows(listed(node("n", sizes, used)))
+    assert [(card.size_units, card.used_units) for card in found[0].cards] == list(
+        zip(sizes, used, strict=True)
+    )
+    (record,) = json.loads(render(found, "json"))
+    assert [(card["size_units"], card["used_units"]) for card in record["cards"]] == list(
+        zip(sizes, used, strict=True)
+    )
+    for size, units in zip(sizes, used, strict=True):
+        assert f" {units}/{size}" in render(found, "table")
+
+
+def test_thousands_of_nodes():
+    many = listed(*(node(f"node-{i:04}", [79] * 8, [i % 80] * 8) for i in reversed(range(5000))))
+    found = rows(load_nodes(json.dumps(many)))
+    assert [row.node for row in found] == [f"node-{i:04}" for i in range(5000)]
+    assert len(render(found, "table").splitlines()) == 5001
+    assert len(render(found, "wide").splitlines()) == 40_001
+    assert len(json.loads(render(found, "json"))) == 5000
