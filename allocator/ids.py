@@ -17,7 +17,7 @@ _SLOT: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 def is_card_uuid(text: str) -> bool:
-    """Tell whether `text` can be a card's UUID: 1 to 60 letters, digits, `._/-`, no sign first."""
+    """Tell whether `text` can be a card's UUID: 1 to 60 of letters, digits and `._/-`."""
     return _UUID.fullmatch(text) is not None
 
 

@@ -13,6 +13,7 @@ from allocator.errors import QuantityError, shown
 
 MAX_LENGTH: Final = 64
 MAX_EXPONENT: Final = 64
+_QUICK_LENGTH: Final = 20
 LIMIT: Final = 1 << 63
 """Quantities lie strictly between minus and plus this; Kubernetes would cap them, we refuse."""
 
@@ -29,9 +30,12 @@ _DECIMAL_EXPONENTS: Final = {
     "E": 18,
 }
 _BINARY_POWERS: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_WHOLE_MULTIPLIERS: Final = {
-    **{suffix: 10**exponent for suffix, exponent in _DECIMAL_EXPONENTS.items() if exponent > 0},
+# The common suffixes, for the quick way: in ones and in thousandths.
+_ONES: Final = {
+    **{suffix: 10**exponent for suffix, exponent in _DECIMAL_EXPONENTS.items() if exponent >= 0},
+    **{suffix: 1024**power for suffix, power in _BINARY_POWERS.items()},
 }
+_MILLIS: Final = {"m": 1, **{suffix: 1000 * multiplier for suffix, multiplier in _ONES.items()}}
 _QUANTITY: Final = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?))"
@@ -62,7 +66,7 @@ def parse_integer(value: str | int) -> int:
     Raises:
         QuantityError: as `parse_quantity`, or a fraction is left.
     """
-    whole = _whole(value)
+    whole = _quick(value, _ONES)
     if whole is not None:
         return whole
     number = parse_quantity(value)
@@ -77,8 +81,8 @@ def parse_milli(value: str | int) -> int:
     Raises:
         QuantityError: as `parse_quantity`.
     """
-    whole = _whole(value)
-    return ceil(parse_quantity(value) * 1000) if whole is None else whole * 1000
+    milli = _quick(value, _MILLIS)
+    return ceil(parse_quantity(value) * 1000) if milli is None else milli
 
 
 def parse_bytes(value: str | int) -> int:
@@ -87,7 +91,7 @@ def parse_bytes(value: str | int) -> int:
     Raises:
         QuantityError: as `parse_quantity`.
     """
-    whole = _whole(value)
+    whole = _quick(value, _ONES)
     return ceil(parse_quantity(value)) if whole is None else whole
 
 
@@ -125,17 +129,16 @@ def _suffix(table: dict[str, int], value: int) -> str:
     return next(suffix for suffix, power in table.items() if power == value)
 
 
-def _whole(value: str | int) -> int | None:
-    """Read the common forms "123" and "123k" quickly; None sends the rest to the full parser."""
-    if not isinstance(value, str) or not 0 < len(value) < 19 or not value.isascii():  # noqa: PLR2004 (int64)
+def _quick(value: str | int, multipliers: dict[str, int]) -> int | None:
+    """Read digits and a suffix of the table without fractions; None sends the rest to the full parser."""
+    if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _QUICK_LENGTH:
         return None
-    if value.isdigit():
-        return int(value)
-    multiplier = _WHOLE_MULTIPLIERS.get(value[-1])
-    if multiplier is None or not value[:-1].isdigit():
+    digits = value.rstrip("mkKMGTPEi")
+    multiplier = multipliers.get(value[len(digits) :])
+    if multiplier is None or not digits.isdigit():
         return None
-    number = int(value[:-1]) * multiplier
-    return number if number < LIMIT else None
+    number = int(digits) * multiplier
+    return number if number < LIMIT * multipliers[""] else None
 
 
 def _parse(value: str | int) -> tuple[Fraction, Style]:

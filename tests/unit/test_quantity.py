@@ -125,7 +125,7 @@ def test_integer_refuses_fractions(value):
         parse_integer(value)
 
 
-@pytest.mark.parametrize("value", ["10E", "99999999P", "²", "1²"])
+@pytest.mark.parametrize("value", ["10E", "99999999P", "8Ei", "²", "1²", "5km", "5kk", "5mi", "5i"])
 def test_quick_path_refuses_what_the_full_one_does(value):
     for parse in (parse_integer, parse_milli, parse_bytes):
         with pytest.raises(QuantityError):
