@@ -18,6 +18,8 @@ from yarl import URL
 from kubeapi.credentials import Credentials
 from kubeapi.errors import (
     UNREADABLE,
+    Conflict,
+    Invalid,
     KubeApiError,
     Malformed,
     TimedOut,
@@ -32,10 +34,11 @@ JSON_PATCH = "application/json-patch+json"
 
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
-WATCH_TIMEOUT_S = 290
-"""The server is asked to end a watch after this long, so that load spreads over API servers."""
-WATCH_IDLE_S = 90.0
-"""A watch silent for this long is dead: the API server sends a bookmark about every minute."""
+WATCH_TIMEOUT_S = 120
+"""The server is asked to end a watch after this long: so a quiet one shows that it is alive, and load spreads
+over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""
+WATCH_GRACE_S = 15.0
+"""A watch that is silent for this much longer than it may last is dead."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 LINE_LIMIT = 32 * 2**20
 """Bytes of one watch event; etcd objects stay below 2 MiB."""
@@ -166,7 +169,13 @@ class KubeClient:
             NotFound: no such pod.
         """
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        return await self.patch(pod_path(namespace, name), body, timeout_s=timeout_s)
+        try:
+            return await self.patch(pod_path(namespace, name), body, timeout_s=timeout_s)
+        except Invalid as error:
+            # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
+            if "metadata.uid" not in error.message:
+                raise
+            raise Conflict(error.message, status=error.status, reason=error.reason, cause="uid") from error
 
     async def bind(
         self,
@@ -241,7 +250,7 @@ class KubeClient:
         resource_version: str,
         *,
         timeout_s: int = WATCH_TIMEOUT_S,
-        idle_s: float = WATCH_IDLE_S,
+        idle_s: float | None = None,
         opened: Callable[[], None] | None = None,
         **params: str | int,
     ) -> AsyncGenerator[bytes]:
@@ -251,7 +260,7 @@ class KubeClient:
             path: of the collection.
             resource_version: of the last list, event or bookmark.
             timeout_s: the server ends the watch after this long; that is no error.
-            idle_s: silence after which TimedOut is raised.
+            idle_s: silence after which TimedOut is raised; None for timeout_s and some grace.
             opened: called once when the server has accepted the watch.
             **params: selectors, as in the list.
 
@@ -268,7 +277,8 @@ class KubeClient:
             "timeoutSeconds": timeout_s,
             **params,
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_s)
+        silent_s = timeout_s + WATCH_GRACE_S if idle_s is None else idle_s
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silent_s)
         async with self._answer("GET", path, params=query, timeout=timeout) as response:
             if opened:
                 opened()

@@ -1,12 +1,12 @@
 """Leader election on a coordination.k8s.io/v1 Lease, compatible with client-go's.
 
 The Lease object is changed by compare and swap on its resourceVersion, so of two candidates one gets a 409.
-Nobody compares wall clocks: a candidate waits `leaseDurationSeconds` of its own time after the last change that
-it saw.
+Nobody compares wall clocks: a candidate waits `leaseDurationSeconds` of its own time after the last change
+that it saw.
 
-Invariant: whenever `is_leader` is True, no other candidate can take the Lease for at least `gap_s` more, clocks
-of equal rate given. A write that this process begins as leader and bounds by less than `gap_s` is thus over
-before another leader's first one.
+Invariant: whenever `is_leader` is True, no other candidate can take the Lease for at least `gap_s` more,
+clocks of equal rate given. A write that this process begins as leader and bounds by less than `gap_s` is thus
+over before another leader's first one.
 """
 
 import asyncio

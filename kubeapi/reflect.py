@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from kubeapi.backoff import Backoff
-from kubeapi.client import WATCH_IDLE_S, WATCH_TIMEOUT_S, KubeClient
+from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import UNREADABLE, Gone, KubeApiError, Malformed, Status, cut, from_answer
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Reflector(Generic[T]):
 
     Attributes:
         last_contact: `clock()` at the last answer or event of the API server, None before the first. On a
-            quiet cluster it moves with the bookmarks, about once a minute.
+            quiet cluster it moves when a watch ends and is resumed, every `watch_s` at the latest.
         synced: True once a list has been delivered.
         resource_version: newest version delivered, "" before the first list.
         lists: complete lists delivered so far.
@@ -98,7 +98,7 @@ class Reflector(Generic[T]):
         cap_s: float = 15.0,
         page_size: int = 500,
         watch_s: int = WATCH_TIMEOUT_S,
-        idle_s: float = WATCH_IDLE_S,
+        idle_s: float | None = None,
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
@@ -114,8 +114,9 @@ class Reflector(Generic[T]):
             base_s: first back-off at most.
             cap_s: longest back-off.
             page_size: objects a list page.
-            watch_s: the server is asked to end a watch after 80 to 100 % of this.
-            idle_s: a watch silent for so long is given up and resumed.
+            watch_s: the server is asked to end a watch after 80 to 100 % of this; on a quiet cluster
+                `last_contact` gets as old as that.
+            idle_s: a watch silent for so long is given up and resumed; None for watch_s and some grace.
         """
         self._client = client
         self._path = path

@@ -1,0 +1,143 @@
+"""Answers of the API server stand-in that say no, worded as kube-apiserver 1.36 words them."""
+
+from typing import Any, NamedTuple
+
+JsonObject = dict[str, Any]
+
+
+class Resource(NamedTuple):
+    """One kind of objects.
+
+    Attributes:
+        plural: "pods", as in paths.
+        kind: "Pod".
+        group: "" for the core group.
+        namespaced: whether objects live in a namespace.
+    """
+
+    plural: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """Value of `apiVersion`; every served version is v1."""
+        return f"{self.group}/v1" if self.group else "v1"
+
+    @property
+    def full_name(self) -> str:
+        """Name in messages: "pods", "leases.coordination.k8s.io"."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def full_kind(self) -> str:
+        """Kind in messages: "Pod", "Lease.coordination.k8s.io"."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
+
+class Cause(NamedTuple):
+    """One reason why an object is invalid."""
+
+    field: str
+    message: str
+    reason: str = "FieldValueInvalid"
+
+
+class RefusedError(Exception):
+    """A request that gets a Status object and not 2xx."""
+
+    def __init__(
+        self, code: int, reason: str, message: str, details: JsonObject | None = None, **metadata: str
+    ) -> None:
+        self.code = code
+        self.body: JsonObject = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": metadata,
+            "status": "Failure",
+            "message": message,
+        }
+        if reason:
+            self.body["reason"] = reason
+        if details is not None:
+            self.body["details"] = details
+        self.body["code"] = code
+        super().__init__(message)
+
+
+def details(resource: Resource, name: str, kind: str | None = None) -> JsonObject:
+    """The `details` of a Status."""
+    found: JsonObject = {"name": name} if name else {}
+    if resource.group:
+        found["group"] = resource.group
+    return {**found, "kind": kind or resource.plural}
+
+
+def not_found(resource: Resource, name: str) -> RefusedError:
+    """404 of an object."""
+    return RefusedError(404, "NotFound", f'{resource.full_name} "{name}" not found', details(resource, name))
+
+
+def no_such_path() -> RefusedError:
+    """404 of a path."""
+    message = "the server could not find the requested resource"
+    return RefusedError(404, "NotFound", message, {})
+
+
+def already_exists(resource: Resource, name: str) -> RefusedError:
+    """409 of a create."""
+    message = f'{resource.full_name} "{name}" already exists'
+    return RefusedError(409, "AlreadyExists", message, details(resource, name))
+
+
+def conflict(resource: Resource, name: str, why: str, shown: str | None = None) -> RefusedError:
+    """409 of anything else; `shown` replaces the resource's name ("pods/binding")."""
+    kind = shown or resource.full_name
+    message = f'Operation cannot be fulfilled on {kind} "{name}": {why}'
+    return RefusedError(409, "Conflict", message, details(resource, name, shown))
+
+
+def modified(resource: Resource, name: str) -> RefusedError:
+    """409 of a stale resourceVersion."""
+    why = "the object has been modified; please apply your changes to the latest version and try again"
+    return conflict(resource, name, why)
+
+
+def bad_request(message: str) -> RefusedError:
+    """400."""
+    return RefusedError(400, "BadRequest", message)
+
+
+def invalid(resource: Resource, name: str, causes: list[Cause], shown: str | None = None) -> RefusedError:
+    """422 with its causes; `shown` replaces the kind."""
+    texts = [f"{cause.field}: {cause.message}" for cause in dict.fromkeys(causes)]
+    joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    kind = shown or resource.full_kind
+    listed = [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes]
+    found = details(resource, name, shown or resource.kind)
+    return RefusedError(422, "Invalid", f'{kind} "{name}" is invalid: {joined}', {**found, "causes": listed})
+
+
+def unreadable_patch(why: str) -> RefusedError:
+    """422 of a patch whose result does not decode; the real one quotes the whole object."""
+    message = f"Invalid value: <object>: {why}"
+    causes = [{"reason": "FieldValueInvalid", "message": message, "field": "patch"}]
+    return RefusedError(422, "Invalid", f' "" is invalid: patch: {message}', {"causes": causes})
+
+
+def expired(message: str) -> RefusedError:
+    """410."""
+    return RefusedError(410, "Expired", message)
+
+
+def success(
+    resource: Resource | None = None, name: str = "", uid: str = "", code: int | None = None
+) -> JsonObject:
+    """A Status that says yes."""
+    body: JsonObject = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    if resource is not None:
+        body["details"] = {**details(resource, name), "uid": uid}
+    if code is not None:
+        body["code"] = code
+    return body
