@@ -43,7 +43,7 @@ class ProcessOwners:
         self._last: dict[int, str | None] = {}
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
-        """Return pid -> UID of its pod, None where it has none; pids of which nothing is known are left out."""
+        """Return pid -> UID of its pod, None where it has none; pids nothing is known of are left out."""
         found: dict[int, str | None] = {}
         for pid in pids:
             try:

@@ -22,7 +22,7 @@ from deviceplugin.health import DEFAULT_IGNORED_XIDS, describe_xid
 LIBRARY = "libnvidia-ml.so.1"
 
 _MIB = 1 << 20
-_EVENT_WAIT_MS = 1000
+_EVENT_WAIT_MS = 500
 _NO_INSTANCE = 0xFFFFFFFF
 _AFFINITY_WORDS = 16
 _AFFINITY_WORD_BITS = 64

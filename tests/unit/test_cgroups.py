@@ -1,0 +1,179 @@
+"""Pids to pods and pods to containers, in every naming of cgroups."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.cgroups import PodCgroups, ProcessOwners, pod_uid
+
+UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
+SLICE = UID.replace("-", "_")
+OTHER = "11111111-2222-4333-8444-555555555555"
+STATIC = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "uid"),
+    [
+        pytest.param(f"0::/kubepods/pod{UID}/4f2a", UID, id="v2 cgroupfs guaranteed"),
+        pytest.param(f"0::/kubepods/burstable/pod{UID}/4f2a/init", UID, id="v2 cgroupfs nested"),
+        pytest.param(
+            f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/cri-a.scope",
+            UID,
+            id="v2 systemd",
+        ),
+        pytest.param(
+            f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/crio-a.scope", UID, id="systemd guaranteed"
+        ),
+        pytest.param(f"0::/../../kubepods-burstable-pod{SLICE}.slice/cri-a.scope", UID, id="seen from a pod"),
+        pytest.param(f"0::/../pod{UID}/4f2a", UID, id="cgroupfs seen from a pod"),
+        pytest.param(f"0::/kubelet.slice/kubelet-kubepods-pod{SLICE}.slice/a", UID, id="kind"),
+        pytest.param(
+            f"12:cpuset:/\n4:memory:/x/kubepods/besteffort/pod{UID}/4f2a\n1:name=systemd:/\n", UID, id="v1"
+        ),
+        pytest.param(f"4:cpu,cpuacct:/kubepods/pod{UID}/a:b", UID, id="v1 with a colon in the path"),
+        pytest.param(f"0::/kubepods/pod{UID}/4f2a (deleted)", UID, id="deleted container"),
+        pytest.param(f"0::/kubepods/pod{UID} (deleted)", UID, id="deleted pod"),
+        pytest.param(f"0::/kubepods/burstable/pod{STATIC}/4f2a", STATIC, id="static pod"),
+        pytest.param(f"0::/kubepods/pod{OTHER}/aa/kubepods/pod{UID}/bb", UID, id="a cluster inside a pod"),
+        pytest.param(f"0::/kubepods/pod{UID.upper()}/a", UID, id="capitals"),
+        pytest.param("0::/system.slice/containerd.service", None, id="a service"),
+        pytest.param("0::/podruntime.slice/kubelet.service", None, id="a slice that only sounds like a pod"),
+        pytest.param("0::/machine.slice/libpod-4f2a.scope", None, id="podman"),
+        pytest.param(f"0::/kubepods/pod{UID}x/4f2a", None, id="too long"),
+        pytest.param("0::/", None, id="root"),
+        pytest.param("", None, id="empty"),
+        pytest.param("rubbish\n\n", None, id="rubbish"),
+    ],
+)
+def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
+    assert pod_uid(text) == uid
+
+
+def process(proc: Path, pid: int, text: str) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cgroup").write_text(text)
+
+
+def test_owners_of_processes(tmp_path: Path) -> None:
+    process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
+    process(tmp_path, 2, "0::/user.slice")
+    lookup = ProcessOwners(tmp_path)
+    assert lookup.owners([1, 2, 3]) == {1: UID, 2: None}
+    assert lookup.owners([]) == {}
+
+
+def test_a_process_that_ended_keeps_its_owner_while_the_driver_lists_it(tmp_path: Path) -> None:
+    process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
+    lookup = ProcessOwners(tmp_path)
+    lookup.owners([1])
+    (tmp_path / "1" / "cgroup").unlink()
+    assert lookup.owners([1]) == {1: UID}
+    assert lookup.owners([1]) == {1: UID}
+    assert lookup.owners([]) == {}
+    assert lookup.owners([1]) == {}
+
+
+def test_a_pid_that_is_used_again_gets_its_new_owner(tmp_path: Path) -> None:
+    process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
+    lookup = ProcessOwners(tmp_path)
+    lookup.owners([1])
+    (tmp_path / "1" / "cgroup").write_text(f"0::/kubepods/pod{OTHER}/a")
+    assert lookup.owners([1]) == {1: OTHER}
+
+
+def container(root: Path, path: str, procs: str | None = "42\n", events: str | None = None) -> Path:
+    folder = root / path
+    folder.mkdir(parents=True)
+    if procs is not None:
+        (folder / "cgroup.procs").write_text(procs)
+    if events is not None:
+        (folder / "cgroup.events").write_text(events)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"kubepods/pod{UID}/c",
+        f"kubepods/burstable/pod{UID}/c",
+        f"kubepods/besteffort/pod{UID}/c",
+        f"kubepods.slice/kubepods-pod{SLICE}.slice/c.scope",
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/c.scope",
+        f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/c.scope",
+        f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICE}.slice/c.scope",
+        f"deep/er/kubepods/pod{UID}/c",
+    ],
+)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_pod_with_a_container_is_alive(tmp_path: Path, path: str, version: str) -> None:
+    if version == "v2":
+        (tmp_path / "cgroup.controllers").touch()
+        container(tmp_path, path, events="populated 1\nfrozen 0\n")
+    else:
+        (tmp_path / "cpuset").mkdir()
+        container(tmp_path / "memory", path)
+    assert PodCgroups(tmp_path).alive([UID, OTHER]) == {UID}
+
+
+@pytest.mark.parametrize("parent", ["kubepods", "x/kubepods"])
+def test_a_hierarchy_itself_may_be_the_root(tmp_path: Path, parent: str) -> None:
+    container(tmp_path, f"{parent}/pod{UID}/c")
+    assert PodCgroups(tmp_path).alive({UID}) == {UID}
+
+
+def test_a_pod_without_containers_is_not(tmp_path: Path) -> None:
+    (tmp_path / f"kubepods/pod{UID}").mkdir(parents=True)
+    (tmp_path / f"kubepods/pod{UID}/cgroup.procs").write_text("")
+    assert PodCgroups(tmp_path).alive([UID]) == set()
+
+
+@pytest.mark.parametrize(
+    ("procs", "events", "alive"),
+    [
+        ("42\n", "populated 1\n", True),
+        ("", "frozen 0\npopulated 0\n", False),
+        ("42\n", None, True),
+        ("", None, False),
+        (None, None, True),
+    ],
+)
+def test_an_empty_leftover_does_not_count(
+    tmp_path: Path, procs: str | None, events: str | None, alive: bool
+) -> None:
+    container(tmp_path, f"kubepods/pod{UID}/c", procs, events)
+    assert bool(PodCgroups(tmp_path).alive([UID])) == alive
+
+
+def test_a_process_deeper_in_the_container_counts(tmp_path: Path) -> None:
+    container(tmp_path, f"kubepods/pod{UID}/c", procs="")
+    container(tmp_path, f"kubepods/pod{UID}/c/docker/inner", procs="7\n")
+    (tmp_path / f"kubepods/pod{UID}/c/docker/cgroup.procs").write_text("")
+    assert PodCgroups(tmp_path).alive([UID]) == {UID}
+
+
+def test_what_cannot_be_read_is_alive(tmp_path: Path) -> None:
+    (container(tmp_path, f"kubepods/pod{UID}/c", procs=None) / "cgroup.procs").mkdir()
+    assert PodCgroups(tmp_path).alive([UID]) == {UID}
+
+
+def test_nothing_there_means_nobody_is_alive(tmp_path: Path) -> None:
+    assert PodCgroups(tmp_path / "absent").alive([UID]) == set()
+    assert PodCgroups(tmp_path).alive([]) == set()
+
+
+def test_services_and_links_are_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    container(tmp_path, f"a.service/kubepods/pod{UID}/c")
+    container(tmp_path / "real", f"b.service/pod{OTHER}/c")
+    (tmp_path / "kubepods").symlink_to(tmp_path / "real" / "b.service")
+    assert PodCgroups(tmp_path).alive([UID, OTHER]) == set()
+
+
+def test_a_pod_that_ends_is_gone_at_the_next_look(tmp_path: Path) -> None:
+    folder = container(tmp_path, f"kubepods/pod{UID}/c")
+    cgroups = PodCgroups(tmp_path)
+    assert cgroups.alive([UID]) == {UID}
+    (folder / "cgroup.procs").unlink()
+    folder.rmdir()
+    assert cgroups.alive([UID]) == set()
