@@ -5,6 +5,8 @@ DevicePluginError
 │   └── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
 ├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
 ├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
+├── UnitInUseError               containers still hold IDs of another unit
+├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
 └── PodResourcesError            the kubelet's PodResources could not be read
     ├── PodResourcesUnavailable  nobody answers on the socket, or the connection broke
@@ -57,6 +59,22 @@ class RefusedError(DevicePluginError):
 
 class DeviceListError(DevicePluginError):
     """A list of devices that no kubelet can take: too large, or with bad or repeated IDs."""
+
+
+class UnitInUseError(DevicePluginError):
+    """Containers on this node still hold IDs of another unit: drain the node first."""
+
+
+class SettingsError(DevicePluginError):
+    """Settings that cannot be used.
+
+    Args:
+        faults: every fault found, each naming its option.
+    """
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
 
 
 class RegistrationError(DevicePluginError):

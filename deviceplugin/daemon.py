@@ -1,0 +1,282 @@
+"""`gpupack node`: everything wired together, started in order, stopped by a signal."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Final
+
+import structlog
+
+from allocator.ledger import Ledger
+from allocator.names import POD_ALLOCATION
+from allocator.records import CardRecord
+from deviceplugin.account import Account
+from deviceplugin.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.gpu import GpuSource
+from deviceplugin.health import HealthTracker
+from deviceplugin.http import HttpServer
+from deviceplugin.inventory import cards_in_units, check_units, records
+from deviceplugin.metrics import CardState, Metrics
+from deviceplugin.objects import NodeObject, PodObject
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.podresources import PodResourcesClient
+from deviceplugin.profile import load_profile
+from deviceplugin.publisher import Annotator, Publisher
+from deviceplugin.reconciler import Cgroups, Reconciler
+from deviceplugin.registration import Registrar
+from deviceplugin.sampling import Owners, Sampler
+from deviceplugin.settings import Settings
+from deviceplugin.simulated import SimulatedGpus
+from deviceplugin.views import NodeView, PodView
+from kubeapi.client import KubeClient
+from kubeapi.reflect import Reflector
+
+log = structlog.get_logger(__name__)
+
+FIRST_LIST_S: Final = 2.0
+"""How long registration waits for the kubelet's list, which shows whether another unit is in use."""
+
+
+def gpu_source(settings: Settings) -> GpuSource:
+    """Make the source of cards that the settings name.
+
+    Raises:
+        ProfileError: the profile cannot be used.
+    """
+    if settings.gpus == "simulated":
+        return SimulatedGpus(load_profile(settings.profile or ""), settings.ignored_xids)
+    # Only nodes with real cards pay for the driver's library.
+    from deviceplugin.nvml import NvmlGpus  # noqa: PLC0415
+
+    return NvmlGpus(settings.ignored_xids)
+
+
+class Daemon:
+    """One node's daemon; `run` is its whole life.
+
+    Args:
+        settings: checked ones.
+        source: the cards; by default those that the settings name.
+        cgroups: which pods still run something; by default the kernel's.
+        owners: which pod a process belongs to; by default the kernel's.
+
+    Attributes:
+        ready: set once the kubelet knows our devices and the HTTP server listens.
+        http_port: where the HTTP server listens.
+        account: the ledger, once the cards are known.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        source: GpuSource | None = None,
+        cgroups: Cgroups | None = None,
+        owners: Owners | None = None,
+    ) -> None:
+        self._settings = settings
+        self._source = source or gpu_source(settings)
+        self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
+        self._owners = owners or ProcessOwners()
+        self.ready = asyncio.Event()
+        self.http_port = 0
+        self.account: Account | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set.
+
+        Raises:
+            GpuError: no cards.
+            DeviceListError: the unit is too small for these cards.
+            UnitInUseError: containers hold IDs of another unit.
+            SettingsError: the HTTP address cannot be had.
+            ConfigError: no usable Kubernetes configuration.
+        """
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(self._source.open)
+            stack.push_async_callback(asyncio.to_thread, self._source.close)
+            client = await stack.enter_async_context(
+                await KubeClient.connect(self._settings.kubeconfig, user_agent="gpupack-node")
+            )
+            await self._serve(client, stack, stop)
+
+    async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings = self._settings
+        gpus = tuple(self._source.cards())
+        check_units(gpus, settings.unit_mib)
+        cards = cards_in_units(gpus, settings.unit_mib)
+        ledger = Ledger(cards, policy=settings.card_policy)
+        account = self.account = Account(ledger, settings.unit_mib, cdi=settings.cdi)
+        pods = PodView(account, settings.resource, POD_ALLOCATION)
+        nodes = NodeView(account)
+        metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
+        self._plugin = DevicePlugin(account, observe=metrics.call)
+        kubelet = PodResourcesClient(settings.pod_resources_socket)
+        stack.push_async_callback(kubelet.close)
+        self._reconciler = Reconciler(account, pods, settings.resource, kubelet, self._cgroups)
+        self._sampler = Sampler(
+            account,
+            self._source,
+            self._owners,
+            HealthTracker(settings.quiet_s),
+            unit_mib=settings.unit_mib,
+            cgroup_uid=pods.cgroup_uid,
+            on_health=self._plugin.devices_changed,
+        )
+
+        def inventory() -> tuple[CardRecord, ...]:
+            return records(ledger.cards(), gpus)
+
+        self._publisher = Publisher(
+            client,
+            account,
+            nodes,
+            pods,
+            node_name=settings.node_name,
+            unit_mib=settings.unit_mib,
+            inventory=inventory,
+        )
+        self._annotator = Annotator(client, account, pods)
+        self._registrar = Registrar(
+            self._plugin,
+            settings.device_plugin_dir,
+            settings.endpoint,
+            settings.resource,
+            on_registered=self._on_registered,
+            on_kubelet_restart=self._reconciler.kubelet_restarted,
+        )
+        self._pods = pods
+        http = HttpServer(metrics, self._not_ready, self._explain)
+        _, self.http_port = await http.start(settings.host, settings.port)
+        stack.push_async_callback(http.stop)
+        log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
+        await _until(
+            stop,
+            self._reconciler.run(),
+            self._register(),
+            self._sampler.run(),
+            self._sampler.follow_events(),
+            self._publisher.run(),
+            self._annotator.run(),
+            self._reflect(client, nodes, pods),
+        )
+
+    async def _register(self) -> None:
+        """Offer our devices, once it is known that no other unit is in use."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._reconciler.listed.wait(), FIRST_LIST_S)
+        await self._registrar.run()
+
+    async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
+        """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
+        name = self._settings.node_name
+        node_reflector = Reflector(
+            client, "/api/v1/nodes", NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
+        )
+        pod_reflector = Reflector(
+            client, "/api/v1/pods", PodObject, pods, params={"fieldSelector": f"spec.nodeName={name}"}
+        )
+        pods.on_relist(pod_reflector.relist)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node_reflector.run())
+            await nodes.first.wait()
+            group.create_task(pod_reflector.run())
+
+    def _on_registered(self) -> None:
+        self.ready.set()
+
+    def _not_ready(self) -> list[str]:
+        reasons = []
+        if not self._registrar.registered:
+            reasons.append("not registered with the kubelet")
+        if not self._reconciler.listed.is_set():
+            reasons.append("the kubelet has not listed its pods' devices yet")
+        return reasons
+
+    def _explain(self) -> dict[str, Any]:
+        account = self.account
+        return {
+            "node": self._settings.node_name,
+            "resource": self._settings.resource,
+            "unit_mib": self._settings.unit_mib,
+            "not_ready": self._not_ready(),
+            "api_connected": self._pods.connected,
+            "seen": self._pods.seen,
+            "revision": self._publisher.revision,
+            "ledger": account.ledger.explain() if account is not None else None,
+        }
+
+    def _counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
+        return {
+            "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
+            "patch_errors": ("Failed patches of the Node's words.", lambda: self._publisher.errors),
+            "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
+            "reconcile_errors": ("Failed questions to PodResources.", lambda: self._reconciler.errors),
+            "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
+            "registrations": ("Registrations with the kubelet.", lambda: self._registrar.registrations),
+        }
+
+    def _card_states(self) -> Iterator[CardState]:
+        if self.account is None:
+            return
+        ledger = self.account.ledger
+        reserved = ledger.reserved()
+        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
+            use = self._sampler.uses.get(card.uuid)
+            yield CardState(
+                uuid=card.uuid,
+                model=card.model,
+                size=card.size_units,
+                used=used,
+                promised=card.used_units,
+                reserved=reserved.get(card.uuid, 0),
+                beyond=use.extra_units(self._settings.unit_mib) if use is not None else 0,
+                measured_mib=use.measured_mib if use is not None else None,
+                healthy=card.healthy,
+                cordoned=card.cordoned,
+            )
+
+
+async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    """Do everything at once until `stop` is set or one of them fails, which is raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [each for each in results if isinstance(each, Exception)]
+    if failures:
+        raise failures[0]
+
+
+async def run(settings: Settings, *, source: GpuSource | None = None) -> None:
+    """Be the node daemon until SIGTERM or SIGINT.
+
+    Args:
+        settings: how to run.
+        source: the cards; by default those that the settings name.
+
+    Raises:
+        SettingsError: lists every fault.
+        DevicePluginError: see `Daemon.run`.
+        KubeApiError: no usable Kubernetes configuration.
+    """
+    settings.check()
+    structlog.contextvars.bind_contextvars(node=settings.node_name)
+    log.info("gpupack node", **settings.shown())
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # A terminal that goes away must not take the node's daemon with it.
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP ignored"))
+    try:
+        await Daemon(settings, source=source).run(stop)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+    log.info("stopped")

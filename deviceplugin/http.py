@@ -1,0 +1,85 @@
+"""/healthz, /readyz, /metrics and /explain."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from deviceplugin.errors import SettingsError
+from deviceplugin.metrics import Metrics
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HttpServer:
+    """Tells probes, Prometheus and people how the daemon is.
+
+    Args:
+        metrics: for /metrics.
+        not_ready: why the node cannot serve pods yet; empty when it can.
+        explain: everything of interest to a person, as JSON values.
+    """
+
+    def __init__(
+        self, metrics: Metrics, not_ready: Callable[[], list[str]], explain: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._metrics = metrics
+        self._not_ready = not_ready
+        self._explain = explain
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen.
+
+        Args:
+            host: address or name; empty for every address.
+            port: 0 for any free one.
+
+        Returns:
+            The address and the port it listens on.
+
+        Raises:
+            SettingsError: the address cannot be had.
+        """
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/healthz", self._on_healthz),
+                web.get("/readyz", self._on_readyz),
+                web.get("/metrics", self._on_metrics),
+                web.get("/explain", self._on_explain),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host or None, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.stop()
+            raise SettingsError((f"--http {host}:{port}: {error.strerror or error}",)) from error
+        address = self._runner.addresses[0]
+        return str(address[0]), int(address[1])
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _on_healthz(self, _request: web.Request) -> web.Response:
+        """The event loop turns, or this would not answer."""
+        return web.Response(text="ok\n")
+
+    async def _on_readyz(self, _request: web.Request) -> web.Response:
+        reasons = self._not_ready()
+        if reasons:
+            return web.Response(status=503, text="".join(f"{reason}\n" for reason in reasons))
+        return web.Response(text="ok\n")
+
+    async def _on_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": TEXT})
+
+    async def _on_explain(self, _request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self._explain()), content_type="application/json")

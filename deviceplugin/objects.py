@@ -1,0 +1,224 @@
+"""The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import AllocatorError, RequestError
+from allocator.ledger import Pod
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_HOLDS,
+    PACKED_PREFIX,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+)
+from allocator.packing import NodeWords, read_node
+from allocator.records import (
+    Assignment,
+    CardRecord,
+    Holds,
+    load_allocation,
+    load_assigned,
+    load_cards,
+    load_cordon,
+    load_holds,
+)
+from allocator.request import PodRequest, parse_pod
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the API's image of a static pod; its value is the UID that the kubelet uses."""
+
+_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """Of a Pod or a Node."""
+
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    resource_version: str = "0"
+    creation_timestamp: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Resources(msgspec.Struct):
+    """Of a container; quantities are texts or numbers."""
+
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class Container(msgspec.Struct, rename="camel"):
+    """One container of a Pod."""
+
+    name: str
+    restart_policy: str | None = None
+    resources: Resources | None = None
+
+    def as_mapping(self) -> dict[str, Any]:
+        """In the form that `parse_pod` reads."""
+        resources = self.resources or Resources()
+        return {
+            "name": self.name,
+            "restartPolicy": self.restart_policy,
+            "resources": {"limits": resources.limits, "requests": resources.requests},
+        }
+
+
+class PodSpec(msgspec.Struct, rename="camel"):
+    """Of a Pod."""
+
+    node_name: str = ""
+    containers: list[Container] = []
+    init_containers: list[Container] | None = None
+
+
+class PodStatus(msgspec.Struct, rename="camel"):
+    """Of a Pod."""
+
+    phase: str = ""
+    start_time: str | None = None
+
+
+class PodObject(msgspec.Struct):
+    """A Pod."""
+
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    def request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
+        """Read what the pod asks for.
+
+        A pod that is bound with annotations that cannot be read was bound without our scheduler. It is
+        taken as if it had none, since the kubelet admits it all the same.
+
+        Returns:
+            The request, None where the pod does not ask, and what was wrong with it.
+        """
+        init = [container.as_mapping() for container in self.spec.init_containers or ()]
+        mains = [container.as_mapping() for container in self.spec.containers]
+        annotations = self.metadata.annotations or {}
+        try:
+            return parse_pod(annotations, init, mains, resource), None
+        except RequestError as error:
+            try:
+                return parse_pod({}, init, mains, resource), error
+            except RequestError:
+                return None, error
+
+    def read(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
+        """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""
+        request, problem = self.request(resource)
+        if request is None:
+            return None, problem
+        assigned, wrong = self._assigned()
+        pod = Pod(
+            uid=self.metadata.uid,
+            namespace=self.metadata.namespace,
+            name=self.metadata.name,
+            request=request,
+            version=version_of(self.metadata.resource_version),
+            created=self.metadata.creation_timestamp,
+            assigned=assigned,
+            allocation=self._allocation(),
+            started=self.status.start_time is not None,
+            terminal=self.status.phase in _TERMINAL,
+        )
+        return pod, problem or wrong
+
+    @property
+    def cgroup_uid(self) -> str:
+        """The UID under which the kubelet runs the pod."""
+        return (self.metadata.annotations or {}).get(MIRROR) or self.metadata.uid
+
+    def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
+        text = (self.metadata.annotations or {}).get(POD_ASSIGNED)
+        try:
+            return (None if text is None else load_assigned(text)), None
+        except RequestError as error:
+            return None, error
+
+    def _allocation(self) -> Assignment | None:
+        """The pod's own `allocation`; one that was copied from another pod, or is rubbish, is none."""
+        text = (self.metadata.annotations or {}).get(POD_ALLOCATION)
+        try:
+            allocation = None if text is None else load_allocation(text)
+        except RequestError:
+            return None
+        return allocation.containers if allocation and allocation.uid == self.metadata.uid else None
+
+
+class NodeStatus(msgspec.Struct):
+    """Of a Node."""
+
+    capacity: dict[str, Any] | None = None
+    allocatable: dict[str, Any] | None = None
+
+
+class NodeObject(msgspec.Struct):
+    """A Node."""
+
+    metadata: Metadata
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    @property
+    def version(self) -> int:
+        """The resourceVersion."""
+        return version_of(self.metadata.resource_version)
+
+    def words(self) -> NodeWords | None:
+        """The packed words, None where they are missing, corrupt, or unlike in capacity and allocatable."""
+        capacity, allocatable = self._packed(self.status.capacity), self._packed(self.status.allocatable)
+        if capacity != allocatable:
+            return None
+        try:
+            return read_node(allocatable)
+        except AllocatorError:
+            return None
+
+    def packed_keys(self) -> frozenset[str]:
+        """Every packed resource that the node has, ours or not."""
+        return frozenset(self._packed(self.status.capacity)) | frozenset(
+            self._packed(self.status.allocatable)
+        )
+
+    def holds(self) -> Holds | None:
+        """What the words contain, None where it cannot be read."""
+        text = self._annotation(NODE_HOLDS)
+        try:
+            return None if text is None else load_holds(text)
+        except AllocatorError:
+            return None
+
+    def cards(self) -> tuple[CardRecord, ...] | None:
+        """The inventory, None where it cannot be read."""
+        text = self._annotation(NODE_CARDS)
+        try:
+            return None if text is None else load_cards(text)
+        except AllocatorError:
+            return None
+
+    def cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
+        """The cards that people want free, and what was wrong with the list."""
+        text = self._annotation(NODE_CORDON)
+        try:
+            return (frozenset() if text is None else load_cordon(text)), None
+        except AllocatorError as error:
+            return frozenset(), error
+
+    def _annotation(self, name: str) -> str | None:
+        return (self.metadata.annotations or {}).get(name)
+
+    @staticmethod
+    def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {name: value for name, value in (resources or {}).items() if name.startswith(PACKED_PREFIX)}
+
+
+def version_of(text: str) -> int:
+    """Read a resourceVersion; 0 where it is no number, as none of Kubernetes' own ever is."""
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,208 @@
+"""Writes to the API server what the ledger knows: the Node's words and the pods' `allocation`."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from allocator.names import POD_ALLOCATION
+from allocator.records import CardRecord, dump_allocation
+from deviceplugin.account import Account
+from deviceplugin.objects import NodeObject
+from deviceplugin.publishing import Wanted, due_s, next_revision, patch, urgency
+from deviceplugin.views import NodeView, PodView
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S: Final = 10.0
+
+_decode_node = msgspec.json.Decoder(NodeObject).decode
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Publisher:
+    """Keeps the own Node's words as the ledger has them: one patch at a time, none when nothing changed.
+
+    Args:
+        client: API server.
+        account: the ledger.
+        node_view: the own Node.
+        pod_view: its pods.
+        node_name: of the own Node.
+        unit_mib: MiB a unit.
+        inventory: describes the cards as they are now.
+        now_ms: milliseconds since the epoch.
+
+    Attributes:
+        patches: successful patches so far.
+        errors: failed ones.
+        revision: of the last patch.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: Account,
+        node_view: NodeView,
+        pod_view: PodView,
+        *,
+        node_name: str,
+        unit_mib: int,
+        inventory: Callable[[], Sequence[CardRecord]],
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._node_view = node_view
+        self._pod_view = pod_view
+        self._node_name = node_name
+        self._unit_mib = unit_mib
+        self._inventory = inventory
+        self._now_ms = now_ms
+        self._backoff = Backoff(0.2, 15.0)
+        self._wake = asyncio.Event()
+        self._since_s: float | None = None
+        self._last_s = float("-inf")
+        self.patches = 0
+        self.errors = 0
+        self.revision = 0
+        account.follow(self._wake.set)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._step()
+            try:
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> float | None:
+        """Patch if it is time.
+
+        Returns:
+            Seconds after which to look again even if nothing happens, None for no need.
+        """
+        node = self._node_view.node
+        if node is None or not self._account.ledger.complete:
+            self._since_s = None
+            return None
+        wanted = self._wanted()
+        reason = urgency(wanted, node, self._pod_view.owed)
+        if reason is None:
+            self._since_s = None
+            return None
+        now_s = self._account.now_s()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = due_s(reason, self._since_s, self._last_s, settled=self._settled()) - now_s
+        if left_s > 0:
+            return left_s
+        return await self._patch(wanted, node, reason)
+
+    async def _patch(self, wanted: Wanted, node: NodeObject, reason: str) -> float:
+        revision = next_revision(self.revision, node, self._now_ms())
+        try:
+            answer = await self._client.patch_node_status(
+                self._node_name, patch(wanted, node, revision), timeout_s=WRITE_TIMEOUT_S
+            )
+            patched = _decode_node(answer)
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            self.errors += 1
+            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+            note = log.warning if self._backoff.failures == 1 else log.debug
+            note("words not published", error=str(error), retry_s=round(delay_s, 2))
+            await asyncio.sleep(delay_s)
+            return 0.0
+        self._backoff.reset()
+        self.revision = revision
+        self.patches += 1
+        self._since_s = None
+        self._last_s = self._account.now_s()
+        log.info(
+            "published", reason=reason, used=list(wanted.used), holds=len(wanted.holds), revision=revision
+        )
+        self._node_view.take(patched)
+        return 0.0
+
+    def _wanted(self) -> Wanted:
+        ledger = self._account.ledger
+        return Wanted(
+            unit_mib=self._unit_mib,
+            sizes=tuple(card.size_units for card in ledger.cards()),
+            used=ledger.used(),
+            holds=ledger.holds(),
+            inventory=tuple(self._inventory()),
+            seen=self._pod_view.seen,
+        )
+
+    def _settled(self) -> bool:
+        ledger = self._account.ledger
+        return not ledger.wants_list() and not ledger.in_flight()
+
+
+class Annotator:
+    """Writes what each pod got into its `allocation` annotation, for people.
+
+    Args:
+        client: API server.
+        account: the ledger.
+        pod_view: the pods and what their annotations say.
+
+    Attributes:
+        errors: failed writes so far.
+    """
+
+    def __init__(self, client: KubeClient, account: Account, pod_view: PodView) -> None:
+        self._client = client
+        self._account = account
+        self._pod_view = pod_view
+        self._backoff = Backoff(1.0, 60.0)
+        self._wake = asyncio.Event()
+        self._done: dict[str, str] = {}
+        self.errors = 0
+        account.follow(self._wake.set)
+
+    async def run(self) -> None:
+        """Annotate until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._all()
+            except KubeApiError as error:
+                self.errors += 1
+                delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+                note = log.warning if self._backoff.failures == 1 else log.debug
+                note("allocation not written", error=str(error), retry_s=round(delay_s, 2))
+                await asyncio.sleep(delay_s)
+                continue
+            self._backoff.reset()
+            await self._wake.wait()
+
+    async def _all(self) -> None:
+        """Write every annotation that is missing or wrong; one that was written is not looked at again."""
+        found = self._account.ledger.allocations()
+        self._done = {uid: text for uid, text in self._done.items() if uid in found}
+        for uid, assignment in found.items():
+            seat = self._pod_view.seats.get(uid)
+            text = dump_allocation(uid, assignment)
+            if seat is None or text in (seat.allocation_text, self._done.get(uid)):
+                continue
+            try:
+                await self._client.annotate_pod(
+                    seat.namespace, seat.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
+                )
+            except (NotFound, Conflict) as error:
+                # Another pod has the name by now, or none: nothing to tell anybody.
+                log.debug("allocation not written", pod=f"{seat.namespace}/{seat.name}", error=str(error))
+            self._done[uid] = text

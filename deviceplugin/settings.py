@@ -1,0 +1,141 @@
+"""Settings of the node daemon, checked as a whole: every fault is told at once."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from allocator.errors import AllocatorError
+from allocator.names import MIB_PER_GIB, resource_name
+from allocator.policy import card_policy
+from deviceplugin.errors import SettingsError
+from deviceplugin.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+
+GPU_SOURCES: Final = ("nvml", "simulated")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_PORT: Final = 65535
+MAX_NODE_NAME: Final = 253
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the node daemon runs; see `gpupack node --help`.
+
+    Attributes:
+        node_name: the Node object that the words go to.
+        gpus: `nvml` for real cards, `simulated` for those of a profile.
+        profile: name of a shipped profile, or a YAML file; only with simulated cards.
+        unit_mib: MiB a unit; names the resource.
+        kubeconfig: path; None: in-cluster, else $KUBECONFIG, else ~/.kube/config.
+        device_plugin_dir: folder of the kubelet's device plugin sockets.
+        pod_resources_socket: the kubelet's PodResources socket.
+        http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.
+        card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
+        cdi: answer Allocate with CDI device names besides the environment.
+        cgroup_root: where the host's cgroups are mounted.
+        quiet_s: seconds without trouble after which a card is healthy again.
+        ignored_xids: XID errors that leave a card healthy.
+        log_level: one of debug, info, warning, error.
+    """
+
+    node_name: str
+    gpus: str = "nvml"
+    profile: str | None = None
+    unit_mib: int = MIB_PER_GIB
+    kubeconfig: str | None = None
+    device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
+    pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    http: str = "127.0.0.1:8911"
+    card_policy: str = "least-used"
+    cdi: bool = False
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    quiet_s: float = DEFAULT_QUIET_S
+    ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
+    log_level: str = "info"
+
+    @property
+    def resource(self) -> str:
+        """Name of the extended resource."""
+        return resource_name(self.unit_mib)
+
+    @property
+    def endpoint(self) -> str:
+        """File name of our socket in the device plugin folder."""
+        return f"{self.resource.replace('/', '-')}.sock"
+
+    @property
+    def host(self) -> str:
+        """Host part of `http`; empty means every address."""
+        return self.http.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Port part of `http`."""
+        return int(self.http.rpartition(":")[2])
+
+    def check(self) -> None:
+        """Check everything.
+
+        Raises:
+            SettingsError: lists every fault.
+        """
+        faults = [*self._name_faults(), *self._gpu_faults(), *self._place_faults()]
+        if self.log_level not in LOG_LEVELS:
+            faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+        if faults:
+            raise SettingsError(tuple(faults))
+
+    def shown(self) -> dict[str, object]:
+        """All settings as plain values for the log; none of them is secret."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def _name_faults(self) -> list[str]:
+        faults = []
+        if not 1 <= len(self.node_name) <= MAX_NODE_NAME or "/" in self.node_name:
+            faults.append(f"--node-name {self.node_name!r}: allowed is the name of a Node object")
+        try:
+            resource_name(self.unit_mib)
+        except AllocatorError as error:
+            faults.append(f"--unit-mib: {error}")
+        try:
+            card_policy(self.card_policy)
+        except AllocatorError as error:
+            faults.append(f"--card-policy: {error}")
+        return faults
+
+    def _gpu_faults(self) -> list[str]:
+        faults = []
+        if self.gpus not in GPU_SOURCES:
+            faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")
+        elif self.gpus == "simulated" and self.profile is None:
+            faults.append("--profile: required with --gpus simulated")
+        elif self.gpus == "nvml" and self.profile is not None:
+            faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
+        if self.quiet_s < 0:
+            faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
+        return faults
+
+    def _place_faults(self) -> list[str]:
+        faults = []
+        if not self.device_plugin_dir.is_dir():
+            faults.append(
+                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
+            )
+        if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
+            faults.append(f"--kubeconfig {self.kubeconfig!r}: allowed is a file that exists")
+        host, colon, port = self.http.rpartition(":")
+        if (
+            not colon
+            or (":" in host and not host.startswith("["))
+            or not port.isascii()
+            or not port.isdigit()
+        ):
+            faults.append(f"--http {self.http!r}: allowed is HOST:PORT")
+        elif int(port) > MAX_PORT:
+            faults.append(f"--http {self.http!r}: allowed are ports up to {MAX_PORT}")
+        return faults
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return str(value) if isinstance(value, Path) else value
