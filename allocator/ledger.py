@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger_book import Grant, Listed, Mark, Pod, Slot, Tracked
+from allocator.ledger_book import Grant, Listed, Mark, Pod, Slot, Tracked, add
 from allocator.ledger_choice import Choice
 from allocator.ledger_release import Releases
 from allocator.records import Assignment
@@ -35,6 +36,11 @@ class Ledger(Releases, Choice):
 
     # What happens to cards.
 
+    def cards(self) -> tuple[Card, ...]:
+        """Return every card in word order, with its promised units as used ones."""
+        promised = self.promised()
+        return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._cards.items())
+
     def set_healthy(self, uuid: str, healthy: bool, now_s: float) -> None:
         """Take a card in or out; an unhealthy card counts as full.
 
@@ -52,9 +58,15 @@ class Ledger(Releases, Choice):
         """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""
         self._cards = {uuid: replace(card, cordoned=uuid in uuids) for uuid, card in self._cards.items()}
 
-    def set_pressure(self, units: Mapping[str, int]) -> None:
-        """Set the units by card that are used beyond what is promised: foreign use and over-use."""
-        self._pressure = {uuid: count for uuid, count in units.items() if uuid in self._cards}
+    def set_pressure(self, units: Mapping[str, int]) -> bool:
+        """Set the units by card that are used beyond what is promised: foreign use and over-use.
+
+        Returns:
+            Whether anything changed.
+        """
+        pressure = {uuid: count for uuid, count in units.items() if uuid in self._cards and count}
+        changed, self._pressure = pressure != self._pressure, pressure
+        return changed
 
     # What the kubelet does; GetPreferredAllocation is in `Choice`.
 
@@ -201,6 +213,12 @@ class Ledger(Releases, Choice):
             for t in self._pods.values()
         )
 
+    def in_flight(self) -> bool:
+        """Some pod is on its way from Allocate to `holds`."""
+        return any(
+            not tracked.held and self._owned(tracked.pod.uid) for tracked in self._pods.values() if tracked.live
+        )
+
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: a kubelet restart, or IDs without an owner."""
         view, listed = self._view_mark, self._list_mark
@@ -213,6 +231,22 @@ class Ledger(Releases, Choice):
             and (h.key is not None or listed.at_s >= h.at_s + self._grace_s)
             for h in self._holdings
         )
+
+    def promises(self) -> dict[str, dict[str, int]]:
+        """Units by card and UID that pods hold, guesses included; without those of no known pod."""
+        ids: dict[str, set[str]] = {}
+        for holding in self._holdings:
+            if holding.slot is not None:
+                ids.setdefault(holding.slot.uid, set()).update(holding.ids)
+        shares: dict[str, dict[str, int]] = {uuid: {} for uuid in self._cards}
+        for uid in ids.keys() | self._pods.keys():
+            units = self._by_card(ids.get(uid, ()))
+            tracked = self._pods.get(uid)
+            if tracked is not None and tracked.admitted and not tracked.ended:
+                add(units, self._shortfall(tracked)[0])
+            for uuid, count in units.items():
+                shares[uuid][uid] = count
+        return shares
 
     def holds(self) -> frozenset[str]:
         """UIDs of the pods whose units `used` contains."""

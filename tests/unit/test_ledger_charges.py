@@ -300,3 +300,26 @@ def test_promised_never_passes_the_size():
     world.start("a")
     world.start("b")
     assert world.promised == [8]
+
+
+def test_promises_tell_whose_units_are_on_a_card():
+    world = World.of(8, 8)
+    world.run(pod("a", [("setup", 6, "init"), ("main", 2, "main")], "c0"))
+    world.bind(pod("b", 3, "c1"))
+    world.admit("b")
+    world.bind(pod("w", 1, "c1"))
+    world.allocate(ids("c1", 7))
+    assert world.ledger.promises() == {"c0": {"a": 6}, "c1": {"b": 3, "w": 1}}
+    world.ledger = Ledger(cards(8, 8))
+    world.sync()
+    world.allocate(ids("c1", 7))
+    assert world.ledger.promises()["c0"] == {"a": 6}
+
+
+def test_cards_show_what_is_promised_on_them():
+    world = World.of(8, 4)
+    world.run(pod("a", 3, "c0"))
+    assert [(card.uuid, card.size_units, card.used_units) for card in world.ledger.cards()] == [
+        ("c0", 8, 3),
+        ("c1", 4, 0),
+    ]
