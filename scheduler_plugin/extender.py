@@ -59,16 +59,17 @@ class Extender:
         """
         pod, candidates = self._calls.decode(body)
         if not asks(pod, self.state.resource):
-            return encode_passed(candidates, range(len(candidates.names)))
+            return self._pass_all(candidates)
         if stale:
             return encode_filter_error(stale)
         self.state.expire(now)
         try:
             query = self._query(pod)
         except RequestError as error:
-            return encode_refused(candidates, [(str(error), False, range(len(candidates.names)))])
+            everywhere = (str(error), False, range(len(candidates.rows(self.state.nodes))))
+            return encode_refused(candidates, self.state.nodes, [everywhere])
         if query is None:
-            return encode_passed(candidates, range(len(candidates.names)))
+            return self._pass_all(candidates)
         rows, at = self._known(candidates)
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
@@ -79,9 +80,9 @@ class Extender:
             return self._refuse(pod, candidates, query, rows, at, fits)
         positions = np.flatnonzero(fits)
         chosen = (positions if at is None else at[positions])[first].tolist()
-        chosen = _with_nominated(pod, candidates, chosen, at, positions, scores)
+        chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         self._offer(pod, query, fitting_rows[first], scores[first])
-        return encode_passed(candidates, chosen)
+        return encode_passed(candidates, self.state.nodes, chosen)
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
@@ -90,7 +91,7 @@ class Extender:
             ProtocolError: the body is rubbish.
         """
         pod, candidates = self._calls.decode(body)
-        result = np.zeros(len(candidates.names), dtype=np.int32)
+        result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
         query: Query | None = None
         if not stale:
             self.state.expire(now)
@@ -99,14 +100,19 @@ class Extender:
             except RequestError:
                 query = None
         if query is None:
-            return encode_scores(candidates, result)
+            return encode_scores(candidates, self.state.nodes, result)
         rows, at = self._known(candidates)
         positions = np.flatnonzero(self._fits(query, rows))
         fitting_rows = rows[positions]
         scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
-        return encode_scores(candidates, result)
+        return encode_scores(candidates, self.state.nodes, result)
+
+    def _pass_all(self, candidates: Candidates) -> bytes:
+        """Answer for a pod that asks for nothing of ours."""
+        nodes = self.state.nodes
+        return encode_passed(candidates, nodes, range(len(candidates.rows(nodes))))
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
@@ -157,7 +163,7 @@ class Extender:
         held: BoolArray,
     ) -> bytes:
         """Say of every node why not; `held` are nodes that fit but that the policy refuses for now."""
-        codes: CodeArray = np.full(len(candidates.names), Misfit.UNKNOWN_NODE, dtype=np.int8)
+        codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
         found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
         out = np.flatnonzero(~held)
         found[out] = misfits(self.state.nodes, query, rows[out])
@@ -176,7 +182,7 @@ class Extender:
             misfit = Misfit(code)
             text = reason(misfit, query.ask.demands, self.state.unit_mib)
             groups.append((text, misfit in EVICTABLE, np.flatnonzero(codes == code).tolist()))
-        return encode_refused(candidates, groups)
+        return encode_refused(candidates, self.state.nodes, groups)
 
     def _offer(self, pod: PodLite, query: Query, rows: RowArray, scores: FloatArray) -> None:
         """Remember versions and scores of the best nodes for the commit."""
@@ -192,21 +198,12 @@ class Extender:
             ),
         )
 
-
-def _with_nominated(
-    pod: PodLite,
-    candidates: Candidates,
-    chosen: list[int],
-    at: RowArray | None,
-    positions: RowArray,
-    scores: FloatArray,
-) -> list[int]:
-    """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
-    nominated = pod.status.nominated_node_name
-    if not nominated or nominated not in candidates.names:
-        return chosen
-    place = candidates.names.index(nominated)
-    if place in chosen:
-        return chosen
-    spots = (positions if at is None else at[positions])[scores < np.inf]
-    return [*chosen, place] if place in spots else chosen
+    def _with_nominated(
+        self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
+    ) -> list[int]:
+        """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
+        row = self.state.nodes.rows.get(pod.status.nominated_node_name)
+        if row is None or row not in fitting_rows:
+            return chosen
+        position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
+        return chosen if position in chosen else [*chosen, position]

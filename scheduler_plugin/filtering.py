@@ -123,26 +123,36 @@ def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         bool[m].
     """
     ask = query.ask
-    fits = _each_demand(nodes, ask, rows)
+    fits: BoolArray = nodes.usable[rows]
+    for demand in ask.demands:
+        fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
     if len(ask.demands) > 1:
-        left = np.flatnonzero(fits)
+        left = np.flatnonzero(fits & ~_surely_together(nodes, ask, rows))
         if left.size:
             fits[left] = _together(nodes, query, rows[left])
     return fits
 
 
-def _each_demand(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
-    """Check each demand as if it were alone; exact for a single one."""
-    fits: BoolArray = nodes.usable[rows]
+def _has_cards(nodes: NodeArrays, ask: Ask, rows: RowArray, units: int, cards: int) -> BoolArray:
+    """Tell which nodes have so many cards with so many free units."""
+    if cards > nodes.free_order.shape[0]:
+        return np.zeros(len(rows), dtype=np.bool_)
+    if ask.admits is None:
+        result: BoolArray = nodes.free_order[cards - 1][rows] >= units
+        return result
+    counts = np.count_nonzero((nodes.free[rows] >= units) & ask.admits[rows], axis=1)
+    admitted: BoolArray = counts >= cards
+    return admitted
+
+
+def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell which nodes fit whatever cards are chosen: the choices before spoil one card each."""
+    sure: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    cards = 0
     for demand in ask.demands:
-        if demand.cards > nodes.free_order.shape[0]:
-            fits[:] = False
-        elif ask.admits is None:
-            fits &= nodes.free_order[demand.cards - 1][rows] >= demand.units
-        else:
-            enough = (nodes.free[rows] >= demand.units) & ask.admits[rows]
-            fits &= np.count_nonzero(enough, axis=1) >= demand.cards
-    return fits
+        cards += demand.cards
+        sure &= _has_cards(nodes, ask, rows, demand.units, cards)
+    return sure
 
 
 def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:

@@ -1,5 +1,6 @@
 """Node rows as numpy arrays: what filter, policies and commit read."""
 
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from enum import IntEnum
@@ -55,6 +56,7 @@ class NodeArrays:
         numa: int32[R, K], NUMA node, -1 where not known.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
+        quoted: the names as JSON texts, by row.
         uuids: by row, the cards' UUIDs in word order.
         rows: row by node name.
         epoch: +1 whenever `rows` changes.
@@ -64,6 +66,7 @@ class NodeArrays:
         self.epoch = 0
         self.rows: dict[str, int] = {}
         self.names: list[str] = [""] * rows
+        self.quoted: list[bytes] = [b""] * rows
         self.uuids: list[tuple[str, ...]] = [()] * rows
         self.model_names: list[str] = []
         self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
@@ -117,6 +120,7 @@ class NodeArrays:
         self.epoch += 1
         self.rows[name] = row
         self.names[row] = name
+        self.quoted[row] = json.dumps(name).encode()
         self._rank(name, row)
         self.exclude(row, Exclusion.NO_WORDS)
         return row
@@ -136,6 +140,7 @@ class NodeArrays:
         self.set_capacity(row, 0, 0)
         self.set_requested(row, 0, 0)
         self.names[row] = ""
+        self.quoted[row] = b""
         self._vacant.append(row)
 
     def exclude(self, row: int, reason: Exclusion) -> None:
@@ -269,6 +274,7 @@ class NodeArrays:
         """Double the rows."""
         old = self.row_count
         self.names += [""] * old
+        self.quoted += [b""] * old
         self.uuids += [()] * old
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
             array = getattr(self, name)

@@ -5,17 +5,20 @@ comparing bytes, and what belongs to it (rows, names in JSON) is kept beside it.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
 
 from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.nameindex import CutNames, NameIndex, cut_names
 from scheduler_plugin.nodes import NodeArrays
 from scheduler_plugin.objects import PodLite
 from scheduler_plugin.policies.registry import IntArray, RowArray
 
-_MARK: Final = b'"NodeNames":['
+_MARK: Final = b'"NodeNames":["'
+_END: Final = b'"]}'
 _KEPT_LISTS: Final = 4
 _SHOWN: Final = 256
 
@@ -77,7 +80,6 @@ class PreemptArgs(msgspec.Struct):
     meta_victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
-_names_decoder = msgspec.json.Decoder(list[str])
 _args_decoder = msgspec.json.Decoder(_Args)
 _node_name_decoder = msgspec.json.Decoder(_NodeName)
 _bind_decoder = msgspec.json.Decoder(BindArgs)
@@ -87,46 +89,64 @@ _preempt_decoder = msgspec.json.Decoder(PreemptArgs)
 class Candidates:
     """Nodes that a call names, in its order.
 
-    Attributes:
-        names: Their names.
+    Args:
+        names: Their names, unless `cut` is given.
         items: The whole nodes as JSON, where the call brought them.
+        cut: The names in their JSON list.
+        index: To look them up with.
     """
 
-    def __init__(self, names: Sequence[str], items: Sequence[bytes] | None = None) -> None:
-        self.names = names
+    def __init__(
+        self,
+        names: Sequence[str] = (),
+        *,
+        items: Sequence[bytes] | None = None,
+        cut: CutNames | None = None,
+        index: NameIndex | None = None,
+    ) -> None:
         self.items = items
+        self._names = names
+        self._cut = cut
+        self._index = index
         self._rows: RowArray | None = None
-        self._epoch = -1
         self._quoted: list[bytes] | None = None
-        self._worst: list[bytes] | None = None
+        self._epoch = -1
 
     def rows(self, nodes: NodeArrays) -> RowArray:
         """Rows of the nodes: intp[m], -1 for nodes without one."""
         if self._rows is None or self._epoch != nodes.epoch:
-            get = nodes.rows.get
-            self._rows = np.fromiter((get(name, -1) for name in self.names), np.intp, len(self.names))
+            if self._cut is not None and self._index is not None:
+                self._rows = self._index.rows(nodes, self._cut)
+            else:
+                known = map(nodes.rows.get, self._names, repeat(-1))
+                self._rows = np.fromiter(known, np.intp, len(self._names))
+            self._quoted = None
             self._epoch = nodes.epoch
         return self._rows
 
-    @property
-    def quoted(self) -> list[bytes]:
-        """The names as JSON."""
+    def quoted(self, nodes: NodeArrays) -> list[bytes]:
+        """The names as JSON texts."""
+        rows = self.rows(nodes)
         if self._quoted is None:
-            self._quoted = [msgspec.json.encode(name) for name in self.names]
+            known = nodes.quoted
+            self._quoted = [known[row] for row in rows.tolist()]
+            for i in np.flatnonzero(rows < 0).tolist():
+                self._quoted[i] = self.quote(nodes, i)
         return self._quoted
 
-    @property
-    def worst(self) -> list[bytes]:
-        """Prioritize's answer for each node when its score is 0."""
-        if self._worst is None:
-            self._worst = [b'{"Host":%b,"Score":0}' % name for name in self.quoted]
-        return self._worst
+    def quote(self, nodes: NodeArrays, position: int) -> bytes:
+        """One name as JSON text."""
+        row = int(self.rows(nodes)[position])
+        if row >= 0:
+            return nodes.quoted[row]
+        return self._cut.quoted(position) if self._cut else msgspec.json.encode(self._names[position])
 
 
 class CallDecoder:
     """Decodes filter and prioritize calls, and remembers the lists of names it has seen."""
 
     def __init__(self) -> None:
+        self._index = NameIndex()
         self._lists: list[tuple[bytes, Candidates]] = []
 
     def decode(self, body: bytes) -> tuple[PodLite, Candidates]:
@@ -137,46 +157,38 @@ class CallDecoder:
         """
         for at, (tail, candidates) in enumerate(self._lists):
             if body.endswith(tail):
-                args = _split_args(body[: len(body) - len(tail)])
-                if args is not None and args.pod is not None:
+                pod = _pod_before(body, len(body) - len(tail))
+                if pod is not None:
                     if at:
                         self._lists.insert(0, self._lists.pop(at))
-                    return args.pod, candidates
+                    return pod, candidates
         mark = body.rfind(_MARK)
-        if mark > 0:
-            args = _split_args(body[:mark])
-            names = _split_names(body[mark + len(_MARK) - 1 :])
-            if args is not None and args.pod is not None and names is not None:
-                candidates = Candidates(names)
+        pod = _pod_before(body, mark) if mark > 0 else None
+        if pod is not None and body.endswith(_END):
+            raw = body[mark + len(_MARK) - 2 : -1]
+            cut = cut_names(raw)
+            if cut is not None:
+                candidates = Candidates(cut=cut, index=self._index)
                 self._lists.insert(0, (body[mark:], candidates))
                 del self._lists[_KEPT_LISTS:]
-                return args.pod, candidates
+                return pod, candidates
         return _whole(body)
 
 
-def _split_args(head: bytes) -> _Args | None:
+def _pod_before(body: bytes, end: int) -> PodLite | None:
     """Read a call up to its last field NodeNames, None when it has another form.
 
-    `head` plus `}` being an object, and the rest a list and `}`, the whole is the object with that list.
+    What stands before, plus `}`, being an object, and the rest a list and `}`, the whole is the object with
+    that list.
     """
-    head = head.rstrip()
+    head = body[:end].rstrip()
     if not head.endswith(b","):
         return None
     try:
         args = _args_decoder.decode(head[:-1] + b"}")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return None if args.nodes is not None and args.nodes.items is not None else args
-
-
-def _split_names(tail: bytes) -> list[str] | None:
-    tail = tail.rstrip()
-    if not tail.endswith(b"}"):
-        return None
-    try:
-        return _names_decoder.decode(tail[:-1])
-    except msgspec.MsgspecError:
-        return None
+    return None if args.nodes is not None and args.nodes.items is not None else args.pod
 
 
 def _whole(body: bytes) -> tuple[PodLite, Candidates]:
@@ -191,7 +203,7 @@ def _whole(body: bytes) -> tuple[PodLite, Candidates]:
         )
     items = [bytes(item) for item in args.nodes.items or ()]
     named = [_decode(_node_name_decoder, item, "Nodes.items").metadata.name for item in items]
-    return args.pod, Candidates(named, items)
+    return args.pod, Candidates(named, items=items)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -237,33 +249,37 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
         raise ProtocolError(f"{what} is not JSON: {str(error)[:_SHOWN]}", 400) from error
 
 
-def encode_passed(candidates: Candidates, chosen: Sequence[int]) -> bytes:
+def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[int]) -> bytes:
     """Write filter's answer when some nodes pass; the failure maps stay empty.
 
     Args:
         candidates: Nodes of the call.
+        nodes: The arrays.
         chosen: Positions among them, best first.
     """
     if candidates.items is not None:
-        nodes = b",".join([candidates.items[i] for i in chosen])
+        items = b",".join([candidates.items[i] for i in chosen])
         return (
             b'{"Nodes":{"metadata":{},"items":[%b]},"NodeNames":null,"FailedNodes":{},'
-            b'"FailedAndUnresolvableNodes":{},"Error":""}' % nodes
+            b'"FailedAndUnresolvableNodes":{},"Error":""}' % items
         )
-    names = msgspec.json.encode([candidates.names[i] for i in chosen])
+    names = b",".join([candidates.quote(nodes, i) for i in chosen])
     return (
-        b'{"Nodes":null,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
+        b'{"Nodes":null,"NodeNames":[%b],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
     )
 
 
-def encode_refused(candidates: Candidates, groups: Sequence[tuple[str, bool, Sequence[int]]]) -> bytes:
+def encode_refused(
+    candidates: Candidates, nodes: NodeArrays, groups: Sequence[tuple[str, bool, Sequence[int]]]
+) -> bytes:
     """Write filter's answer when no node passes.
 
     Args:
         candidates: Nodes of the call.
+        nodes: The arrays.
         groups: Reason, whether evicting pods could help, positions among the candidates.
     """
-    quoted = candidates.quoted
+    quoted = candidates.quoted(nodes)
     maps: dict[bool, list[bytes]] = {True: [], False: []}
     for text, evictable, positions in groups:
         if len(positions):
@@ -288,12 +304,15 @@ def encode_filter_error(message: str) -> bytes:
     )
 
 
-def encode_scores(candidates: Candidates, scores: IntArray) -> bytes:
-    """Write prioritize's answer."""
-    pieces = candidates.worst.copy()
-    for i in np.flatnonzero(scores).tolist():
-        pieces[i] = b'{"Host":%b,"Score":%d}' % (candidates.quoted[i], scores[i])
-    return b"[" + b",".join(pieces) + b"]"
+def encode_scores(candidates: Candidates, nodes: NodeArrays, scores: IntArray) -> bytes:
+    """Write prioritize's answer, nodes with a score above 0 first; the order says nothing."""
+    rest = candidates.quoted(nodes).copy()
+    entries = [
+        b'{"Host":%b,"Score":%d}' % (rest.pop(i), scores[i]) for i in np.flatnonzero(scores)[::-1].tolist()
+    ]
+    if rest:
+        entries.append(b'{"Host":' + b',"Score":0},{"Host":'.join(rest) + b',"Score":0}')
+    return b"[" + b",".join(entries) + b"]"
 
 
 def encode_bind(error: str) -> bytes:

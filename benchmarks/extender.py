@@ -1,0 +1,347 @@
+"""Latency and memory of the extender, served over HTTP.
+
+`python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server, in a process of its own,
+reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small API server in this one. Then
+20 request shapes are asked in turn, filter and prioritize each with the names of all nodes; between two calls
+one node's words change through the watch. Two times are taken of each call: what the server says it spent on it
+(header Server-Timing: from the body read to the answer made), and what this client waited, HTTP and the
+loopback included. The last line is JSON with the server's own times.
+
+kube-scheduler's order of names is not the same twice when it filters in parallel; `--shuffle` sends the names
+in a new order with every call, so that nothing about the list can be remembered.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from allocator.names import NODE_CARDS, NODE_HOLDS, POD_ASSIGNED, resource_name
+from allocator.packing import NodeWords, node_resources
+from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
+from benchmarks.throughput import machine
+
+CARDS = 8
+CARD_UNITS = 79
+FULL = 0.6
+PODS_A_NODE = 2
+RESOURCE = resource_name(1024)
+SERVER = """
+import asyncio, sys
+from scheduler_plugin.app import run
+from scheduler_plugin.settings import Settings
+asyncio.run(run(Settings(kubeconfig=sys.argv[1], http=sys.argv[2], node_policy=sys.argv[3])))
+"""
+START_LIMIT_S = 120
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.extender", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000, help="fake nodes (default 5000)")
+    parser.add_argument("--policy", default="least-requested", help="node policy (default least-requested)")
+    parser.add_argument("--calls", type=int, default=1000, help="pairs of calls measured (default 1000)")
+    parser.add_argument("--shuffle", action="store_true", help="send the names in a new order every time")
+    options = parser.parse_args()
+    if min(options.nodes, options.calls) < 1:
+        parser.error("--nodes and --calls must be 1 or more")
+    print(machine(), f"Python {sys.version.split()[0]}")
+    asyncio.run(measure(options.nodes, options.policy, options.calls, shuffle=options.shuffle))
+
+
+class FakeCluster:
+    """Nodes and pods as an API server lists and watches them, made once as bytes."""
+
+    def __init__(self, nodes: int, seed: int = 42) -> None:
+        self.random = random.Random(seed)
+        self.version = 10
+        self.names = [f"gpu-node-{index:05d}" for index in range(nodes)]
+        self.used = [[self._some_units() for _ in range(CARDS)] for _ in self.names]
+        self.cpu = [self.random.randrange(16, 97, 8) for _ in self.names]
+        self.pods = [self._pod(node, slot) for node in range(nodes) for slot in range(PODS_A_NODE)]
+        self.watchers: list[asyncio.Queue[bytes]] = []
+
+    def _some_units(self) -> int:
+        return min(CARD_UNITS, max(0, round(self.random.gauss(FULL, 0.3) * CARD_UNITS)))
+
+    def _pod(self, node: int, slot: int) -> dict[str, Any]:
+        pod = pod_object(f"running-{node}-{slot}", 8, cpu="2", memory="8Gi")
+        assigned = dump_assigned({"main": ((self.uuid(node, slot), 8),)})
+        pod["metadata"]["annotations"] = {POD_ASSIGNED: assigned}
+        pod["spec"]["nodeName"] = self.names[node]
+        pod["status"] = {"phase": "Running"}
+        return pod
+
+    def uuid(self, node: int, card: int) -> str:
+        """Name a card the way the driver does."""
+        return f"GPU-{node:08x}-0000-4000-8000-{card:012x}"
+
+    def node(self, index: int) -> dict[str, Any]:
+        """One Node with the fields a kubelet fills in."""
+        words = NodeWords.of(1024, [CARD_UNITS] * CARDS, self.used[index], self.version)
+        inventory = [
+            CardRecord(self.uuid(index, card), card, "NVIDIA H100 80GB HBM3", 81079, card // 4, healthy=True)
+            for card in range(CARDS)
+        ]
+        held = frozenset(f"uid-running-{index}-{slot}" for slot in range(PODS_A_NODE))
+        amounts = {
+            "cpu": str(self.cpu[index]),
+            "memory": f"{self.cpu[index] * 8}Gi",
+            "pods": "110",
+            "ephemeral-storage": "500Gi",
+            RESOURCE: str(CARD_UNITS * CARDS),
+            **{name: str(value) for name, value in node_resources(words).items()},
+        }
+        return {
+            "metadata": {
+                "name": self.names[index],
+                "resourceVersion": str(self.version),
+                "labels": {"kubernetes.io/hostname": self.names[index], "pool": "gpu"},
+                "annotations": {
+                    NODE_HOLDS: dump_holds(Holds(self.version, held)),
+                    NODE_CARDS: dump_cards(inventory),
+                },
+            },
+            "spec": {"podCIDR": "10.0.0.0/24"},
+            "status": {
+                "capacity": amounts,
+                "allocatable": amounts,
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}] * 4,
+                "images": [
+                    {"names": [f"registry.example/{n}@sha256:{n:064d}"], "sizeBytes": n} for n in range(30)
+                ],
+                "nodeInfo": {"kernelVersion": "6.1.0", "kubeletVersion": "v1.36.3"},
+            },
+        }
+
+    def change_one_node(self) -> None:
+        """Change one card of one node and tell the watchers."""
+        index = self.random.randrange(len(self.names))
+        self.used[index][self.random.randrange(CARDS)] = self._some_units()
+        self.version += 1
+        line = json.dumps({"type": "MODIFIED", "object": self.node(index)}).encode() + b"\n"
+        for queue in self.watchers:
+            queue.put_nowait(line)
+
+    async def serve(self) -> tuple[web.AppRunner, str]:
+        """Serve lists in pages, and watches."""
+        app = web.Application()
+        app.router.add_get("/api/v1/nodes", self._nodes)
+        app.router.add_get("/api/v1/pods", self._pods)
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def _nodes(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request, hears=True)
+        return self._page(request, len(self.names), self.node)
+
+    async def _pods(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request, hears=False)
+        return self._page(request, len(self.pods), self.pods.__getitem__)
+
+    def _page(self, request: web.Request, count: int, item: Any) -> web.Response:
+        first = int(request.query.get("continue", 0))
+        last = min(count, first + int(request.query.get("limit", count)))
+        meta = {"resourceVersion": str(self.version), "continue": str(last) if last < count else ""}
+        body = json.dumps({"metadata": meta, "items": [item(index) for index in range(first, last)]})
+        return web.Response(text=body, content_type="application/json")
+
+    async def _watch(self, request: web.Request, *, hears: bool) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        if hears:
+            self.watchers.append(queue)
+        while True:
+            await response.write(await queue.get())
+
+
+def pod_object(name: str, units: int, *, cpu: str = "4", memory: str = "16Gi") -> dict[str, Any]:
+    """One Pod about as long as real ones are."""
+    amounts = {RESOURCE: str(units), "cpu": cpu, "memory": memory}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": "5",
+            "labels": {"app": "inference", "pod-template-hash": "5d9c7f"},
+            "annotations": {},
+            "managedFields": [{"manager": "kubectl", "fieldsV1": {f"f:field-{n}": {} for n in range(30)}}],
+        },
+        "spec": {
+            "schedulerName": "gpupack-scheduler",
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "registry.example/inference:1.2.3",
+                    "env": [{"name": f"VARIABLE_{n}", "value": "value"} for n in range(20)],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                    "resources": {"limits": amounts, "requests": amounts},
+                }
+            ],
+            "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}] * 2,
+            "priority": 0,
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def shapes() -> list[dict[str, Any]]:
+    """Twenty requests: one card, several cards, several containers, an init container, selectors."""
+    pods = [pod_object(f"one-{units}", units) for units in (1, 2, 4, 8, 10, 16, 20, 24, 40, 60, 79)]
+    for units, cards in ((16, 2), (40, 2), (32, 4), (80, 8), (640, 8)):
+        pod = pod_object(f"{cards}-cards-{units}", units)
+        pod["metadata"]["annotations"]["gpupack.io/cards"] = str(cards)
+        pods.append(pod)
+    two = pod_object("two-containers", 20)
+    two["spec"]["containers"].append({**two["spec"]["containers"][0], "name": "second"})
+    init = pod_object("init-container", 8)
+    init["spec"]["initContainers"] = [{**pod_object("x", 16)["spec"]["containers"][0], "name": "prepare"}]
+    model = pod_object("model", 10)
+    model["metadata"]["annotations"]["gpupack.io/gpu-model"] = "*H100*,!*PCIe*"
+    other = pod_object("other-policy", 12)
+    other["metadata"]["annotations"]["gpupack.io/card-policy"] = "most-used"
+    return [*pods, two, init, model, other]
+
+
+async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None:
+    """Start the server, ask, print."""
+    cluster = FakeCluster(nodes)
+    runner, api = await cluster.serve()
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        kubeconfig = Path(folder) / "kubeconfig"
+        kubeconfig.write_text(kubeconfig_of(api))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        began = time.perf_counter()
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SERVER, str(kubeconfig), address, policy, stdout=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with aiohttp.ClientSession(f"http://{address}") as session:
+                await ready(session)
+                print(
+                    f"ready {time.perf_counter() - began:.2f} s after its start, "
+                    f"{nodes} nodes and {len(cluster.pods)} pods listed"
+                )
+                handled, waited = await ask(session, cluster, calls, shuffle=shuffle)
+                rss_mib = resident_mib(server.pid)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            await server.wait()
+            await runner.cleanup()
+    figures: dict[str, float] = {"nodes": nodes}
+    for what in ("filter", "both"):
+        for percent in (50, 99):
+            figures[f"{what}_p{percent}_ms"] = round(percentile(handled[what], percent), 3)
+        print(f"{what:6} handled {spread(handled[what])}; client waited {spread(waited[what])}")
+    order = "new" if shuffle else "same"
+    print(f"resident {rss_mib:.1f} MiB; policy {policy}, {calls} pairs of calls, {order} order of names each")
+    print(json.dumps({**figures, "rss_mib": round(rss_mib, 1)}))
+
+
+async def ready(session: aiohttp.ClientSession) -> None:
+    """Wait until the server has read its lists."""
+    limit = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < limit:
+        try:
+            async with session.get("/readyz") as response:
+                if response.status == 200:
+                    return
+        except aiohttp.ClientConnectionError:
+            pass
+        await asyncio.sleep(0.02)
+    raise SystemExit(f"the server was not ready within {START_LIMIT_S} s")
+
+
+async def ask(
+    session: aiohttp.ClientSession, cluster: FakeCluster, calls: int, *, shuffle: bool
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Ask filter and prioritize; the first round of shapes is not counted."""
+    heads = [json.dumps({"Pod": pod}, separators=(",", ":")).encode()[:-1] for pod in shapes()]
+    names = list(cluster.names)
+    tail = names_tail(names)
+    handled: dict[str, list[float]] = {"filter": [], "both": []}
+    waited: dict[str, list[float]] = {"filter": [], "both": []}
+    for call in range(-len(heads), calls):
+        if shuffle:
+            cluster.random.shuffle(names)
+            tail = names_tail(names)
+        cluster.change_one_node()
+        body = heads[call % len(heads)] + tail
+        first = await post(session, "/filter", body)
+        second = await post(session, "/prioritize", body)
+        if call >= 0:
+            for sink, index in ((handled, 0), (waited, 1)):
+                sink["filter"].append(first[index])
+                sink["both"].append(first[index] + second[index])
+    return handled, waited
+
+
+def names_tail(names: Sequence[str]) -> bytes:
+    """Write the end of a call, in the form of Go's encoder."""
+    return b',"Nodes":null,"NodeNames":' + json.dumps(names, separators=(",", ":")).encode() + b"}"
+
+
+async def post(session: aiohttp.ClientSession, path: str, body: bytes) -> tuple[float, float]:
+    """Call a verb: milliseconds the server spent, milliseconds until the answer was read."""
+    began = time.perf_counter()
+    async with session.post(path, data=body, headers={"Content-Type": "application/json"}) as response:
+        answer = await response.read()
+        if response.status != 200:
+            raise SystemExit(f"{path}: status {response.status}: {answer[:256]!r}")
+        spent = float(response.headers["Server-Timing"].partition("dur=")[2])
+    return spent, (time.perf_counter() - began) * 1000
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write a distribution of milliseconds for people."""
+    return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} ms"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of all are not above."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def kubeconfig_of(server: str) -> str:
+    """Write a kubeconfig for a server without credentials."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "benchmark",
+            "clusters": [{"name": "benchmark", "cluster": {"server": server}}],
+            "users": [{"name": "nobody", "user": {"token": "unused"}}],
+            "contexts": [{"name": "benchmark", "context": {"cluster": "benchmark", "user": "nobody"}}],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
