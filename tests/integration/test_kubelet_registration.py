@@ -1,0 +1,215 @@
+"""Being registered, in every case in which a kubelet or a socket goes away."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.wire import deviceplugin_pb2 as pb
+from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from tests.kubelet_world import RESOURCE, World, pod, until, world
+
+
+async def test_registers_and_lists_its_devices() -> None:
+    async with world(cards=2, units=8) as here:
+        assert here.kubelet.capacity() == {RESOURCE: 16}
+        assert here.events == ["registered"]
+        assert here.kubelet.registrations == 1
+        assert here.registrar.registrations == 1
+
+
+async def test_changes_of_health_reach_the_kubelet() -> None:
+    async with world() as here:
+        for identifier in here.allocator.health:
+            here.allocator.health[identifier] = not identifier.startswith("GPU-1")
+        here.plugin.devices_changed()
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 8})
+        assert here.kubelet.capacity() == {RESOURCE: 16}
+        for identifier in here.allocator.health:
+            here.allocator.health[identifier] = True
+        here.plugin.devices_changed()
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
+
+
+async def test_waits_for_a_kubelet_that_is_not_there_yet() -> None:
+    async with world(registrar=False) as here:
+        await here.kubelet.stop()
+        here.run_registrar()
+        await asyncio.sleep(0)
+        await here.kubelet.start()
+        await here.registered()
+        assert here.events == ["registered"]
+
+
+async def test_waits_for_the_folder_itself() -> None:
+    async with world(registrar=False) as here:
+        await here.kubelet.stop()
+        here.kubelet.device_plugin_dir.rmdir()
+        here.run_registrar()
+        await asyncio.sleep(0.1)
+        await here.kubelet.start()
+        await here.registered()
+
+
+async def test_registers_again_after_a_kubelet_restart() -> None:
+    async with world() as here:
+        for number in (1, 2, 3):
+            await here.kubelet.restart()
+            assert here.kubelet.allocatable().get(RESOURCE, 0) == 0
+            await here.registered()
+            assert here.registrar.registrations == 1 + number
+            assert here.kubelet.registrations == 1
+        assert here.events[-1] == "registered"
+        assert here.events.count("restarted") >= 3
+
+
+async def test_a_killed_kubelet_leaves_its_socket_and_is_found_again() -> None:
+    async with world() as here:
+        await here.kubelet.kill()
+        assert (here.kubelet.device_plugin_dir / "kubelet.sock").is_socket()
+        await until(lambda: "restarted" in here.events)
+        assert not here.registrar.registered
+        await here.kubelet.start()
+        await here.registered()
+        assert here.socket.is_socket()
+
+
+async def test_own_socket_deleted() -> None:
+    async with world() as here:
+        here.socket.unlink()
+        await until(lambda: here.kubelet.registrations == 2)
+        await here.registered()
+        assert here.socket.is_socket()
+        # The kubelet saw the end of the old stream before the new registration: nothing is taken down later.
+        await asyncio.sleep(0.3)
+        assert here.kubelet.allocatable() == {RESOURCE: 16}
+        assert here.kubelet.registrations == 2
+        assert here.events == ["registered", "registered"]
+
+
+async def test_own_socket_replaced_by_somebody_elses() -> None:
+    async with world() as here:
+        here.socket.unlink()
+        with socket.socket(socket.AF_UNIX) as foreign:
+            foreign.bind(str(here.socket))
+            await until(lambda: here.kubelet.registrations == 2)
+        await here.registered()
+
+
+async def test_lingering_socket_of_a_killed_daemon() -> None:
+    async with world(registrar=False) as here:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(here.socket))
+        assert here.socket.is_socket()
+        here.run_registrar()
+        await here.registered()
+
+
+async def test_a_file_in_the_way_is_left_alone_until_it_is_gone() -> None:
+    async with world(registrar=False) as here:
+        here.socket.write_text("precious")
+        here.run_registrar()
+        await asyncio.sleep(0.3)
+        assert not here.registrar.registered
+        assert here.socket.read_text() == "precious"
+        here.socket.unlink()
+        await here.registered()
+
+
+async def _register(here: World, endpoint: str) -> None:
+    path = here.kubelet.device_plugin_dir / "kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        await rpc.RegistrationStub(channel).Register(
+            pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=RESOURCE)
+        )
+
+
+@asynccontextmanager
+async def _registered_by_hand(here: World, endpoint: str) -> AsyncIterator[DevicePlugin]:
+    """Serve and register a plugin with nobody watching over it, as a simple one would."""
+    plugin = DevicePlugin(here.allocator)
+    server = grpc.aio.server()
+    rpc.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{here.kubelet.device_plugin_dir / endpoint}")
+    await server.start()
+    await _register(here, endpoint)
+    await until(lambda: plugin.open_streams)
+    try:
+        yield plugin
+    finally:
+        await server.stop(None)
+
+
+async def test_double_registration_takes_the_new_one_down() -> None:
+    """The trap itself, as measured on a real kubelet: with nobody watching, allocatable stays 0."""
+    async with world(registrar=False) as here, _registered_by_hand(here, "old.sock") as plugin:
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
+        await _register(here, "old.sock")
+        await until(lambda: len(plugin.open_streams) == 2)
+        old, new = plugin.open_streams
+        old.stopping = True
+        old.wake.set()
+        await new.ended.wait()
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 0})
+        assert not new.stopping
+        assert here.kubelet.capacity() == {RESOURCE: 16}
+
+
+async def test_stream_ended_by_the_kubelet() -> None:
+    """An older instance of the daemon goes away after we registered, and takes us down with it."""
+    async with world(registrar=False) as here:
+        async with _registered_by_hand(here, "old.sock"):
+            here.run_registrar()
+            await here.registered()
+            [ours] = here.plugin.open_streams
+        await ours.ended.wait()
+        assert not ours.stopping
+        await here.registered()
+        assert here.registrar.registrations == 2
+        assert here.events == ["registered", "restarted", "registered"]
+
+
+async def test_stop_takes_the_socket_away_and_capacity_stays_for_five_minutes() -> None:
+    now = [0.0]
+    async with world(clock=lambda: now[0]) as here:
+        await here.stop_registrar()
+        assert not here.socket.exists()
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 0})
+        assert here.kubelet.capacity() == {RESOURCE: 16}
+        now[0] = 299.0
+        assert here.kubelet.capacity() == {RESOURCE: 16}
+        now[0] = 301.0
+        assert here.kubelet.capacity() == {}
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (pb.RegisterRequest(version="v2", endpoint="x.sock", resource_name=RESOURCE), "API version"),
+        (pb.RegisterRequest(version="v1beta1", endpoint="x.sock", resource_name="memory"), "is invalid"),
+    ],
+    ids=["version", "resource"],
+)
+async def test_kubelet_refuses_bad_registrations(request_: pb.RegisterRequest, message: str) -> None:
+    async with world(registrar=False) as here:
+        path = here.kubelet.device_plugin_dir / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match=message):
+                await rpc.RegistrationStub(channel).Register(request_)
+        assert here.kubelet.capacity() == {}
+
+
+async def test_pods_are_served_after_every_kind_of_return() -> None:
+    async with world() as here:
+        assert (await here.kubelet.admit(pod("a", 2))).admitted
+        await here.kubelet.restart()
+        await here.registered()
+        assert (await here.kubelet.admit(pod("b", 2))).admitted
+        here.socket.unlink()
+        await until(lambda: here.kubelet.registrations == 2)
+        await here.registered()
+        assert (await here.kubelet.admit(pod("c", 2))).admitted
