@@ -10,6 +10,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.errors import PolicyError, RequestError, shown
+from allocator.fragmentation import fragmentation
 from allocator.selector import ANY_CARD, Selector
 
 CardPolicy = Callable[[Sequence[Card], int], Sequence[float]]
@@ -25,7 +26,11 @@ def most_used(cards: Sequence[Card], _units: int) -> Sequence[float]:
     return [-card.used_units for card in cards]
 
 
-CARD_POLICIES: Final[dict[str, CardPolicy]] = {"least-used": least_used, "most-used": most_used}
+CARD_POLICIES: Final[dict[str, CardPolicy]] = {
+    "fragmentation": fragmentation,
+    "least-used": least_used,
+    "most-used": most_used,
+}
 
 
 def card_policy(name: str) -> CardPolicy:

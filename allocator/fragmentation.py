@@ -1,0 +1,94 @@
+"""The fragmentation card policy: leave free parts that the demands to come can still use.
+
+A free part of f units on a card costs
+
+    h(f) = sum_m p_m (F_m(f) + 0.5 C_m(f) + 3 S_m(f)) + 20 W(f)
+
+    F_m = f if f < g_m else 0             nothing of size g_m fits
+    C_m = f - floor(f / g_m) g_m          what is left when as many as possible of that size are there
+    S_m = f (C_m / f)^6                   the same, where it is almost everything
+    W   = f - size V(f)                   what no good mix of the demands can use, `pricing.hole_values`
+
+over demands of g_m units with popularity p_m. A request goes where h grows least. The scheduler's node
+policy of this name adds the node's cpu and memory to the same terms.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from allocator.cards import Card
+from allocator.pricing import hole_values
+
+FIT_WEIGHT: Final = 1.0
+CAPACITY_WEIGHT: Final = 0.5
+SHARP_WEIGHT: Final = 3.0
+PRICE_WEIGHT: Final = 20.0
+SHARPNESS: Final = 6
+
+_PARTS: Final = 16
+
+
+def default_demands(size: int) -> dict[int, float]:
+    """Assume demands where none are known: sixteenths of the card, all alike.
+
+    Args:
+        size: Units of the card.
+    """
+    return {-(-size * part // _PARTS): 1.0 for part in range(1, _PARTS + 1)}
+
+
+@lru_cache(maxsize=256)
+def hole_costs(size: int, demands: tuple[tuple[int, float], ...] = ()) -> tuple[float, ...]:
+    """Compute h for every amount of free units.
+
+    Args:
+        size: Units of the card, at least 1.
+        demands: Pairs of units on one card and weight, from `as_demands`; empty: the default demands.
+
+    Returns:
+        h(0) .. h(size).
+
+    Raises:
+        PolicyError: the size is below 1.
+    """
+    asked = {units: weight for units, weight in demands if units <= size} or default_demands(size)
+    values = hole_values(size, asked)
+    total = sum(asked.values())
+    shares = [(units, weight / total) for units, weight in asked.items()]
+    costs = [0.0]
+    for free in range(1, size + 1):
+        cost = PRICE_WEIGHT * (free - size * values[free])
+        for units, share in shares:
+            wasted = free % units
+            sharp = free * (wasted / free) ** SHARPNESS
+            unfit = free if free < units else 0
+            cost += share * (FIT_WEIGHT * unfit + CAPACITY_WEIGHT * wasted + SHARP_WEIGHT * sharp)
+        costs.append(cost)
+    return tuple(costs)
+
+
+def as_demands(weights: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    """Write demands the way `hole_costs` takes them; amounts and weights of 0 are left out."""
+    return tuple(sorted((units, weight) for units, weight in weights.items() if units > 0 and weight > 0))
+
+
+def fragmentation(
+    cards: Sequence[Card], units: int, demands: tuple[tuple[int, float], ...] = ()
+) -> Sequence[float]:
+    """Avoid useless rests: `cost = h(free - units) - h(free)`, infinite where the request does not fit.
+
+    Args:
+        cards: All cards of one node.
+        units: Units asked of a card.
+        demands: What is asked of cards in general, from `as_demands`; empty: sixteenths of a card.
+    """
+    result = []
+    for card in cards:
+        free = card.free_units
+        if free < units:
+            result.append(float("inf"))
+            continue
+        costs = hole_costs(card.size_units, demands)
+        result.append(round(costs[free - units] - costs[free], 9))
+    return result
