@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from allocator.cards import Card
-from allocator.ledger_book import Slot, Tracked, add
+from allocator.ledger_book import Holding, Slot, Tracked, add
 from allocator.ledger_owners import Owners
 from allocator.policy import choose
 from allocator.request import Demand, PodRequest
@@ -15,15 +15,31 @@ class Charges(Owners):
 
     def promised(self) -> dict[str, int]:
         """Units by card that containers hold: IDs, each once, and what is held although no ID is known."""
-        known = self._by_card(self._known())
         total = dict.fromkeys(self._cards, 0)
-        add(total, known)
+        add(total, self._by_card(self._known()))
+        add(total, self._rule_ids_given_out_twice())
         nameless = self._rule_admitted_pods_hold_their_request()
         withheld = self._rule_withheld_is_charged()
         for uuid in total:
             total[uuid] += max(nameless.get(uuid, 0), withheld.get(uuid, 0))
         add(total, self._rule_leftover())
         return {uuid: min(units, self._cards[uuid].size_units) for uuid, units in total.items()}
+
+    def serving(self) -> dict[str, int]:
+        """Units by card that unfinished pods hold: `promised` without what finished pods leave behind.
+
+        The kubelet may offer even these, once it has lost its checkpoint.
+        """
+        live: set[str] = set()
+        for holding in self._holdings:
+            tracked = self._pods.get(holding.slot.uid) if holding.slot is not None else None
+            if holding.slot is None or (tracked is not None and tracked.live):
+                live |= holding.ids
+        total = self._by_card(live)
+        for tracked in self._live():
+            if tracked.admitted:
+                add(total, self._shortfall(tracked)[0])
+        return total
 
     def reserved(self) -> dict[str, int]:
         """Units by card that bound pods will take where the scheduler does not expect them.
@@ -68,6 +84,24 @@ class Charges(Owners):
                 add(total, self._shortfall(tracked)[0])
         return total
 
+    def _rule_ids_given_out_twice(self) -> dict[str, int]:
+        """IDs proven to belong to several living pods count for each.
+
+        A kubelet that lost its checkpoint hands out again what containers run with.
+        """
+        owners: dict[str, set[str]] = {}
+        for holding in self._holdings:
+            if holding.certain and holding.slot is not None:
+                tracked = self._pods.get(holding.slot.uid)
+                if tracked is not None and tracked.live:
+                    for text in holding.ids:
+                        owners.setdefault(text, set()).add(holding.slot.uid)
+        total: dict[str, int] = {}
+        for text, uids in owners.items():
+            if len(uids) > 1:
+                add(total, {self._card_of[text]: len(uids) - 1})
+        return total
+
     def _rule_withheld_is_charged(self) -> dict[str, int]:
         """IDs that the kubelet did not offer are in use, known or not."""
         return self._by_card(self._withheld.keys() - self._known())
@@ -79,7 +113,8 @@ class Charges(Owners):
     def _shortfall(self, tracked: Tracked) -> tuple[dict[str, int], bool]:
         """Units by card that an admitted pod must hold beyond its known IDs, and whether the card is unknown.
 
-        With an unknown card they count on every card that could have it.
+        With an unknown card they count on every card that could have it. Only IDs that the pod really runs with
+        are set against its request, see `_runs_with`.
         """
         pod = tracked.pod
         known_from_record = self._costs(pod.request, pod.allocation)
@@ -87,7 +122,8 @@ class Charges(Owners):
         vague = False
         if pod.request.shared:
             effective = pod.request.effective_units
-            got = self._by_card(set().union(*(h.ids for h in self._owned(pod.uid))))
+            mine = [h for h in self._owned(pod.uid) if self._runs_with(tracked, h, known_from_record)]
+            got = self._by_card(set().union(*(h.ids for h in mine)))
             cards = list(got) or list(known_from_record or {})
             vague = not cards
             for uuid in cards or self._eligible(pod.request, effective):
@@ -95,7 +131,9 @@ class Charges(Owners):
             return units, vague
         for demand in pod.request.demands:
             name = demand.containers[0]
-            if self._of_slot(Slot(pod.uid, name)):
+            if any(
+                self._runs_with(tracked, h, known_from_record) for h in self._of_slot(Slot(pod.uid, name))
+            ):
                 continue
             if known_from_record is not None and pod.allocation is not None:
                 add(units, dict(pod.allocation[name]))
@@ -104,6 +142,17 @@ class Charges(Owners):
             everywhere = self._eligible(pod.request, demand.units_per_card)
             add(units, dict.fromkeys(everywhere, demand.units_per_card))
         return units, vague
+
+    def _runs_with(self, tracked: Tracked, holding: Holding, record: Mapping[str, int] | None) -> bool:
+        """Whether an admitted pod runs with these IDs: by proof, or by a guess that nothing contradicts.
+
+        What was allocated after the pod was seen started, or on other cards than the node wrote down for it,
+        belongs to another pod as long as the list does not prove the contrary.
+        """
+        if holding.certain:
+            return True
+        before = tracked.started_order is not None and holding.order < tracked.started_order
+        return before and (record is None or self._by_card(holding.ids).keys() <= record.keys())
 
     def _assumed(self) -> dict[str, int]:
         """What the scheduler adds to the words by card: bound pods that they do not hold."""

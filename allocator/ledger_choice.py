@@ -1,6 +1,6 @@
 """Which device IDs a container gets, and what is noted when the kubelet hands them out."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger_book import Grant, Holding, Mark, Slot, Tracked, demand_of
@@ -136,46 +136,80 @@ class Choice(Charges):
             return cards
         tracked = self._pods[slot.uid] if slot is not None else None
         if slot is None or tracked is None:
-            return self._fallback(PodRequest(()), Demand((), size, 1), offered, None)
+            return self._fallback(PodRequest(()), Demand((), size, 1), offered)
         found = demand_of(tracked.pod.request, slot.container)
         if found is None:
             raise LedgerError(f"container {shown(slot.container)}: allowed is one that asks")
         position, demand = found
         first = self._of_pod_cards(tracked, demand) or tracked.targets[position]
         each = size // demand.cards
-        if first is not None and all(self._by_card(offered).get(uuid, 0) >= each for uuid in first):
+        if first is not None and any(self._by_card(offered).get(uuid, 0) < each for uuid in first):
+            first = None
+        spare = self._spare()
+        if first is not None and all(spare[uuid] >= each for uuid in first):
             return first
-        return self._fallback(tracked.pod.request, demand, offered, slot)
+        return self._fallback(tracked.pod.request, demand, offered, slot, first)
+
+    def _spare(self) -> dict[str, int]:
+        """Units by card that unfinished pods leave."""
+        serving = self.serving()
+        return {uuid: card.size_units - serving.get(uuid, 0) for uuid, card in self._cards.items()}
 
     def _of_pod_cards(self, tracked: Tracked, demand: Demand) -> tuple[str, ...] | None:
         """Cards on which the demand already has something: all containers of a shared demand stay there."""
         return tuple(self._by_card(self._ids_of(tracked, demand))) or None
 
     def _fallback(
-        self, request: PodRequest, demand: Demand, offered: frozenset[str], slot: Slot | None
+        self,
+        request: PodRequest,
+        demand: Demand,
+        offered: frozenset[str],
+        slot: Slot | None = None,
+        target: tuple[str, ...] | None = None,
     ) -> tuple[str, ...]:
         """Choose by the card policy, in rounds that respect less and less.
 
-        First what lingers on a card, what others use there and what bound pods wait for; then only the
-        latter; then what the kubelet offers.
+        First cards where nothing is promised, with or
+        without known IDs, others use nothing and no bound pod is expected; then without the others' use; then
+        without what finished pods leave behind. Then nobody knows better than the scheduler: the target
+        again; at last where only bound pods are expected, and whatever the kubelet offers.
         """
         free = self._by_card(offered)
         unused = self._by_card(offered - self._known())
         expected = self._expected(slot)
-        rounds = (
-            {u: unused.get(u, 0) - expected.get(u, 0) - self._pressure.get(u, 0) for u in self._cards},
+        promised = self.promised()
+        left = {
+            u: min(unused.get(u, 0), card.size_units - promised[u]) - expected.get(u, 0)
+            for u, card in self._cards.items()
+        }
+        spare = self._spare()
+        careful = (
+            {u: left[u] - self._pressure.get(u, 0) for u in self._cards},
+            left,
+            {u: min(free.get(u, 0), spare[u]) - expected.get(u, 0) for u in self._cards},
+        )
+        bold = (
             {u: free.get(u, 0) - expected.get(u, 0) for u in self._cards},
             {u: free.get(u, 0) for u in self._cards},
         )
+        chosen = self._first_fit(careful, request, demand) or target or self._first_fit(bold, request, demand)
+        if chosen is None:
+            raise LedgerError(
+                f"no {demand.cards} card(s) with {demand.units_per_card} free units each: "
+                f"the kubelet offers {shown(free)}"
+            )
+        return chosen
+
+    def _first_fit(
+        self, rounds: Iterable[Mapping[str, int]], request: PodRequest, demand: Demand
+    ) -> tuple[str, ...] | None:
+        """Choose by the card policy in the first of these maps of room by card that has enough."""
         for room in rounds:
             cards = self._filled({u: card.size_units - room[u] for u, card in self._cards.items()})
             chosen = self._choose(cards, request, demand.units_per_card, demand.cards)
             if chosen is not None:
                 return chosen
-        raise LedgerError(
-            f"no {demand.cards} card(s) with {demand.units_per_card} free units each: "
-            f"the kubelet offers {shown(free)}"
-        )
+        return None
 
     def _pick(
         self, cards: tuple[str, ...], offered: frozenset[str], fixed: frozenset[str], size: int

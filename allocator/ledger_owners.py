@@ -80,7 +80,9 @@ class Owners(Book):
         startTime after it has admitted this very UID, and by then it lists no older pod of the name.
         """
         for tracked in self._named(key):
-            started = tracked.started_order
+            started, gone = tracked.started_order, tracked.gone_order
+            if gone is not None and holding.order > gone:
+                continue
             if started is not None and holding.listed_order > started:
                 slot = Slot(tracked.pod.uid, key[2])
                 if holding.slot != slot:
@@ -94,17 +96,23 @@ class Owners(Book):
         mended: nothing else could, for the list never shows these IDs.
         """
         for other in self._holdings:
-            if not other.certain or other.slot is None or other.ids.isdisjoint(holding.ids):
+            if not other.certain or other.slot is None or not self._precedes(holding, other):
                 continue
             tracked = self._pods.get(other.slot.uid)
-            if tracked is None or holding.order >= other.order:
-                continue
-            for container in tracked.pod.request.containers:
+            for container in tracked.pod.request.containers if tracked is not None else ():
                 slot = Slot(other.slot.uid, container.name)
-                fits = container.kind == "init" and container.units == len(holding.ids)
-                if fits and (holding.slot == slot or not self._certain(slot)):
+                if container.kind != "init" or container.units != len(holding.ids) or self._certain(slot):
+                    continue
+                rivals = [h for h in self._holdings if h.key is None and len(h.ids) == len(holding.ids)]
+                newest = max((h.order for h in rivals if self._precedes(h, other)), default=0)
+                if holding.order == newest:
                     holding.slot, holding.certain = slot, True
                     return
+
+    @staticmethod
+    def _precedes(init: Holding, main: Holding) -> bool:
+        """Whether `main` may have got IDs of `init` by the kubelet's reuse."""
+        return init.order < main.order and not init.ids.isdisjoint(main.ids)
 
     def _rule_started_needs_a_holding(self, tracked: Tracked) -> None:
         """An admitted pod without anything takes over what an equal, unadmitted pod seemed to get.

@@ -63,7 +63,14 @@ class Releases(Charges):
             for container in tracked.pod.request.containers
             if container.units == len(holding.ids)
             and not self._certain(Slot(tracked.pod.uid, container.name))
+            and not self._has_all(tracked)
+            and not (tracked.started_order is not None and tracked.started_order < holding.order)
         ]
+
+    def _has_all(self, tracked: Tracked) -> bool:
+        """Whether the proven IDs of a pod are all that it asked for, so that others are not its own."""
+        ids = set().union(*(h.ids for h in self._owned(tracked.pod.uid) if h.certain))
+        return tracked.pod.request.shared and len(ids) >= tracked.pod.request.effective_units
 
     def _drop_withheld(self) -> None:
         """Forget withheld IDs that a later complete list lacks, once every admitted pod is accounted for."""

@@ -280,7 +280,7 @@ def test_words_of_before_are_not_believed_without_such_pods():
     world.admit("a")
     world.sync()
     world.look()
-    assert world.promised == [3]
+    assert world.ledger.explain()["cards"][0]["leftover"] == 0
 
 
 def test_remembered_pods_hold_their_request_although_the_list_forgot_them():

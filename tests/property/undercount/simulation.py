@@ -1,0 +1,464 @@
+"""Small clusters driven through random interleavings of everything that can happen, one step at a time."""
+
+import itertools
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from allocator.cards import Card
+from allocator.ids import parse_device_id, device_id
+from allocator.ledger import Pod
+from allocator.names import POD_ALLOCATION, POD_CARDS
+from allocator.packing import read_node
+from scheduler_plugin.state_rules import Rules
+
+from .daemon import ModelDaemon
+from .extender import ModelExtender
+from .kubelet import ModelKubelet
+from .world import ModelPod, World
+
+MAX_PODS: Final = 14
+
+
+class Violation(AssertionError):
+    """The invariant does not hold; the message tells what was seen, the trace how it came about."""
+
+
+@dataclass
+class Node:
+    """The parts of one node."""
+
+    name: str
+    kubelet: ModelKubelet
+    daemon: ModelDaemon
+    daemon_up: bool = True
+
+
+SHAPES: Final = (
+    (("c", 3, "main"),),
+    (("c", 3, "main"),),
+    (("c", 5, "main"),),
+    (("c", 8, "main"),),
+    (("c", 4, "main"),),
+    (("a", 2, "main"), ("b", 3, "main")),
+    (("i", 5, "init"), ("c", 3, "main")),
+    (("i", 2, "init"), ("c", 4, "main")),
+    (("s", 2, "sidecar"), ("c", 3, "main")),
+    (("s", 1, "sidecar"), ("i", 4, "init"), ("c", 2, "main")),
+)
+SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
+
+
+class Simulation:
+    """One random history.
+
+    Args:
+        seed: of everything random.
+        rules: the extender's rules, or a mutant of them.
+    """
+
+    def __init__(self, seed: int, rules: type[Rules] = Rules) -> None:
+        self.random = Random(seed)  # noqa: S311
+        self.world = World()
+        self.now = 0.0
+        self.steps = 0
+        self.names = itertools.count()
+        self.trace: list[str] = []
+        self.nodes = [self._node(f"n{i}") for i in range(self.random.choice((1, 1, 2)))]
+        self.extender = ModelExtender(self.world, self.random, rules)
+        self.actions = (
+            (14, self._create),
+            (24, self._schedule),
+            (20, self._settle_binding),
+            (40, self._extender_hears),
+            (30, self._daemon_hears),
+            (30, self._kubelet_hears),
+            (40, self._admit),
+            (14, self._start),
+            (10, self._reap),
+            (14, self._begin_list),
+            (14, self._end_list),
+            (24, self._publish),
+            (4, self._annotate),
+            (4, self._cgroups),
+            (2, self._bookmark),
+            (6, self._force_delete),
+            (8, self._finish),
+            (2, self._restart_kubelet),
+            (8, self._sync_kubelet),
+            (2, self._restart_daemon),
+            (8, self._view),
+            (1, self._restart_extender),
+            (2, self._relist),
+            (1, self._node_object),
+            (2, self._away),
+            (3, self._foreign),
+            (3, self._sleep),
+        )
+        self.weights = [weight for weight, _ in self.actions]
+        for node in self.nodes:
+            self._settle_node(node)
+
+    def _node(self, name: str) -> Node:
+        sizes = self.random.choice(SIZES)
+        cards = tuple(
+            Card(i, f"GPU-{name}{i}".ljust(40, "0"), "model", size, 0) for i, size in enumerate(sizes)
+        )
+        ids = frozenset(device_id(card.uuid, slot) for card in cards for slot in range(card.size_units))
+        kubelet = ModelKubelet(name, self.world, self.random, ids)
+        self.world.put_node(name, {}, {})
+        return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
+
+    # One step.
+
+    def step(self) -> None:
+        """Let one thing happen and look at the invariant."""
+        self.steps += 1
+        self._pass(self.random.uniform(0.01, 0.4))
+        (_, action) = self.random.choices(self.actions, self.weights)[0]
+        self.extender.settle_due()
+        action()
+        self.check()
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.extender.now = self.now
+        for node in self.nodes:
+            node.daemon.now = self.now
+
+    def _any(self) -> Node:
+        return self.random.choice(self.nodes)
+
+    def _say(self, text: str) -> None:
+        self.trace.append(f"{self.steps:6} {self.now:8.2f} {text}")
+        if len(self.trace) > 400:
+            del self.trace[:200]
+
+    def _create(self) -> None:
+        if len(self.world.pods) >= MAX_PODS:
+            return
+        name = f"p{self.random.randrange(MAX_PODS)}"
+        if name in self.world.pods:
+            return
+        shape = self.random.choice(SHAPES)
+        notes: dict[str, str] = {}
+        if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
+            notes[POD_CARDS] = "2"
+        if self.random.random() < 0.2 and self.world.pods:
+            other = dict(self.random.choice(list(self.world.pods.values())).annotations)
+            notes |= {key: other[key] for key in (POD_ALLOCATION,) if key in other}
+        number = next(self.names)
+        self._say(f"create {name} u{number} {shape} {notes}")
+        self.world.create(
+            ModelPod(
+                uid=f"u{number}",
+                name=name,
+                version=0,
+                containers=shape,
+                annotations=tuple(notes.items()),
+                created=f"{number:08}",
+            )
+        )
+
+    def _schedule(self) -> None:
+        waiting = [pod for pod in self.world.pods.values() if not pod.node and not pod.ended]
+        if waiting:
+            pod = self.random.choice(waiting)
+            policy = self.random.choice(("least-used", "most-used"))
+            if self.extender.schedule(pod, policy):
+                binding = self.extender.bindings[-1]
+                self._say(f"commit {pod.name} {pod.uid} to {binding.node} {binding.assigned}")
+
+    def _settle_binding(self) -> None:
+        self.extender.settle_binding()
+
+    def _extender_hears(self) -> None:
+        if self.random.random() < 0.5:
+            self.extender.deliver_node()
+        else:
+            self.extender.deliver_pod()
+
+    def _daemon_hears(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.deliver()
+
+    def _kubelet_hears(self) -> None:
+        node = self._any()
+        if not node.daemon.away:
+            node.kubelet.deliver()
+
+    def _admit(self) -> None:
+        node = self._any()
+        # A daemon that starts while the API server is away cannot know whom the scheduler promised what. It
+        # serves the kubelet all the same, but what it chooses blindly is outside the invariant.
+        blind = node.daemon.away and not node.daemon.synced
+        if node.daemon_up and not blind:
+            before = node.kubelet.admitting
+            node.kubelet.admit(node.daemon)
+            if before is not None or node.kubelet.admitting is not None:
+                self._say(f"{node.name} admits, devices {_shown(node.kubelet)}")
+
+    def _start(self) -> None:
+        node = self._any()
+        if not node.daemon.away:
+            node.kubelet.start_one()
+
+    def _reap(self) -> None:
+        self._any().kubelet.reap_one()
+
+    def _begin_list(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.begin_list()
+
+    def _end_list(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.end_list()
+
+    def _publish(self) -> None:
+        node = self._any()
+        if node.daemon_up and node.daemon.publish():
+            self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.seen}")
+
+    def _annotate(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.annotate_one()
+
+    def _cgroups(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.look_at_cgroups()
+
+    def _bookmark(self) -> None:
+        node = self._any()
+        if node.daemon_up:
+            node.daemon.bookmark()
+
+    def _force_delete(self) -> None:
+        if self.world.pods:
+            pod = self.random.choice(list(self.world.pods.values()))
+            self._say(f"force-delete {pod.name} {pod.uid} on {pod.node!r}")
+            self.world.delete(pod.name, pod.uid)
+
+    def _finish(self) -> None:
+        node = self._any()
+        if node.kubelet.running and not node.daemon.away:
+            uid = self.random.choice(sorted(node.kubelet.running))
+            self._say(f"{uid} ends on {node.name}")
+            node.kubelet.finish(uid, deleted=self.random.random() < 0.5)
+
+    def _restart_kubelet(self) -> None:
+        node = self._any()
+        lost = self.random.random() < 0.15
+        self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}")
+        node.kubelet.restart(checkpoint_lost=lost)
+        node.daemon.ledger.kubelet_restarted()
+
+    def _sync_kubelet(self) -> None:
+        node = self._any()
+        if not node.kubelet.synced and not node.daemon.away and node.daemon_up:
+            node.kubelet.sync()
+
+    def _restart_daemon(self) -> None:
+        node = self._any()
+        node.daemon_up = not node.daemon_up
+        self._say(f"daemon of {node.name} up {node.daemon_up}")
+        if node.daemon_up:
+            node.daemon.start()
+
+    def _view(self) -> None:
+        node = self._any()
+        if not node.daemon_up:
+            return
+        if node.daemon.view is not None:
+            node.daemon.end_view()
+        elif not node.daemon.synced or node.daemon.ledger.wants_view() or self.random.random() < 0.1:
+            node.daemon.begin_view()
+
+    def _restart_extender(self) -> None:
+        self._say("extender restarts")
+        self.extender.start()
+
+    def _relist(self) -> None:
+        if self.random.random() < 0.5:
+            self.extender.relist_nodes()
+        else:
+            self.extender.relist_pods()
+
+    def _node_object(self) -> None:
+        node = self._any()
+        if node.name in self.world.nodes:
+            if self.random.random() < 0.3:
+                self._say(f"Node {node.name} deleted")
+                self.world.delete_node(node.name)
+        else:
+            self._say(f"Node {node.name} created again")
+            self.world.put_node(node.name, {}, {})
+
+    def _away(self) -> None:
+        node = self._any()
+        node.daemon.away = not node.daemon.away
+        self._say(f"API server away for {node.name}: {node.daemon.away}")
+
+    def _foreign(self) -> None:
+        """Another scheduler binds a pod that fits, when nothing of ours is on its way."""
+        node = self._any()
+        if self.extender.bindings or node.name not in self.world.nodes:
+            return
+        while self.extender.deliver_node() or self.extender.deliver_pod():
+            pass
+        waiting = [pod for pod in self.world.pods.values() if not pod.node and not pod.ended]
+        row = self.extender.state.nodes.rows.get(node.name)
+        if not waiting or row is None or self.extender.state.books[node.name].takes:
+            return
+        pod = self.random.choice(waiting)
+        free = [int(units) for units in self.extender.state.nodes.free[row]]
+        demands = pod.request.demands
+        if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].units_per_card:
+            self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
+            self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
+            while self.extender.deliver_pod():
+                pass
+
+    def _sleep(self) -> None:
+        self.settle_bindings()
+        self._pass(self.random.choice((2.0, 12.0, 35.0)))
+
+    def settle_bindings(self) -> None:
+        """Let every Binding under way come to its end."""
+        while self.extender.settle_binding():
+            pass
+
+    # The invariant.
+
+    def check(self) -> None:
+        """No pod that the extender bound was refused, and no card serves more than it has."""
+        for node in self.nodes:
+            for pod, reason in node.kubelet.refused:
+                if pod.ours:
+                    self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
+            node.kubelet.refused.clear()
+            for uuid, units in node.kubelet.occupied().items():
+                size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
+                if units > size:
+                    self._fail(
+                        f"{node.name}: {units} units of {uuid} in use, it has {size}; {_shown(node.kubelet)}, "
+                        f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.ledger.explain()}"
+                    )
+
+    def _fail(self, text: str) -> None:
+        raise Violation("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
+
+    # Peace.
+
+    def _settle_node(self, node: Node) -> None:
+        """Everything on its way to or from a node arrives."""
+        node.daemon.away = False
+        if node.name not in self.world.nodes:
+            self.world.put_node(node.name, {}, {})
+        if not node.daemon_up:
+            node.daemon_up = True
+            node.daemon.start()
+        if not node.kubelet.synced:
+            node.kubelet.sync()
+        moved = True
+        while moved:
+            moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
+            moved = node.kubelet.start_one() or node.kubelet.reap_one() or moved
+            self.check()
+        node.daemon.view = None
+        node.daemon.begin_view()
+        node.daemon.end_view()
+        node.daemon.bookmark()
+        node.daemon.begin_list()
+        node.daemon.end_list()
+        node.daemon.look_at_cgroups()
+
+    def quiesce(self) -> None:
+        """Deliver everything, give time to everything, and compare all views."""
+        self.settle_bindings()
+        for _ in range(4):
+            for node in self.nodes:
+                self._settle_node(node)
+            self._pass(11.0)
+            for node in self.nodes:
+                self._settle_node(node)
+                node.daemon.publish()
+            while self.extender.deliver_node() or self.extender.deliver_pod():
+                pass
+        self._pass(31.0)
+        self.extender.state.expire(self.now)
+        self.compare()
+
+    def compare(self) -> None:
+        """Kubelet, ledger, words and extender say the same."""
+        for node in self.nodes:
+            truth = {card.uuid: 0 for card in node.daemon.cards}
+            truth.update(node.kubelet.occupied())
+            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
+            words = read_node(self.world.nodes[node.name].status.allocatable or {})
+            row = self.extender.state.nodes.rows[node.name]
+            count = len(node.daemon.cards)
+            views = {
+                "kubelet": tuple(truth.values()),
+                "ledger": tuple(ledger[uuid] for uuid in truth),
+                "words": words.used if words else None,
+                "extender": tuple(int(n) for n in self.extender.state.nodes.used[row][:count]),
+                "assumed and used": tuple(
+                    int(n)
+                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[:count]
+                ),
+            }
+            if node.kubelet.unknowable():
+                # After the daemon forgot these too, nobody can know: fuller is allowed, emptier is not.
+                full = views["ledger"]
+                if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
+                    views["kubelet"] = full
+            if len(set(views.values())) != 1:
+                self._fail(f"{node.name}: views differ {views}\n{node.daemon.ledger.explain()}")
+            if node.daemon.ledger.holds() != node.kubelet.admitted:
+                self._fail(f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}")
+
+    def end_all(self) -> None:
+        """Every pod ends; so does every charge."""
+        for pod in list(self.world.pods.values()):
+            self.world.delete(pod.name, pod.uid)
+        self.quiesce()
+        for node in self.nodes:
+            if any(node.daemon.ledger.used()):
+                self._fail(f"{node.name}: charges without pods {node.daemon.ledger.explain()}")
+
+
+def _shown(kubelet: ModelKubelet) -> dict[str, dict[str, dict[str, int]]]:
+    """Units by pod, container and card."""
+    shown: dict[str, dict[str, dict[str, int]]] = {}
+    for uid, by_container in kubelet.devices.items():
+        for container, ids in by_container.items():
+            counts = shown.setdefault(uid, {}).setdefault(container, {})
+            for text in ids:
+                card = parse_device_id(text)[0].rstrip("0")
+                counts[card] = counts.get(card, 0) + 1
+    return shown
+
+
+def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
+    """Run one history; returns the steps done.
+
+    Raises:
+        Violation: the invariant broke.
+    """
+    simulation = Simulation(seed, rules)
+    for number in range(1, steps + 1):
+        simulation.step()
+        if number % 250 == 0:
+            simulation.quiesce()
+            if simulation.random.random() < 0.3:
+                simulation.end_all()
+    simulation.end_all()
+    return steps
+
+
+__all__ = ["Pod", "Simulation", "Violation", "run"]

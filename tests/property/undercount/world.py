@@ -1,0 +1,180 @@
+"""The API server of the model: nodes, pods and one sequence of events that everybody reads at their own pace."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import msgspec
+
+from allocator.ledger import Pod
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED, resource_name
+from allocator.records import load_allocation, load_assigned
+from allocator.request import PodRequest, parse_pod
+from scheduler_plugin.objects import ContainerLite, Metadata, NodeLite, NodeStatus, PodLite, PodSpec, PodStatus
+from scheduler_plugin.objects import ResourceList
+
+RESOURCE = resource_name(1024)
+
+
+@dataclass(frozen=True)
+class ModelPod:
+    """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main."""
+
+    uid: str
+    name: str
+    version: int
+    containers: tuple[tuple[str, int, str], ...]
+    annotations: tuple[tuple[str, str], ...] = ()
+    node: str = ""
+    phase: str = "Pending"
+    started: bool = False
+    created: str = ""
+    ours: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in {"Succeeded", "Failed"}
+
+    @cached_property
+    def lite(self) -> PodLite:
+        """What the extender decodes."""
+
+        def container(name: str, units: int, kind: str) -> ContainerLite:
+            amount: dict[str, str | int] = {RESOURCE: str(units)}
+            return ContainerLite(
+                name=name,
+                restart_policy="Always" if kind == "sidecar" else None,
+                resources=ResourceList(limits=amount, requests=amount),
+            )
+
+        return PodLite(
+            metadata=Metadata(
+                name=self.name,
+                namespace="default",
+                uid=self.uid,
+                resource_version=str(self.version),
+                annotations=dict(self.annotations),
+            ),
+            spec=PodSpec(
+                node_name=self.node,
+                containers=[container(*c) for c in self.containers if c[2] == "main"],
+                init_containers=[container(*c) for c in self.containers if c[2] != "main"],
+            ),
+            status=PodStatus(phase=self.phase),
+        )
+
+    @cached_property
+    def request(self) -> PodRequest:
+        def container(name: str, units: int, kind: str) -> dict[str, object]:
+            return {
+                "name": name,
+                "restartPolicy": "Always" if kind == "sidecar" else None,
+                "resources": {"limits": {RESOURCE: str(units)}},
+            }
+
+        request = parse_pod(
+            dict(self.annotations),
+            [container(*c) for c in self.containers if c[2] != "main"],
+            [container(*c) for c in self.containers if c[2] == "main"],
+            RESOURCE,
+        )
+        assert request is not None
+        return request
+
+    @cached_property
+    def view(self) -> Pod:
+        """What the node daemon makes of it."""
+        notes = dict(self.annotations)
+        allocation = load_allocation(notes[POD_ALLOCATION]) if POD_ALLOCATION in notes else None
+        return Pod(
+            uid=self.uid,
+            namespace="default",
+            name=self.name,
+            request=self.request,
+            version=self.version,
+            created=self.created,
+            assigned=load_assigned(notes[POD_ASSIGNED]) if POD_ASSIGNED in notes else None,
+            allocation=allocation.containers if allocation and allocation.uid == self.uid else None,
+            started=self.started,
+            terminal=self.ended,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change; `pod` or `node` is the object after it (before it, for DELETED)."""
+
+    version: int
+    kind: str
+    pod: ModelPod | None = None
+    node: NodeLite | None = None
+
+
+@dataclass
+class World:
+    """What is true in etcd, and how it came about."""
+
+    version: int = 0
+    pods: dict[str, ModelPod] = field(default_factory=dict)
+    nodes: dict[str, NodeLite] = field(default_factory=dict)
+    pod_events: list[Event] = field(default_factory=list)
+    node_events: list[Event] = field(default_factory=list)
+
+    def create(self, pod: ModelPod) -> None:
+        self.version += 1
+        self._store("ADDED", replace(pod, version=self.version))
+
+    def change(self, name: str, uid: str, **changes: object) -> bool:
+        """Change a pod if the name still means this UID."""
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid:
+            return False
+        self.version += 1
+        self._store("MODIFIED", replace(pod, version=self.version, **changes))  # type: ignore[arg-type]
+        return True
+
+    def annotate(self, name: str, uid: str, key: str, value: str) -> bool:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or dict(pod.annotations).get(key) == value:
+            return False
+        return self.change(name, uid, annotations=tuple({**dict(pod.annotations), key: value}.items()))
+
+    def bind(self, name: str, uid: str, version: int, node: str, assigned: str | None, *, ours: bool) -> bool:
+        """The Binding: a compare-and-swap on uid and resourceVersion."""
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.node or pod.version != version:
+            return False
+        notes = dict(pod.annotations)
+        if assigned is not None:
+            notes[POD_ASSIGNED] = assigned
+        return self.change(name, uid, node=node, annotations=tuple(notes.items()), ours=ours)
+
+    def delete(self, name: str, uid: str) -> bool:
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid:
+            return False
+        self.version += 1
+        del self.pods[name]
+        self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))
+        return True
+
+    def put_node(self, name: str, allocatable: dict[str, str | int], annotations: dict[str, str]) -> None:
+        self.version += 1
+        kind = "MODIFIED" if name in self.nodes else "ADDED"
+        node = NodeLite(
+            metadata=Metadata(name=name, resource_version=str(self.version), annotations=annotations),
+            status=NodeStatus(allocatable=allocatable),
+        )
+        self.nodes[name] = node
+        self.node_events.append(Event(self.version, kind, node=node))
+
+    def delete_node(self, name: str) -> None:
+        self.version += 1
+        node = self.nodes.pop(name)
+        gone = msgspec.structs.replace(
+            node, metadata=msgspec.structs.replace(node.metadata, resource_version=str(self.version))
+        )
+        self.node_events.append(Event(self.version, "DELETED", node=gone))
+
+    def _store(self, kind: str, pod: ModelPod) -> None:
+        self.pods[pod.name] = pod
+        self.pod_events.append(Event(self.version, kind, pod=pod))
