@@ -160,15 +160,13 @@ class Handlers:
             self._store.check_exact(version)
         elif wanted == "0":
             limit = 0
+        matches = _matcher(request, place.resource)
+        selection = f"{query.get('labelSelector', '')}&{query.get('fieldSelector', '')}"
         entries, listed, following, left = self._store.page(
-            place.resource,
-            place.namespace,
-            _matcher(request, place.resource),
-            limit,
-            token,
-            f"{query.get('labelSelector', '')}&{query.get('fieldSelector', '')}",
+            place.resource, place.namespace, matches, limit, token, selection
         )
-        body = _list_body(place.resource, entries, listed, following, left)
+        # With a selector nobody counts what is left.
+        body = _list_body(place.resource, entries, listed, following, 0 if matches else left)
         return web.Response(body=body, content_type="application/json")
 
     async def _watch(self, request: web.Request, place: Place) -> web.StreamResponse:
@@ -212,7 +210,9 @@ def _list_body(
 ) -> bytes:
     metadata: dict[str, Any] = {"resourceVersion": str(version)}
     if following:
-        metadata |= {"continue": following, "remainingItemCount": left}
+        metadata["continue"] = following
+    if left:
+        metadata["remainingItemCount"] = left
     head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": metadata}
     items = b",".join(entry.raw for entry in entries)
     return encode(head)[:-1] + b',"items":[' + items + b"]}"

@@ -35,7 +35,7 @@ def parse_path(path: str) -> Place | None:
             continue
         name, part = (*parts[1:], "", "")[:2]
         if part and (part not in {"status", "binding"} or (part == "binding" and resource is not PODS)):
-            return None
+            continue
         return Place(resource, namespace, name, part)
     return None
 

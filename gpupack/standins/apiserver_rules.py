@@ -158,19 +158,17 @@ def check_metadata(resource: Resource, item: JsonObject) -> list[Cause]:
     return causes
 
 
-def check(resource: Resource, item: JsonObject, *, created: bool = False) -> None:
-    """Validate a whole object.
+def check(resource: Resource, item: JsonObject) -> None:
+    """Validate a whole object, quantities canonical.
 
-    Args:
-        resource: its kind.
-        item: the object, quantities canonical.
-        created: True for a create; keys that a Binding put there are not refused later.
+    A Binding is not checked like this: a bad annotation key gets onto a pod with it and makes every later
+    update of that pod fail.
 
     Raises:
         RefusedError: 422 with every cause.
     """
     name = item["metadata"].get("name", "")
-    causes = check_metadata(resource, item) if created or resource is not PODS else []
+    causes = check_metadata(resource, item)
     if resource is NODES:
         status = item.get("status") or {}
         for field in ("capacity", "allocatable"):

@@ -104,6 +104,19 @@ def modified(resource: Resource, name: str) -> RefusedError:
     return conflict(resource, name, why)
 
 
+def precondition(
+    resource: Resource, key: tuple[str, str], what: str, wanted: str, found: str
+) -> RefusedError:
+    """409 of storage; `what` is "UID" or "ResourceVersion", `key` namespace and name."""
+    folder = {"nodes": "minions"}.get(resource.plural, resource.plural)
+    place = "/".join(part for part in (folder, *key) if part)
+    why = (
+        f"StorageError: invalid object, Code: 4, Key: /registry/{place}, ResourceVersion: 0, "
+        f"AdditionalErrorMsg: Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+    )
+    return conflict(resource, key[1], why)
+
+
 def bad_request(message: str) -> RefusedError:
     """400."""
     return RefusedError(400, "BadRequest", message)
@@ -115,7 +128,7 @@ def invalid(resource: Resource, name: str, causes: list[Cause], shown: str | Non
     joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     kind = shown or resource.full_kind
     listed = [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes]
-    found = details(resource, name, shown or resource.kind)
+    found = details(resource, name, resource.plural if shown else resource.kind)
     return RefusedError(422, "Invalid", f'{kind} "{name}" is invalid: {joined}', {**found, "causes": listed})
 
 

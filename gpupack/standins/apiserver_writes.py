@@ -21,17 +21,13 @@ from gpupack.standins.apiserver_status import (
     invalid,
     modified,
     not_found,
+    precondition,
     success,
     unreadable_patch,
 )
-from gpupack.standins.apiserver_store import Entry, Key, Store
+from gpupack.standins.apiserver_store import Entry, Key, Store, key_of
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-_STORAGE_ERROR = (
-    "StorageError: invalid object, Code: 4, Key: /registry/pods/{namespace}/{name}, ResourceVersion: "
-    "0, AdditionalErrorMsg: Precondition failed: {what} in precondition: {wanted}, {what} in object "
-    "meta: {found}"
-)
 _SYSTEM_FIELDS = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
@@ -85,7 +81,7 @@ class Writer:
                 metadata.pop(field, None)
         if metadata.get("name"):
             rules.set_defaults(resource, item, self.stamp())
-        rules.check(resource, item, created=True)
+        rules.check(resource, item)
         if self._store.get(resource, (metadata.get("namespace", ""), metadata["name"])):
             raise already_exists(resource, metadata["name"])
         return self._store.write(resource, item)
@@ -127,6 +123,9 @@ class Writer:
             raise bad_request(
                 f'{resource.kind} in version "v1" cannot be handled as a {resource.kind}: {error}'
             ) from error
+        uid, wanted = old.item["metadata"]["uid"], new["metadata"].get("uid")
+        if wanted and wanted != uid:
+            raise precondition(resource, key, "UID", wanted, uid)
         new["metadata"] = {**_immutable(old.item), **new["metadata"]}
         return self._update(resource, old, new, part), False
 
@@ -147,7 +146,6 @@ class Writer:
 
     def _update(self, resource: Resource, old: Entry, new: JsonObject, part: str) -> Entry:
         """Check and write a new state; `part` is "status" or "" for the rest."""
-        name = old.item["metadata"]["name"]
         metadata = new["metadata"]
         _check_identity(resource, old, metadata)
         for field in _SYSTEM_FIELDS:
@@ -167,11 +165,11 @@ class Writer:
             rules.check_pod_spec(old.item, new)
         if new == old.item:
             return old
-        entry = self._store.write(resource, new)
         ended = "deletionTimestamp" in metadata and not metadata.get("deletionGracePeriodSeconds")
         if ended and not metadata.get("finalizers"):
-            self._store.remove(resource, (metadata.get("namespace", ""), name))
-        return entry
+            # The last finalizer is gone: watches see the end only.
+            return self._store.remove(resource, key_of(new))
+        return self._store.write(resource, new)
 
     def delete(self, resource: Resource, key: Key, options: JsonObject) -> tuple[JsonObject, Entry | None]:
         """DELETE an object; a bound pod first gets a deletionTimestamp.
@@ -246,10 +244,7 @@ class Writer:
         metadata, spec = entry.item["metadata"], entry.item["spec"]
         for what, field in (("UID", "uid"), ("ResourceVersion", "resourceVersion")):
             if wanted.get(field) and wanted[field] != metadata[field]:
-                text = _STORAGE_ERROR.format(
-                    namespace=namespace, name=name, what=what, wanted=wanted[field], found=metadata[field]
-                )
-                raise conflict(PODS, name, text)
+                raise precondition(PODS, (namespace, name), what, wanted[field], metadata[field])
         why = ""
         if "deletionTimestamp" in metadata:
             why = f"pod {name} is being deleted, cannot be assigned to a host"

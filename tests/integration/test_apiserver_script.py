@@ -1,0 +1,30 @@
+"""The stand-in answers the script as kube-apiserver 1.36.3 does."""
+
+import aiohttp
+import pytest
+
+from gpupack.standins.apiserver import ApiServer
+from tests.scripts import apiserver_script as script
+
+
+@pytest.fixture
+async def transcript():
+    async with ApiServer() as api, aiohttp.ClientSession() as session:
+
+        async def compact() -> None:
+            api.compact()
+
+        return await script.play(script.Target(session, api.url, compact), script.STEPS)
+
+
+async def test_every_answer_is_that_of_the_real_one(transcript) -> None:
+    recorded = {entry["step"]: entry for entry in script.recorded()}
+    wrong = [
+        (entry, recorded.get(entry["step"])) for entry in transcript if entry != recorded.get(entry["step"])
+    ]
+    assert not wrong, "\n".join(f"stand-in: {ours}\nreal:     {real}" for ours, real in wrong)
+
+
+def test_every_step_was_recorded() -> None:
+    assert [entry["step"] for entry in script.recorded()] == [step.name for step in script.STEPS]
+    assert len({step.name for step in script.STEPS}) == len(script.STEPS)

@@ -1,0 +1,1 @@
+"""Scripts of calls that run against the real component and its stand-in alike."""

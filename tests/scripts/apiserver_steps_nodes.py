@@ -1,0 +1,141 @@
+"""Discovery, nodes and quantities."""
+
+from tests.scripts.apiserver_builders import JSON_PATCH, MERGE, NOBODY, NODE, PODS, STRATEGIC, WORD, word
+from tests.scripts.apiserver_play import Step
+
+NODE_STEPS: tuple[Step, ...] = (
+    Step("healthz", "GET", "/healthz"),
+    Step("readyz", "GET", "/readyz"),
+    Step("version", "GET", "/version", pick=("major", "minor")),
+    Step("unknown path", "GET", "/nonsense"),
+    Step("unknown resource", "GET", "/api/v1/nonsense"),
+    # Nodes and quantities
+    Step("no node", "GET", NODE),
+    Step(
+        "create node",
+        "POST",
+        "/api/v1/nodes",
+        {
+            "metadata": {"name": "script-node", "labels": {"script": "yes"}},
+            "status": {"capacity": {"cpu": "4", "memory": "16777216Ki", WORD: 1000}},
+        },
+        save={"node.uid": "metadata.uid"},
+        pick=("kind", "apiVersion", "status.capacity", "status.allocatable"),
+    ),
+    Step("create node again", "POST", "/api/v1/nodes", {"metadata": {"name": "script-node"}}),
+    Step("create a bad name", "POST", "/api/v1/nodes", {"metadata": {"name": "Script_Node"}}),
+    Step("create without a name", "POST", "/api/v1/nodes", {"metadata": {}}),
+    Step(
+        "create with a version", "POST", "/api/v1/nodes", {"metadata": {"name": "s", "resourceVersion": "1"}}
+    ),
+    Step(
+        "create with a word too large",
+        "POST",
+        "/api/v1/nodes",
+        {"metadata": {"name": "script-x"}, "status": {"capacity": {WORD: 9223372036854776}}},
+    ),
+    Step(
+        "create with rubbish for a word",
+        "POST",
+        "/api/v1/nodes",
+        {"metadata": {"name": "script-x"}, "status": {"capacity": {WORD: "abc"}}},
+    ),
+    Step("create with broken JSON", "POST", PODS, b'{"x'),
+    *map(
+        word,
+        (
+            *(0, 5000, 1_000_000, 12_345_000, 1_073_750_129, 2**53 - 1, 2**53, 9_223_372_036_854_775),
+            *(9_223_372_036_854_776, 2**63 - 1, 2**54 + 1, -1, 1.5, "1500m", "5k", "1e3", "1Ki", "1024Ki"),
+            *("0.5Ki", "3000m", "100e3", "1.0", "abc", "", "1ki", True),
+        ),
+    ),
+    Step(
+        "cpu and memory",
+        "PATCH",
+        f"{NODE}/status",
+        {"status": {"capacity": {"cpu": "1.25", "memory": "16384Mi"}}},
+        MERGE,
+        pick=("status.capacity.cpu", "status.capacity.memory", "status.allocatable.cpu"),
+    ),
+    Step(
+        "remove a word",
+        "PATCH",
+        f"{NODE}/status",
+        {"status": {"capacity": {WORD: None}, "allocatable": {WORD: None}}},
+        MERGE,
+        pick=("status.capacity", "status.allocatable"),
+    ),
+    Step(
+        "words, labels and annotations in one patch",
+        "PATCH",
+        f"{NODE}/status",
+        {
+            "metadata": {"annotations": {"a/b": "1"}, "labels": {"l": "1"}},
+            "status": {"capacity": {WORD: 7}, "allocatable": {WORD: 7}},
+        },
+        MERGE,
+        pick=("metadata.annotations", "metadata.labels", "status.capacity"),
+    ),
+    Step(
+        "status through the object is ignored",
+        "PATCH",
+        NODE,
+        {"status": {"capacity": {WORD: 8}}, "metadata": {"labels": {"l": None}}},
+        MERGE,
+        pick=("metadata.labels", f"status.capacity.{WORD}"),
+    ),
+    Step(
+        "patch a stale node",
+        "PATCH",
+        NODE,
+        {"metadata": {"resourceVersion": "1", "labels": {"x": "y"}}},
+        MERGE,
+    ),
+    Step("patch another node's uid", "PATCH", NODE, {"metadata": {"uid": NOBODY}}, MERGE),
+    Step("put another node's uid", "PUT", NODE, {"metadata": {"name": "script-node", "uid": NOBODY}}),
+    Step(
+        "put the status",
+        "PUT",
+        f"{NODE}/status",
+        {"metadata": {"name": "script-node"}, "status": {"capacity": {WORD: 3}}},
+        pick=("status.capacity", "status.allocatable"),
+    ),
+    Step("patch another name", "PATCH", NODE, {"metadata": {"name": "other"}}, MERGE),
+    Step("patch no node", "PATCH", "/api/v1/nodes/script-none/status", {"status": {}}, MERGE),
+    Step("patch with broken JSON", "PATCH", NODE, b"{", MERGE),
+    Step("patch with a list", "PATCH", NODE, [], MERGE),
+    Step("patch of another type", "PATCH", NODE, {}),
+    Step("annotation that is a number", "PATCH", NODE, {"metadata": {"annotations": {"n": 1}}}, MERGE),
+    Step("annotation with a bad key", "PATCH", NODE, {"metadata": {"annotations": {"a b": "1"}}}, MERGE),
+    Step("annotation too long", "PATCH", NODE, {"metadata": {"annotations": {"a": "x" * 262144}}}, MERGE),
+    Step(
+        "strategic patch joins conditions",
+        "PATCH",
+        f"{NODE}/status",
+        {"status": {"conditions": [{"type": "Script", "status": "True"}]}},
+        STRATEGIC,
+    ),
+    Step(
+        "JSON patch",
+        "PATCH",
+        NODE,
+        [{"op": "add", "path": "/metadata/annotations/z~1y", "value": "1"}],
+        JSON_PATCH,
+        pick=("metadata.annotations",),
+    ),
+    Step(
+        "JSON patch that fails",
+        "PATCH",
+        NODE,
+        [{"op": "test", "path": "/metadata/name", "value": ""}],
+        JSON_PATCH,
+    ),
+    Step(
+        "node fields",
+        "GET",
+        "/api/v1/nodes?fieldSelector=metadata.name%3Dscript-node",
+        pick=("metadata.name",),
+    ),
+    Step("unknown node field", "GET", "/api/v1/nodes?fieldSelector=status.phase%3Dx"),
+    Step("post to an object", "POST", NODE, {}),
+)
