@@ -1,0 +1,103 @@
+"""Who is at a socket's path, making room for our own, and being woken by changes of a folder."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.errors import RegistrationError
+from deviceplugin.registration import Registrar
+from deviceplugin.sockets import FolderWatch, check_socket_path, clear_socket_path, identify
+from tests.kubelet_world import short_folder, until
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    context = short_folder()
+    runner = asyncio.Runner()
+    try:
+        yield runner.run(context.__aenter__())
+    finally:
+        runner.run(context.__aexit__(None, None, None))
+        runner.close()
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def test_identity(folder: Path) -> None:
+    path = folder / "s"
+    assert identify(path) is None
+    path.write_text("")
+    assert identify(path) is None
+    path.unlink()
+    bind(path)
+    first = identify(path)
+    assert first is not None
+    path.chmod(0o600)
+    assert identify(path) == first
+    path.unlink()
+    bind(path)
+    os.utime(path, ns=(first.modified_ns + 1, first.modified_ns + 1))
+    assert identify(path) != first
+
+
+def test_makes_room_by_removing_sockets_only(folder: Path) -> None:
+    path = folder / "s"
+    clear_socket_path(path)
+    bind(path)
+    clear_socket_path(path)
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(RegistrationError, match="in the way"):
+        clear_socket_path(path)
+    assert path.read_text() == "precious"
+
+
+def test_says_when_it_cannot_make_room(folder: Path) -> None:
+    with pytest.raises(RegistrationError, match="cannot be replaced"):
+        clear_socket_path(folder / ("x" * 300))
+
+
+def test_the_longest_path() -> None:
+    check_socket_path(Path("/" + "x" * 106))
+    with pytest.raises(RegistrationError, match="allowed are 107 bytes"):
+        check_socket_path(Path("/" + "x" * 107))
+    with pytest.raises(RegistrationError, match="allowed are 107 bytes"):
+        Registrar(
+            None,
+            Path("/" + "x" * 100),
+            "gpupack.sock",
+            "a/b",
+            on_registered=lambda: None,
+            on_kubelet_restart=lambda: None,
+        )
+
+
+async def test_watches_from_the_start() -> None:
+    async with short_folder() as path:
+        seen: list[int] = []
+        async with FolderWatch(path, lambda: seen.append(1)):
+            (path / "x").write_text("")
+            await until(lambda: seen)
+
+
+async def test_watches_a_folder_that_comes_later_and_comes_again() -> None:
+    async with short_folder() as path:
+        seen: list[int] = []
+        inner = path / "inner"
+        async with FolderWatch(inner, lambda: seen.append(1)):
+            inner.mkdir()
+            await until(lambda: seen)
+            inner.rmdir()
+            inner.mkdir()
+            seen.clear()
+            await until(lambda: seen)
+            (inner / "x").write_text("")
+            seen.clear()
+            await until(lambda: seen)
