@@ -56,11 +56,10 @@ async def run(
         offers = Offers()
         watcher = Watcher(client, state, clock, settings.stale_s, _settle_memory)
         elector = _elector(settings, client)
+        binder = Binder(Committer(state, policies, offers), client, clock, settings.bind_timeout_s, elector)
         service = Service(
             extender=Extender(state, policies, offers, settings.shortlist),
-            binder=Binder(
-                Committer(state, policies, offers), client, clock, settings.bind_timeout_s, elector
-            ),
+            binder=binder,
             watcher=watcher,
             metrics=Metrics(),
             clock=clock,
@@ -83,6 +82,7 @@ async def run(
             await _work(stop, watcher, elector)
         finally:
             await runner.cleanup()
+            await binder.close()
 
 
 async def _work(stop: asyncio.Event, watcher: Watcher, elector: LeaseElector | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
@@ -54,8 +55,20 @@ class Leadership(Protocol):
         ...
 
 
+class Outcome(Enum):
+    """What a pod shows of a Binding that was sent for it."""
+
+    BOUND = auto()
+    NOT_BOUND = auto()
+    GONE = auto()
+    UNKNOWN = auto()
+
+
 class Binder:
     """Carries out bind calls.
+
+    Invariant: cards taken for a Binding that was sent stay taken until the answer is a definite refusal, the
+    pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer take effect.
 
     Args:
         committer: Takes the cards.
@@ -81,6 +94,7 @@ class Binder:
         self.timeout_s = timeout_s
         self.leadership = leadership
         self.sleep = sleep
+        self._settling: set[asyncio.Task[None]] = set()
 
     async def bind(self, args: BindArgs) -> str:
         """Bind a pod.
@@ -101,6 +115,12 @@ class Binder:
         except asyncio.CancelledError:
             self._doubt(commitment)
             raise
+
+    async def close(self) -> None:
+        """Stop waiting for the outcome of Bindings without an answer."""
+        for task in self._settling:
+            task.cancel()
+        await asyncio.gather(*self._settling, return_exceptions=True)
 
     async def _wait_for_fence(self) -> None:
         """Refuse without leadership; after taking it, let the former leader's last Bindings end."""
@@ -128,41 +148,55 @@ class Binder:
                 timeout_s=self.timeout_s,
             )
         except KubeApiError as error:
-            if error.maybe_done or isinstance(error, Conflict):
-                return await self._look(commitment, error)
+            if error.maybe_done:
+                self._doubt(commitment)
+                if await self._read(commitment) is Outcome.BOUND:
+                    return ""
+                return f"Binding without an answer, its cards stay taken for now: {error.message}"
+            if isinstance(error, Conflict):
+                # What the watch has not brought yet, say that somebody else bound it, counts from now.
+                await self._read(commitment)
             self._roll_back(commitment)
             return f"Binding refused: {error.message}"
         return ""
 
-    async def _look(self, commitment: Commitment, error: KubeApiError) -> str:
-        """Read the pod again: the Binding may have been done all the same."""
+    async def _read(self, commitment: Commitment) -> Outcome:
+        """Read the pod into the state, and say what it shows of the Binding."""
         pod = commitment.pod
-        definite = not error.maybe_done
-        if not definite:
-            self._doubt(commitment)
         try:
-            current = _decode_pod(
-                await self.api.get(pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
-            )
+            body = await self.api.get(pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
+            current = _decode_pod(body)
         except NotFound:
-            current = PodLite()
-        except (KubeApiError, msgspec.MsgspecError) as problem:
-            log.warning("pod not read after a Binding without answer", pod=pod.name, error=str(problem))
-            current = None
-        now = self.clock()
-        if current is not None and current.metadata.uid == pod.uid:
-            self.committer.state.apply_pod(current, now)
-            if current.spec.node_name == commitment.node and not definite:
-                return ""
-        if definite:
-            self._roll_back(commitment)
-            return f"Binding refused: {error.message}"
-        return f"Binding without an answer, its cards stay taken until its outcome is known: {error.message}"
+            return Outcome.GONE
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return Outcome.UNKNOWN
+        if current.metadata.uid != pod.uid:
+            return Outcome.GONE
+        self.committer.state.apply_pod(current, self.clock())
+        return Outcome.BOUND if current.spec.node_name == commitment.node else Outcome.NOT_BOUND
 
     def _doubt(self, commitment: Commitment) -> None:
-        if commitment.take is not None:
-            self.committer.state.doubt(commitment.take, self.clock() + self.timeout_s)
+        """Keep the cards taken, and find out what became of the Binding once it can no longer take effect."""
+        if commitment.take is None or self.committer.state.taken(commitment.pod.uid) is not commitment.take:
+            return
+        task = asyncio.create_task(self._settle(commitment))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, commitment: Commitment) -> None:
+        """After T ask the pod itself, for the watch may be late; until it is read the cards stay taken.
+
+        A pod that is gone may have been bound before: the watch will say so, and settles the cards.
+        """
+        outcome = Outcome.UNKNOWN
+        while outcome is Outcome.UNKNOWN:
+            await self.sleep(self.timeout_s)
+            outcome = await self._read(commitment)
+        if outcome is Outcome.NOT_BOUND:
+            self._roll_back(commitment)
 
     def _roll_back(self, commitment: Commitment) -> None:
+        """Give the cards back, unless the pod has been seen bound or gone in the meantime."""
         if commitment.take is not None:
             self.committer.state.roll_back(commitment.take, self.clock())

@@ -11,11 +11,16 @@ from scheduler_plugin.filtering import EVICTABLE, CodeArray, Misfit, Query, fitt
 from scheduler_plugin.objects import PodLite, container_mappings, has_preferences
 from scheduler_plugin.pods import asks, pod_requests
 from scheduler_plugin.policies.registry import BoolArray, FloatArray, RowArray
+from scheduler_plugin.preemption import room_on, victims_on
 from scheduler_plugin.protocol import (
     CallDecoder,
     Candidates,
+    MetaPod,
+    MetaVictims,
+    decode_preempt,
     encode_filter_error,
     encode_passed,
+    encode_preempt,
     encode_refused,
     encode_scores,
 )
@@ -108,6 +113,34 @@ class Extender:
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
+
+    def preempt(self, body: bytes, now: float) -> bytes:
+        """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        args = decode_preempt(body)
+        proposed = args.proposed
+        if args.pod is None or not proposed:
+            return encode_preempt({})
+        self.state.expire(now)
+        try:
+            query = self._query(args.pod)
+        except RequestError:
+            return encode_preempt({})
+        if query is None:
+            return encode_preempt(proposed)
+        answer: dict[str, MetaVictims] = {}
+        for node, victims in proposed.items():
+            room = room_on(self.state, node, query)
+            if room is not None:
+                uids = [pod.uid for pod in victims.pods or ()]
+                chosen = victims_on(room, query, args.pod.spec.priority or 0, uids)
+                if chosen is not None:
+                    pods = [MetaPod(uid) for uid in chosen]
+                    answer[node] = MetaVictims(pods, victims.pdb_violations)
+        return encode_preempt(answer)
 
     def _pass_all(self, candidates: Candidates) -> bytes:
         """Answer for a pod that asks for nothing of ours."""

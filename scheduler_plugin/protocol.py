@@ -79,6 +79,18 @@ class PreemptArgs(msgspec.Struct):
     victims: dict[str, Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
     meta_victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
+    @property
+    def proposed(self) -> dict[str, MetaVictims]:
+        """kube-scheduler's victims by node, whichever form they came in."""
+        if self.meta_victims is not None:
+            return self.meta_victims
+        return {
+            node: MetaVictims(
+                [MetaPod(pod.metadata.uid) for pod in victims.pods or ()], victims.pdb_violations
+            )
+            for node, victims in (self.victims or {}).items()
+        }
+
 
 _args_decoder = msgspec.json.Decoder(_Args)
 _node_name_decoder = msgspec.json.Decoder(_NodeName)

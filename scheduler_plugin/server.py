@@ -69,6 +69,12 @@ class Service:
             log.info("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
         return self._done("bind", began, encode_bind(error))
 
+    async def preempt(self, request: web.Request) -> web.Response:
+        """POST /preempt."""
+        body = await request.read()
+        began = perf_counter()
+        return self._done("preempt", began, self.extender.preempt(body, self.clock()))
+
     async def healthz(self, _: web.Request) -> web.Response:
         """GET /healthz: the process answers."""
         return web.Response(text="ok\n")
@@ -114,6 +120,7 @@ def make_app(service: Service) -> web.Application:
             web.post("/filter", service.filter),
             web.post("/prioritize", service.prioritize),
             web.post("/bind", service.bind),
+            web.post("/preempt", service.preempt),
             web.get("/healthz", service.healthz),
             web.get("/readyz", service.readyz),
             web.get("/metrics", service.metrics_page),

@@ -4,19 +4,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from allocator.errors import PackingError
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
-from allocator.packing import NodeWords, read_node
+from allocator.names import resource_name
 from allocator.quantity import parse_bytes, parse_milli
-from allocator.records import Assignment, CardRecord, Holds, load_cards, load_cordon, load_holds
+from allocator.records import Assignment
 from scheduler_plugin.errors import StateError
 from scheduler_plugin.nodes import Exclusion, NodeArrays
 from scheduler_plugin.objects import NodeLite, PodLite
 from scheduler_plugin.pods import PodRecord, Shape, read_pod, shapes, version_number
+from scheduler_plugin.published import read_published
 from scheduler_plugin.state_rules import TOMBSTONE_S, Book, Claim, Rules, Take, Tombstone
 
 _GRAVES: Final = 16384
-_MAX_UNITS: Final = (1 << 31) - 1
 
 
 class ClusterState:
@@ -98,53 +96,22 @@ class ClusterState:
 
     def _read_cards(self, book: Book, node: NodeLite) -> None:
         """Take a node's words, inventory and holds, or exclude its row with a reason."""
-        annotations = node.metadata.annotations or {}
-        words: NodeWords | None = None
-        inventory: tuple[CardRecord, ...] = ()
-        holds = Holds(-1, frozenset())
-        reason = Exclusion.NO_WORDS
-        try:
-            words = read_node(node.status.allocatable or {})
-            if words is not None:
-                reason = Exclusion.NONE
-                if words.layout.unit_mib != self.unit_mib:
-                    reason = Exclusion.OTHER_UNIT
-                if NODE_HOLDS in annotations:
-                    holds = load_holds(annotations[NODE_HOLDS])
-                if NODE_CARDS in annotations:
-                    inventory = load_cards(annotations[NODE_CARDS])
-                    if len(inventory) != len(words.sizes):
-                        reason = Exclusion.CORRUPT
-                if max(words.sizes, default=0) > _MAX_UNITS:
-                    reason = Exclusion.CORRUPT
-        except PackingError:
-            reason = Exclusion.CORRUPT
-        if words is None or reason is not Exclusion.NONE:
-            book.seen, book.holds, book.revision = -1, frozenset(), 0
-            book.sizes = book.used = ()
-            book.uuids = ()
-            if self.nodes.exclusion[book.row] != reason:
-                self.nodes.exclude(book.row, reason)
-            return
-        out = _out_of_service(inventory, annotations.get(NODE_CORDON))
-        sizes = words.sizes
-        book.revision = words.revision
-        book.seen, book.holds = holds.seen, holds.uids
-        book.uuids = tuple(card.uuid for card in inventory)
-        used = tuple(
-            size if card in out else taken
-            for card, (size, taken) in enumerate(zip(sizes, words.used, strict=True))
-        )
-        book.sizes, book.used = sizes, used
-        self.nodes.set_cards(
-            book.row,
-            sizes,
-            used,
-            evictable=[0 if card in out else size for card, size in enumerate(sizes)],
-            uuids=book.uuids,
-            models=[card.model for card in inventory],
-            numa=[-1 if card.numa is None else card.numa for card in inventory],
-        )
+        published = read_published(node, self.unit_mib)
+        book.revision = published.revision
+        book.seen, book.holds = published.holds.seen, published.holds.uids
+        book.sizes, book.used, book.uuids = published.sizes, published.used, published.uuids
+        if published.exclusion is Exclusion.NONE:
+            self.nodes.set_cards(
+                book.row,
+                published.sizes,
+                published.used,
+                evictable=published.evictable,
+                uuids=published.uuids,
+                models=published.models,
+                numa=published.numa,
+            )
+        elif self.nodes.exclusion[book.row] != published.exclusion:
+            self.nodes.exclude(book.row, published.exclusion)
 
     def _delete_node(self, name: str, version: int) -> None:
         book = self.books.get(name)
@@ -395,19 +362,6 @@ def _quantity(resources: dict[str, str | int], name: str, parse: Parse) -> int:
         return max(0, parse(value))
     except ValueError:
         return 0
-
-
-def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
-    """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
-    cordoned: frozenset[str] = frozenset()
-    if cordon:
-        try:
-            cordoned = load_cordon(cordon)
-        except PackingError:
-            cordoned = frozenset()
-    return frozenset(
-        card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
-    )
 
 
 def _remember(graves: OrderedDict[str, int], key: str, version: int) -> None:

@@ -1,0 +1,104 @@
+"""What a node publishes of its cards, read whole or refused with a reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from allocator.errors import PackingError
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
+from allocator.packing import NodeWords, read_node
+from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
+from scheduler_plugin.nodes import Exclusion
+from scheduler_plugin.objects import NodeLite
+
+_MAX_UNITS: Final = (1 << 31) - 1
+_NO_HOLDS: Final = Holds(-1, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A node's words, inventory and holds.
+
+    Attributes:
+        exclusion: Why they cannot be used, NONE when they can; everything else is empty then.
+        revision: Of the words.
+        holds: What the words contain.
+        sizes: Units by card.
+        used: Units by card; the size where the card is unhealthy or cordoned.
+        evictable: The size where it is neither, else 0.
+        uuids: By card; empty where the node publishes no inventory, as are the next two.
+        models: By card.
+        numa: By card, -1 where not known.
+    """
+
+    exclusion: Exclusion = Exclusion.NONE
+    revision: int = 0
+    holds: Holds = _NO_HOLDS
+    sizes: tuple[int, ...] = ()
+    used: tuple[int, ...] = ()
+    evictable: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    numa: tuple[int, ...] = field(default=())
+
+
+def read_published(node: NodeLite, unit_mib: int) -> Published:
+    """Read a node.
+
+    Args:
+        node: The node.
+        unit_mib: MiB a unit; words of another unit are of no use.
+    """
+    annotations = node.metadata.annotations or {}
+    try:
+        words = read_node(node.status.allocatable or {})
+        if words is None:
+            return Published(Exclusion.NO_WORDS)
+        if words.layout.unit_mib != unit_mib:
+            return Published(Exclusion.OTHER_UNIT)
+        holds = load_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
+        inventory = _inventory(annotations, words)
+    except PackingError:
+        return Published(Exclusion.CORRUPT)
+    if max(words.sizes, default=0) > _MAX_UNITS:
+        return Published(Exclusion.CORRUPT)
+    out = _out_of_service(inventory, annotations.get(NODE_CORDON))
+    cards = list(enumerate(zip(words.sizes, words.used, strict=True)))
+    return Published(
+        revision=words.revision,
+        holds=holds,
+        sizes=words.sizes,
+        used=tuple(size if card in out else used for card, (size, used) in cards),
+        evictable=tuple(0 if card in out else size for card, (size, _) in cards),
+        uuids=tuple(record.uuid for record in inventory),
+        models=tuple(record.model for record in inventory),
+        numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
+    )
+
+
+def _inventory(annotations: Mapping[str, str], words: NodeWords) -> tuple[CardRecord, ...]:
+    """Read the inventory, empty where the node has none.
+
+    Raises:
+        PackingError: it cannot be read, or is not of the words' cards.
+    """
+    text = annotations.get(NODE_CARDS)
+    if text is None:
+        return ()
+    inventory = load_cards(text)
+    if len(inventory) != len(words.sizes):
+        raise PackingError(f"annotation {NODE_CARDS} has {len(inventory)} cards, words {len(words.sizes)}")
+    return inventory
+
+
+def _out_of_service(inventory: tuple[CardRecord, ...], cordon: str | None) -> frozenset[int]:
+    """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
+    cordoned: frozenset[str] = frozenset()
+    if cordon:
+        try:
+            cordoned = load_cordon(cordon)
+        except PackingError:
+            cordoned = frozenset()
+    return frozenset(
+        card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
+    )
