@@ -175,10 +175,10 @@ def conflict_cause(reason: str, message: str) -> Cause:
 
 _CAUSES: tuple[tuple[tuple[str, ...], Cause], ...] = (
     (("already assigned to node",), "bound"),
-    (("schedulinggates", "scheduling gates"), "gated"),
+    (("non-empty .spec.schedulinggates",), "gated"),
     (("is being deleted",), "terminating"),
-    (("uid",), "uid"),
-    (("resourceversion", "object has been modified"), "stale"),
+    (("uid in precondition", "uid in the precondition"), "uid"),
+    (("version in precondition", "version in the precondition", "object has been modified"), "stale"),
 )
 
 

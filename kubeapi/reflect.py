@@ -218,7 +218,7 @@ class Reflector(Generic[T]):
                 items.append(self._decode_item(each))
             except UNREADABLE as error:
                 self.skipped += 1
-                shown = cut(bytes(each[:200]).decode(errors="replace"))
+                shown = cut(bytes(each)[:200].decode(errors="replace"))
                 log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
         return raw.metadata.resource_version
 

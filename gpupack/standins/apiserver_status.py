@@ -112,7 +112,8 @@ def precondition(
     place = "/".join(part for part in (folder, *key) if part)
     why = (
         f"StorageError: invalid object, Code: 4, Key: /registry/{place}, ResourceVersion: 0, "
-        f"AdditionalErrorMsg: Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+        f"AdditionalErrorMsg: Precondition failed: {what} in precondition: {wanted}, {what} in object "
+        f"meta: {found}"
     )
     return conflict(resource, key[1], why)
 

@@ -1,8 +1,8 @@
 """One script of API calls for the real kube-apiserver and the stand-in, and what they answered.
 
 `play` runs STEPS against any API server and returns a transcript in which everything that must differ (UIDs,
-versions, times) is masked. `apiserver_answers.json` is the transcript of kube-apiserver 1.36.3: the stand-in's
-test and the cluster test both compare with it. A stand-in that drifts fails here, and a new Kubernetes that
+versions, times) is masked. `apiserver_answers.json` is the transcript of kube-apiserver 1.36.3: the stand-in
+and the cluster are both compared with it. A stand-in that drifts fails here, and a new Kubernetes that
 answers otherwise fails there.
 
 The script keeps to objects of its own (names with "script-", label script=yes, a scheduler that does not

@@ -1,0 +1,312 @@
+"""Kubeconfigs, service accounts, tokens that change, TLS."""
+
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.config import incluster_config
+
+from kubeapi import errors
+from kubeapi.client import KubeClient
+from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(path, cluster, user) -> str:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("user", "header"),
+    [
+        ({"token": "abc"}, "Bearer abc"),
+        ({"username": "u", "password": "p"}, "Basic dTpw"),
+        ({}, None),
+    ],
+)
+async def test_what_a_kubeconfig_says(tmp_path, user, header) -> None:
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1/"}, user))
+    assert credentials.server == "http://h:1"
+    assert credentials.tls is None
+    assert await credentials.authorization() == header
+
+
+async def test_kubeconfig_from_the_environment(tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:2"}, {})
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{path}")
+    assert (await Credentials.load(None)).server == "http://h:2"
+
+
+async def test_kubeconfig_from_home(tmp_path, monkeypatch) -> None:
+    (tmp_path / ".kube").mkdir()
+    write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert (await Credentials.load(None)).server == "http://h:3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "5", "{", "\t", "{}", '{"current-context": "x"}', '{"current-context":"c","contexts":[5]}'],
+)
+async def test_a_kubeconfig_that_is_none_names_the_file(tmp_path, text) -> None:
+    path = tmp_path / "kc"
+    path.write_text(text)
+    with pytest.raises(errors.ConfigError, match=str(path)):
+        await Credentials.load(str(path))
+
+
+async def test_no_kubeconfig(tmp_path) -> None:
+    with pytest.raises(errors.ConfigError, match="none is not a file; name one with --kubeconfig"):
+        await Credentials.load(str(tmp_path / "none"))
+
+
+async def test_a_token_file_is_read_again(tmp_path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t1")
+    clock = Clock()
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, {"tokenFile": str(token)})
+    credentials = await Credentials.load(path, clock)
+    token.write_text("t2")
+    assert await credentials.authorization() == "Bearer t1"
+    clock.now += REFRESH_S
+    assert await credentials.authorization() == "Bearer t2"
+
+
+def plugin(tmp_path, **status) -> dict:
+    """A credential plugin that counts its calls and gives token-<n>."""
+    script = tmp_path / "plugin.py"
+    script.write_text(
+        "import json, pathlib, sys\n"
+        f"count = pathlib.Path({str(tmp_path / 'count')!r})\n"
+        "n = int(count.read_text()) + 1 if count.exists() else 1\n"
+        "count.write_text(str(n))\n"
+        f"status = {{'token': f'token-{{n}}', **{status!r}}}\n"
+        "kind = {'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential'}\n"
+        "print(json.dumps({**kind, 'status': status}))\n"
+    )
+    return {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(script)],
+        }
+    }
+
+
+async def test_a_plugin_without_expiry_is_asked_again_after_a_401_only(tmp_path) -> None:
+    clock = Clock()
+    credentials = await Credentials.load(
+        write(tmp_path / "kc", {"server": "http://h:1"}, plugin(tmp_path)), clock
+    )
+    clock.now += 10 * REFRESH_S
+    assert await credentials.authorization() == "Bearer token-1"
+    assert await credentials.renew()
+    assert await credentials.authorization() == "Bearer token-2"
+
+
+@pytest.mark.parametrize(
+    ("expiry", "token"), [("2999-01-01T00:00:00Z", "token-1"), ("2020-01-01T00:00:00Z", "token-2")]
+)
+async def test_a_plugins_expiry_is_heeded(tmp_path, expiry, token) -> None:
+    clock = Clock()
+    user = plugin(tmp_path, expirationTimestamp=expiry)
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user), clock)
+    clock.now += REFRESH_S
+    assert await credentials.authorization() == f"Bearer {token}"
+
+
+async def test_a_401_overrules_a_plugins_expiry(tmp_path) -> None:
+    clock = Clock()
+    user = plugin(tmp_path, expirationTimestamp="2999-01-01T00:00:00Z")
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user), clock)
+    clock.now += FORCED_GAP_S
+    assert await credentials.renew()
+    assert await credentials.authorization() == "Bearer token-2"
+
+
+async def test_401s_do_not_run_a_plugin_in_a_hot_loop(tmp_path) -> None:
+    clock = Clock()
+    credentials = await Credentials.load(
+        write(tmp_path / "kc", {"server": "http://h:1"}, plugin(tmp_path)), clock
+    )
+    assert not await credentials.renew()
+    assert (tmp_path / "count").read_text() == "1"
+
+
+async def test_a_plugin_that_fails_is_named(tmp_path) -> None:
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/no/such/plugin"}}
+    with pytest.raises(errors.ConfigError, match="/no/such/plugin"):
+        await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user))
+
+
+@pytest.fixture
+def in_cluster(tmp_path, monkeypatch):
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("sa-1\n")
+    authority.write_bytes(certificate(tmp_path)[0].read_bytes())
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    return token
+
+
+async def test_in_cluster(in_cluster) -> None:
+    clock = Clock()
+    credentials = await Credentials.load(None, clock)
+    assert credentials.server == "https://[fd00::1]:6443"
+    assert credentials.tls.verify_mode is ssl.CERT_REQUIRED
+    assert await credentials.authorization() == "bearer sa-1"
+    in_cluster.write_text("sa-2")
+    clock.now += FORCED_GAP_S
+    assert await credentials.renew()
+    assert await credentials.authorization() == "bearer sa-2"
+
+
+async def test_a_kubeconfig_wins_in_a_cluster_too(in_cluster, tmp_path) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, {})
+    assert (await Credentials.load(path)).server == "http://h:1"
+
+
+async def test_a_service_account_without_token(in_cluster) -> None:
+    in_cluster.unlink()
+    with pytest.raises(errors.ConfigError, match="no usable service account"):
+        await Credentials.load(None)
+
+
+async def test_a_token_that_vanishes_later(in_cluster) -> None:
+    clock = Clock()
+    credentials = await Credentials.load(None, clock)
+    in_cluster.unlink()
+    clock.now += FORCED_GAP_S
+    with pytest.raises(errors.ConfigError, match="cannot be read again"):
+        await credentials.renew()
+    assert await credentials.authorization() == "bearer sa-1"
+
+
+@pytest.mark.parametrize(
+    ("server", "trusted"),
+    [
+        ("http://127.0.0.1:1", False),
+        ("http://[::1]:1", False),
+        ("http://localhost:1", False),
+        ("http://10.0.0.1:1", True),
+        ("http://api.example:1", True),
+    ],
+)
+async def test_proxies_are_not_for_this_machine(tmp_path, server, trusted) -> None:
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": server}, {}))
+    assert credentials.trust_env is trusted
+
+
+async def test_broken_tls_files_are_a_configuration_error(tmp_path) -> None:
+    broken = tmp_path / "ca"
+    broken.write_text("no certificate")
+    path = write(tmp_path / "kc", {"server": "https://h:1", "certificate-authority": str(broken)}, {})
+    with pytest.raises(errors.ConfigError, match="TLS files for https://h:1"):
+        await Credentials.load(path)
+
+
+def certificate(folder):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=api"]
+    command += ["-addext", "subjectAltName=DNS:api.test", "-addext", "basicConstraints=critical,CA:TRUE"]
+    subprocess.run(
+        [*command, "-addext", "keyUsage=critical,digitalSignature,keyCertSign"],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+@pytest.fixture
+async def tls_server(tmp_path):
+    """An HTTPS server known as api.test that accepts the second token only."""
+    cert, key = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    seen = []
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({}, status=200 if seen[-1] == "Bearer token-2" else 401)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    yield f"https://127.0.0.1:{runner.addresses[0][1]}", cert, seen
+    await runner.cleanup()
+
+
+async def test_tls_is_verified_and_a_401_renews_the_token_once(tls_server, tmp_path) -> None:
+    url, cert, seen = tls_server
+    cluster = {"server": url, "certificate-authority": str(cert), "tls-server-name": "api.test"}
+    path = write(tmp_path / "kc", cluster, plugin(tmp_path))
+    clock = Clock()
+    async with KubeClient(await Credentials.load(path, clock)) as client:
+        with pytest.raises(errors.Unauthorized):
+            await client.get("/x")
+        clock.now += FORCED_GAP_S
+        await client.get("/x")
+        await client.get("/x")
+    assert seen == ["Bearer token-1", "Bearer token-1", "Bearer token-2", "Bearer token-2"]
+
+
+@pytest.mark.parametrize("cluster", [{}, {"tls-server-name": "other.test"}])
+async def test_another_name_or_authority_is_unreachable(tls_server, tmp_path, cluster) -> None:
+    url, cert, seen = tls_server
+    authority = {"certificate-authority": str(cert)} if cluster else {}
+    path = write(tmp_path / "kc", {"server": url, **authority, **cluster}, {"token": "token-2"})
+    async with await KubeClient.connect(path) as client:
+        with pytest.raises(errors.Unreachable) as caught:
+            await client.get("/x")
+    assert not caught.value.maybe_done
+    assert seen == []
+
+
+async def test_verification_can_be_switched_off(tls_server, tmp_path) -> None:
+    path = write(
+        tmp_path / "kc", {"server": tls_server[0], "insecure-skip-tls-verify": True}, {"token": "token-2"}
+    )
+    async with await KubeClient.connect(path) as client:
+        assert await client.get("/x") == b"{}"

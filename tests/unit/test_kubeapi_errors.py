@@ -1,0 +1,113 @@
+import msgspec
+import pytest
+
+from kubeapi import errors
+from kubeapi.errors import from_answer
+
+
+def status(reason: str, message: str) -> bytes:
+    return msgspec.json.encode({"kind": "Status", "reason": reason, "message": message})
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "maybe_done"),
+    [
+        (400, errors.Invalid, False),
+        (401, errors.Unauthorized, False),
+        (403, errors.Forbidden, False),
+        (404, errors.NotFound, False),
+        (405, errors.Invalid, False),
+        (409, errors.Conflict, False),
+        (410, errors.Gone, False),
+        (413, errors.Invalid, False),
+        (422, errors.Invalid, False),
+        (429, errors.TooManyRequests, False),
+        (500, errors.ServerError, True),
+        (504, errors.ServerError, True),
+    ],
+)
+def test_each_status_has_its_class(code, kind, maybe_done) -> None:
+    error = from_answer(code, status("R", "m"), what="GET /x")
+    assert type(error) is kind
+    assert (error.status, error.reason, error.message, error.maybe_done) == (
+        code,
+        "R",
+        "GET /x: m",
+        maybe_done,
+    )
+    assert isinstance(error, errors.KubeApiError)
+
+
+STORAGE = (
+    'Operation cannot be fulfilled on pods "p": StorageError: invalid object, Code: 4, Key: /registry/pods/d/p, '
+    "ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: "
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "cause"),
+    [
+        ("AlreadyExists", 'pods "p" already exists', "exists"),
+        ("Conflict", f"{STORAGE}UID in precondition: a, UID in object meta: b", "uid"),
+        (
+            "Conflict",
+            f"{STORAGE}ResourceVersion in precondition: 1, ResourceVersion in object meta: 2",
+            "stale",
+        ),
+        ("Conflict", "the object has been modified; please apply your changes", "stale"),
+        ("Conflict", 'pod p is already assigned to node "n"', "bound"),
+        ("Conflict", "pod p has non-empty .spec.schedulingGates", "gated"),
+        ("Conflict", "pod p is being deleted, cannot be assigned to a host", "terminating"),
+        ("Conflict", "the UID in the precondition (a) does not match the UID in record (b)", "uid"),
+        ("Conflict", "the ResourceVersion in the precondition (1) does not match", "stale"),
+        ("Conflict", "something new", "other"),
+    ],
+)
+def test_conflicts_are_told_apart(reason, message, cause) -> None:
+    error = from_answer(409, status(reason, message))
+    assert isinstance(error, errors.Conflict)
+    assert error.cause == cause
+
+
+@pytest.mark.parametrize("name", ["guid", "resourceversion", "object-has-been-modified", "is-being-deleted"])
+def test_a_pods_name_does_not_decide_the_cause(name) -> None:
+    message = f'on pods "{name}": Key: /registry/pods/d/{name}, ResourceVersion: 0, ResourceVersion in precondition: 1'
+    assert from_answer(409, status("Conflict", message)).cause == "stale"
+    message = f'on pods/binding "{name}": pod {name} is already assigned to node "{name}"'
+    assert from_answer(409, status("Conflict", message)).cause == "bound"
+    message = f'on pods/binding "{name}": pod {name} has non-empty .spec.schedulingGates'
+    assert from_answer(409, status("Conflict", message)).cause == "gated"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>gateway</html>", b"\xff\xfe", b"[]", b"null", b'{"message": 5}', b'{"code": "x"}']
+)
+def test_rubbish_bodies_are_quoted_not_raised(body) -> None:
+    error = from_answer(502, body)
+    assert isinstance(error, errors.ServerError)
+    assert error.reason == "ServerError"
+    assert error.message
+
+
+def test_foreign_messages_are_cut_and_on_one_line() -> None:
+    error = from_answer(400, status("BadRequest", "a\nb " * 500))
+    assert len(error.message) == errors.MESSAGE_LIMIT
+    assert "\n" not in error.message
+    assert error.message.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("", None), ("3", 3.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)],
+)
+def test_retry_after(header, seconds) -> None:
+    error = from_answer(429, b"{}", retry_after=header)
+    assert isinstance(error, errors.TooManyRequests)
+    assert error.retry_after_s == seconds
+
+
+def test_unreachable_says_whether_a_write_may_have_happened() -> None:
+    assert not errors.Unreachable("refused").maybe_done
+    assert errors.Unreachable("reset", maybe_done=True).maybe_done
+    assert not errors.Unreachable("refused").maybe_done
+    assert errors.TimedOut("late").maybe_done
