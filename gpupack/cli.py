@@ -1,0 +1,234 @@
+"""The console command: options in, one line on stderr and exit status 2 for what the user got wrong.
+
+Every command imports what it runs when it runs: the node daemon must not pay for the scheduler's numpy.
+"""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpupack import __version__
+
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def main() -> None:
+    """Run the command; user errors end in one line, never in a traceback."""
+    cli(prog_name="gpupack")
+
+
+def _fail(error: BaseException) -> None:
+    """Say what is wrong, a line per fault, and exit with status 2."""
+    for line in str(error).splitlines() or [type(error).__name__]:
+        click.echo(f"gpupack: {line}", err=True)
+    sys.exit(2)
+
+
+def _run(work: Coroutine[Any, Any, None], *errors: type[BaseException]) -> None:
+    """Run to the end; these errors are the user's to mend."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except errors as error:
+        _fail(error)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, "--version", prog_name="gpupack")
+def cli() -> None:
+    """Share GPUs by memory on Kubernetes.
+
+    A pod asks for `gpupack.io/gpu-memory-gib: 8`. Every node publishes its cards' size and use as a few
+    bit-packed integers (gpupack node); the scheduler decodes them, picks node and card (gpupack scheduler).
+
+    Try it on this machine, without GPU or cluster: gpupack demo
+    """
+
+
+@cli.command()
+@click.option(
+    "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
+)
+@click.option(
+    "--gpus", default="nvml", show_default=True, metavar="nvml|simulated", help="Where cards come from."
+)
+@click.option("--profile", metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file.")
+@click.option(
+    "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
+)
+@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@click.option(
+    "--device-plugin-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/device-plugins"),
+    show_default=True,
+    help="Folder of the kubelet's device plugin sockets.",
+)
+@click.option(
+    "--pod-resources-socket",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+    show_default=True,
+    help="The kubelet's PodResources socket.",
+)
+@click.option(
+    "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."
+)
+@click.option(
+    "--card-policy", default="least-used", show_default=True, help="For pods nobody assigned a card."
+)
+@click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")
+@click.option(
+    "--cgroup-root",
+    type=click.Path(path_type=Path),
+    default=Path("/sys/fs/cgroup"),
+    show_default=True,
+    help="Where the host's cgroups are mounted.",
+)
+@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+def node(**options: Any) -> None:
+    r"""Run the daemon of one node: cards, device plugin, packed words.
+
+    \b
+    With real cards, as in the DaemonSet:
+      gpupack node --node-name "$NODE_NAME"
+    With simulated ones:
+      gpupack node --node-name n1 --gpus simulated --profile 8xh100-80 --kubeconfig ~/.kube/config
+
+    /readyz answers 200 once the kubelet knows the devices. Shipped profiles: 8xa100-40, 8xh100-80, 8xh200,
+    4xl40s, 2xt4, mixed.
+    """
+    from deviceplugin.daemon import run
+    from deviceplugin.errors import DevicePluginError
+    from deviceplugin.settings import Settings
+    from gpupack.logs import configure
+    from kubeapi.errors import KubeApiError
+
+    configure(options["log_level"])
+    _run(run(Settings(**options)), DevicePluginError, KubeApiError)
+
+
+def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Read NAME=VALUE pairs."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+@cli.command()
+@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
+@click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
+@click.option(
+    "--node-policy-parameter",
+    "node_policy_parameters",
+    multiple=True,
+    callback=_parameters,
+    metavar="NAME=VALUE",
+    help="A parameter of the node policy; may be repeated.",
+)
+@click.option("--card-policy", default="least-used", show_default=True, help="Chooses cards on a node.")
+@click.option(
+    "--shortlist", type=int, default=16, show_default=True, help="Nodes filter returns; 0 for all that fit."
+)
+@click.option(
+    "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
+)
+@click.option(
+    "--tls-cert-file", "tls_cert", metavar="FILE", help="PEM; with the key, the server speaks TLS only."
+)
+@click.option("--tls-key-file", "tls_key", metavar="FILE", help="PEM.")
+@click.option(
+    "--leader-elect/--no-leader-elect", default=False, help="For the Service form: only the leader binds."
+)
+@click.option("--lease-namespace", default="kube-system", show_default=True)
+@click.option("--lease-name", default="gpupack-scheduler-extender", show_default=True)
+@click.option("--bind-timeout", "bind_timeout_s", type=float, default=4.0, show_default=True, help="Seconds.")
+@click.option("--stale-after", "stale_s", type=float, default=180.0, show_default=True, help="Seconds.")
+@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+def scheduler(**options: Any) -> None:
+    r"""Run the scheduler extender: /filter /prioritize /bind /preempt, /healthz /readyz /metrics.
+
+    \b
+    Beside a kube-scheduler whose configuration names http://127.0.0.1:8910 as extender:
+      gpupack scheduler --node-policy least-requested --card-policy most-used
+    Behind a Service, for a kube-scheduler that is not ours:
+      gpupack scheduler --http :8910 --leader-elect --tls-cert-file tls.crt --tls-key-file tls.key
+
+    kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
+    """
+    from gpupack.logs import configure
+    from kubeapi.errors import KubeApiError
+    from scheduler_plugin.app import run
+    from scheduler_plugin.errors import SchedulerError
+    from scheduler_plugin.settings import Settings
+
+    configure(options["log_level"])
+    _run(run(Settings(**options)), SchedulerError, KubeApiError, OSError)
+
+
+@cli.command()
+@click.option(
+    "-f",
+    "--filename",
+    metavar="FILE|-",
+    help="Output of `kubectl get nodes -o json`; default: ask the cluster.",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
+)
+@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
+    r"""Show every card of the cluster: used and whole size, in units.
+
+    \b
+    As a kubectl plugin:            kubectl gpupack top
+    From a file or another tool:    kubectl get nodes -o json | gpupack top -f -
+    For scripts:                    gpupack top -o json
+    """
+    from typing import cast
+
+    from gpupack import top as tables
+    from gpupack.errors import GpupackError
+    from kubeapi.errors import KubeApiError
+
+    try:
+        if filename is None:
+            nodes = asyncio.run(tables.fetch(kubeconfig))
+        else:
+            raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+            nodes = tables.load_nodes(raw)
+        text = tables.render(tables.rows(nodes), cast("tables.Output", output), colour=sys.stdout.isatty())
+    except (GpupackError, KubeApiError, OSError) as error:
+        _fail(error)
+    click.echo(text)
+
+
+@cli.command()
+@click.option("--seed", type=int, default=1, show_default=True, help="Makes the run repeat.")
+@click.option("--node-policy", default="least-requested", show_default=True)
+@click.option("--card-policy", default="most-used", show_default=True)
+@click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
+def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:
+    """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods.
+
+    The parts are the real ones: node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
+    API server, pods go through the extender's filter, prioritize and bind. Shows the cards before, during
+    and after, frees some, compares all views of every card, and exits 0 only if every check held.
+    """
+    from gpupack.demo import run
+    from gpupack.errors import GpupackError
+    from gpupack.logs import configure
+    from scheduler_plugin.errors import SchedulerError
+
+    configure("info" if verbose else "error")
+    _run(run(seed, node_policy, card_policy), GpupackError, SchedulerError)

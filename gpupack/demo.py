@@ -1,0 +1,141 @@
+"""`gpupack demo`: the main job from a pod's request to its card, on one machine, with every view compared."""
+
+import sys
+from typing import Any, Final
+
+import click
+
+from gpupack import top
+from gpupack.embedded import EmbeddedCluster, NeverCameError, until
+from gpupack.errors import GpupackError
+from gpupack.standins.scheduler import Unschedulable
+from gpupack.views import faults, views
+
+NODES: Final = {"node-a100": "8xa100-40", "node-l40s": "4xl40s", "node-t4": "2xt4"}
+
+PODS: Final[tuple[dict[str, Any], ...]] = (
+    *({"units": [4]} for _ in range(6)),
+    *({"units": [10]} for _ in range(4)),
+    *({"units": [20]} for _ in range(2)),
+    {"units": [39]},
+    {"units": [44]},
+    {"units": [16], "cards": 2},
+    {"units": [32], "cards": 4},
+    {"units": [3, 5]},
+    {"units": [6], "init": 12},
+    {"units": [6], "sidecar": 2},
+    {"units": [14]},
+)
+TOO_LARGE: Final[dict[str, Any]] = {"units": [45]}
+FREED: Final = 8
+
+
+class DemoFailedError(GpupackError):
+    """A check did not hold."""
+
+
+async def run(seed: int, node_policy: str, card_policy: str) -> None:
+    """Run the demo and print it.
+
+    Raises:
+        DemoFailedError: a card was over-committed, or the views disagree.
+    """
+    click.echo(
+        f"Starting an API server, {len(NODES)} nodes with simulated GPUs and the scheduler extender ..."
+    )
+    async with EmbeddedCluster(NODES, node_policy=node_policy, card_policy=card_policy, seed=seed) as cluster:
+        await _agree(cluster, "before")
+        _show(cluster, "Before: all cards are free")
+        names = await _place(cluster)
+        await _agree(cluster, "with all pods running")
+        _show(cluster, f"{len(names)} pods run")
+        await _refuse(cluster)
+        await _free(cluster, names)
+        await _agree(cluster, f"after {FREED} pods have gone")
+        _show(cluster, f"After: {FREED} pods have gone, {len(names) - FREED} run on")
+        click.echo(
+            "Every check held: no card over-committed; kubelets, ledgers, words, extender and containers agree."
+        )
+
+
+async def _place(cluster: EmbeddedCluster) -> list[str]:
+    """Create the pods and place them, as kube-scheduler would; each placement is checked while it happens."""
+    names = []
+    for number, shape in enumerate(PODS):
+        name = f"pod-{number:02}"
+        pod = cluster.create(cluster.pod_manifest(name, **shape))
+        node = await cluster.schedule(pod)
+        _never_over(cluster)
+        names.append(name)
+        click.echo(f"  {name}  {_wish(shape):34} -> {node}")
+    await until(lambda: all(_phase(cluster, name) == "Running" for name in names), "all pods run")
+    return names
+
+
+async def _refuse(cluster: EmbeddedCluster) -> None:
+    """A pod that fits on no card stays pending, with the reason."""
+    pod = cluster.create(cluster.pod_manifest("too-large", **TOO_LARGE))
+    try:
+        node = await cluster.schedule(pod)
+    except Unschedulable as reason:
+        click.echo(f"  too-large  {_wish(TOO_LARGE):32} -> pending: {reason}\n")
+    else:
+        raise DemoFailedError(f"a pod of {TOO_LARGE['units'][0]} GiB was placed on {node}, no card has that")
+
+
+async def _free(cluster: EmbeddedCluster, names: list[str]) -> None:
+    """Delete some pods; their units come back."""
+    gone = names[::2][:FREED]
+    for name in gone:
+        cluster.api.delete_pod("default", name)
+    left = sum(_cost(shape) for name, shape in zip(names, PODS, strict=True) if name not in gone)
+    await until(lambda: _used(cluster) == left, f"the words come down to {left} units")
+
+
+async def _agree(cluster: EmbeddedCluster, when: str) -> None:
+    """Wait until all views agree, which they must once all events have arrived."""
+    try:
+        await until(lambda: not faults(cluster), "views agree")
+    except NeverCameError:
+        raise DemoFailedError("\n".join([f"views disagree {when}:", *faults(cluster)])) from None
+
+
+def _never_over(cluster: EmbeddedCluster) -> None:
+    """Between two events views may differ, but no card may ever hold more than it has."""
+    over = [fault for fault in faults(cluster) if "over-committed" in fault]
+    if over:
+        raise DemoFailedError("\n".join(over))
+
+
+def _phase(cluster: EmbeddedCluster, name: str) -> str:
+    status = cluster.api.pod("default", name)["status"]
+    if status.get("phase") == "Failed":
+        raise DemoFailedError(f"{name} failed: {status.get('reason')}: {status.get('message')}")
+    return str(status.get("phase"))
+
+
+def _cost(shape: dict[str, Any]) -> int:
+    """Units that a pod of this shape holds."""
+    return int(max(sum(shape["units"]) + shape.get("sidecar", 0), shape.get("init", 0)))
+
+
+def _used(cluster: EmbeddedCluster) -> int:
+    """Units used on all cards, as the packed words say."""
+    return sum(sum(views(cluster, node).said["words"]) for node in cluster.nodes.values())
+
+
+def _wish(shape: dict[str, Any]) -> str:
+    """Say what a pod asks for."""
+    wish = " + ".join(f"{units} GiB" for units in shape["units"])
+    if "cards" in shape:
+        wish += f" over {shape['cards']} cards"
+    if "init" in shape:
+        wish += f", init container {shape['init']} GiB"
+    if "sidecar" in shape:
+        wish += f", sidecar {shape['sidecar']} GiB"
+    return wish
+
+
+def _show(cluster: EmbeddedCluster, title: str) -> None:
+    click.echo(f"\n{title}")
+    click.echo(top.render(top.rows(cluster.node_list()), "table", colour=sys.stdout.isatty()) + "\n")

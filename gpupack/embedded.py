@@ -1,0 +1,237 @@
+"""A whole cluster in one process: stand-ins for API server and kubelets, real node daemons and extender."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+
+from allocator.names import resource_name
+from deviceplugin.daemon import Daemon
+from deviceplugin.profile import load_profile
+from deviceplugin.settings import Settings as NodeSettings
+from deviceplugin.simulated import SimulatedGpus
+from gpupack.errors import GpupackError
+from gpupack.standins.apiserver import ApiServer
+from gpupack.standins.kubelet import Kubelet
+from gpupack.standins.scheduler import Scheduler
+from scheduler_plugin.app import run as run_extender
+from scheduler_plugin.settings import Settings as SchedulerSettings
+
+if TYPE_CHECKING:
+    from scheduler_plugin.state import ClusterState
+
+WAIT_S: Final = 60.0
+
+
+class NeverCameError(GpupackError):
+    """Something did not happen in time."""
+
+
+async def until(condition: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> None:
+    """Wait for a condition.
+
+    Raises:
+        NeverCameError: it does not hold after `wait_s` seconds.
+    """
+    deadline = asyncio.get_running_loop().time() + wait_s
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise NeverCameError(f"{what}: not within {wait_s:g} s")
+        await asyncio.sleep(0.02)
+
+
+class _EmbeddedCgroups:
+    """The embedded kubelet's containers instead of the kernel's cgroups."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+
+    def alive(self, uids: Collection[str]) -> frozenset[str]:
+        """Return those of `uids` that have a container left."""
+        return self._kubelet.running_pods() & frozenset(uids)
+
+
+class _NoProcesses:
+    """Simulated cards run no processes of this machine."""
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
+        """No pid belongs to a pod."""
+        return dict.fromkeys(pids)
+
+
+@dataclass(slots=True)
+class EmbeddedNode:
+    """One node: its kubelet, daemon and cards."""
+
+    name: str
+    kubelet: Kubelet
+    daemon: Daemon
+    gpus: SimulatedGpus
+
+
+class EmbeddedCluster:
+    """API server, nodes and extender; use it with `async with`.
+
+    Args:
+        profiles: profile (a shipped name or a file) by node name.
+        node_policy: of the extender.
+        card_policy: of the extender and the daemons.
+        seed: of the kubelets' arbitrary choices.
+
+    Attributes:
+        api: the API server.
+        nodes: by name.
+        state: what the extender knows; filled once entered.
+        resource: the extended resource.
+    """
+
+    def __init__(
+        self,
+        profiles: Mapping[str, str],
+        *,
+        node_policy: str = "least-requested",
+        card_policy: str = "least-used",
+        seed: int = 1,
+    ) -> None:
+        self._profiles = dict(profiles)
+        self._node_policy = node_policy
+        self._card_policy = card_policy
+        self._seed = seed
+        self._stack = AsyncExitStack()
+        self._stop = asyncio.Event()
+        self.api = ApiServer(seed=seed)
+        self.nodes: dict[str, EmbeddedNode] = {}
+        self.resource = resource_name(1024)
+        self.state: ClusterState
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpupack-")))
+        await self._stack.enter_async_context(self.api)
+        self._kubeconfig = self.api.kubeconfig(folder / "kubeconfig")
+        for number, (name, profile) in enumerate(self._profiles.items()):
+            await self._start_node(name, profile, folder / f"n{number}")
+        await until(lambda: all(n.daemon.ready.is_set() for n in self.nodes.values()), "daemons register")
+        await self._start_extender()
+
+    async def _start_node(self, name: str, profile: str, folder: Path) -> None:
+        self.api.add_node(name)
+        kubelet = Kubelet(folder, name, self.api.url, seed=self._seed)
+        await kubelet.start()
+        self._stack.push_async_callback(kubelet.stop)
+        settings = NodeSettings(
+            node_name=name,
+            gpus="simulated",
+            profile=profile,
+            kubeconfig=self._kubeconfig,
+            device_plugin_dir=kubelet.device_plugin_dir,
+            pod_resources_socket=kubelet.pod_resources_socket,
+            http="127.0.0.1:0",
+            card_policy=self._card_policy,
+        )
+        settings.check()
+        gpus = SimulatedGpus(load_profile(profile))
+        daemon = Daemon(settings, source=gpus, cgroups=_EmbeddedCgroups(kubelet), owners=_NoProcesses())
+        self.nodes[name] = EmbeddedNode(name, kubelet, daemon, gpus)
+        self._background(daemon.run(self._stop))
+
+    async def _start_extender(self) -> None:
+        started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
+        settings = SchedulerSettings(
+            kubeconfig=self._kubeconfig,
+            http="127.0.0.1:0",
+            node_policy=self._node_policy,
+            card_policy=self._card_policy,
+        )
+        task = self._background(
+            run_extender(
+                settings, stop=self._stop, started=lambda url, state: started.set_result((url, state))
+            )
+        )
+        waited: list[asyncio.Future[Any]] = [started, task]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+        url, self.state = started.result()
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self.scheduler = Scheduler(url, session)
+        await until(lambda: len(self.state.nodes.rows) == len(self.nodes), "the extender lists the nodes")
+
+    def _background(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+
+        async def end() -> None:
+            self._stop.set()
+            await task
+
+        self._stack.push_async_callback(end)
+        return task
+
+    # What people do.
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create a pod; returns it as the API server has it."""
+        return self.api.add_pod(manifest)
+
+    async def schedule(self, pod: dict[str, Any]) -> str:
+        """Let the extender place a pod, as kube-scheduler would; returns the node.
+
+        Raises:
+            Unschedulable: no node passed the filter.
+        """
+        uid = pod["metadata"]["uid"]
+        await until(lambda: uid in self.state.pods, "the extender sees the pod")
+        return await self.scheduler.schedule(pod, list(self.nodes))
+
+    def pod_manifest(
+        self,
+        name: str,
+        units: Sequence[int],
+        *,
+        init: int = 0,
+        sidecar: int = 0,
+        cards: int = 1,
+    ) -> dict[str, Any]:
+        """Write a pod with one container per entry of `units`, in units of the resource."""
+
+        def container(called: str, amount: int, **more: str) -> dict[str, Any]:
+            return {
+                "name": called,
+                "image": "example.invalid/none",
+                "resources": {"limits": {self.resource: str(amount)}},
+                **more,
+            }
+
+        before = [container("sidecar", sidecar, restartPolicy="Always")] if sidecar else []
+        before += [container("init", init)] if init else []
+        return {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "annotations": {"gpupack.io/cards": str(cards)} if cards > 1 else {},
+            },
+            "spec": {
+                "initContainers": before,
+                "containers": [container(f"c{i}", amount) for i, amount in enumerate(units)],
+            },
+        }
+
+    def node_list(self) -> object:
+        """Return what `kubectl get nodes -o json` would say."""
+        return json.loads(json.dumps({"kind": "List", "items": self.api.objects("nodes")}))
