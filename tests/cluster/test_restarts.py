@@ -9,11 +9,9 @@ import pytest
 
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree
-from tests.cluster.harness.words import integer
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +60,6 @@ def words_never_below(cluster: Cluster, floor: list[int]) -> Iterator[None]:
     assert not below, f"words went below {floor}: {below}"
 
 
-def allocatable(cluster: Cluster) -> int:
-    return integer(cluster.node_object()["status"]["allocatable"].get(RESOURCE, "0"))
-
-
 def only_3_gib_fit(cluster: Cluster) -> None:
     """Two more pods of 3 GiB run, a third of 1 GiB finds nothing, the kubelet refused none of them."""
     for name in ("c", "d"):
@@ -80,7 +74,7 @@ def only_3_gib_fit(cluster: Cluster) -> None:
 def test_kubelet_restart_with_the_api_server_up(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.host.restart_kubelet()
-        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+        until(lambda: cluster.allocatable() == 16, "registered again", 30)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -93,7 +87,7 @@ def test_kubelet_restart_with_the_api_server_away(cluster, two):
         until(cluster.host.pod_resources_socket.exists, "kubelet's sockets")
         holds_for(lambda: cluster.daemon.alive, "gpupack node lives without API server", 5)
         cluster.control.start_api_server()
-        until(lambda: allocatable(cluster) == 16, "registered again", 60)
+        until(lambda: cluster.allocatable() == 16, "registered again", 60)
         until(cluster.node_ready, "node ready", 60)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
@@ -101,7 +95,7 @@ def test_kubelet_restart_with_the_api_server_away(cluster, two):
 
 def test_release_after_a_kubelet_restart(cluster, two):
     cluster.host.restart_kubelet()
-    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    until(lambda: cluster.allocatable() == 16, "registered again", 30)
     cluster.delete("a")
     cluster.wait_used([0, 5], 40)
     assert cluster.state().used_by_uuid == two["b"]
@@ -111,7 +105,7 @@ def test_daemon_killed_and_started_again(cluster, two):
     before = cluster.state()
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
-        until(lambda: allocatable(cluster) == 0, "kubelet noticed", 30)
+        until(lambda: cluster.allocatable() == 0, "kubelet noticed", 30)
         cluster.create(w.pod("waiting", w.container(gib=3)))
         cluster.wait_event("waiting", "FailedScheduling")
         assert {name: cluster.pod(name)["status"]["phase"] for name in two} == {
@@ -129,7 +123,7 @@ def test_daemon_restart_republishes_nothing(cluster, two):
     before = cluster.state()
     cluster.daemon.kill()
     cluster.daemon.start()
-    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    until(lambda: cluster.allocatable() == 16, "registered again", 30)
     holds_for(lambda: cluster.state().revision == before.revision, "words not published again", 5)
     assert two
 
@@ -147,7 +141,7 @@ def test_daemon_and_kubelet_killed_together(cluster, two):
         cluster.host.kill_kubelet()
         cluster.daemon.start(ready=False)
         cluster.host.start_kubelet()
-        until(lambda: allocatable(cluster) == 16, "registered again", 60)
+        until(lambda: cluster.allocatable() == 16, "registered again", 60)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -155,7 +149,7 @@ def test_daemon_and_kubelet_killed_together(cluster, two):
 def test_daemon_ends_on_sigterm(cluster):
     assert cluster.daemon.stop() == 0
     cluster.daemon.start()
-    until(lambda: allocatable(cluster) == 16, "registered again", 30)
+    until(lambda: cluster.allocatable() == 16, "registered again", 30)
 
 
 def test_init_container_charge_survives_a_daemon_restart(cluster):
@@ -166,9 +160,9 @@ def test_init_container_charge_survives_a_daemon_restart(cluster):
     with words_never_below(cluster, cluster.state().used):
         cluster.daemon.kill()
         cluster.daemon.start()
-        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+        until(lambda: cluster.allocatable() == 16, "registered again", 30)
         cluster.host.restart_kubelet()
-        until(lambda: allocatable(cluster) == 16, "registered again", 30)
+        until(lambda: cluster.allocatable() == 16, "registered again", 30)
     cluster.delete("initial")
     cluster.wait_used([0, 0], 40)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.cluster.harness import binaries, cgroups
-from tests.cluster.harness.controlplane import ControlPlane, free_ports
+from tests.cluster.harness.controlplane import RESOURCE, ControlPlane, free_ports
 from tests.cluster.harness.daemons import Extender, NodeDaemon
 from tests.cluster.harness.node import NodeSide
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Api, ApiError, Json
-from tests.cluster.harness.words import NodeState, node_state
+from tests.cluster.harness.words import NodeState, integer, node_state
 
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
@@ -79,6 +79,7 @@ class Cluster:
             self._daemon.wait_ready()
             self.extender.wait_ready()
             until(self.cards, "the node's words", 20)
+            until(self.allocatable, "the kubelet's count of units", 20)
         until(
             lambda: self.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
             "default service account",
@@ -133,6 +134,10 @@ class Cluster:
     def node_ready(self) -> bool:
         conditions = self.node_object()["status"].get("conditions", [])
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def allocatable(self) -> int:
+        """Units of our resource that the kubelet counts as allocatable."""
+        return integer(self.node_object()["status"]["allocatable"].get(RESOURCE, "0"))
 
     def cards(self) -> NodeState | None:
         """What the Node's words say; None without words."""
@@ -213,8 +218,9 @@ class Cluster:
             self.wait_used([0] * len(self.state().cards), 40)
 
     def events(self, name: str) -> list[str]:
-        """`reason: message` of every event of a pod."""
-        found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.name={name}")
+        """`reason: message` of every event of the pod that has this name now."""
+        uid = self.pod(name)["metadata"]["uid"]
+        found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.uid={uid}")
         return [f"{event['reason']}: {event['message']}" for event in found["items"]]
 
     def wait_event(self, name: str, text: str, timeout_s: float = 20) -> str:

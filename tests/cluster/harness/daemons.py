@@ -99,7 +99,6 @@ class NodeDaemon(_Daemon):
             "--kubeconfig": str(kubeconfig),
             "--device-plugin-dir": str(node.device_plugin_dir),
             "--pod-resources-socket": str(node.pod_resources_socket),
-            "--cgroup-root": node.cgroup,
             "--http": f"127.0.0.1:{port}",
         }
         flat = [word for pair in arguments.items() for word in pair]

@@ -1,0 +1,92 @@
+"""The real kubelet answers the script as recorded, and so as the stand-in does."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.rest import ApiError
+from tests.scripts import kubelet_script as script
+from tests.scripts.kubelet_play import RESOURCE, ScriptPod
+
+PODS = "/api/v1/namespaces/default/pods"
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+class RealKubelet:
+    """A cluster as a driver of the script. Children are started from the main thread, the loop's."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.plugin_dir = cluster.host.device_plugin_dir
+        self.pod_resources = cluster.host.pod_resources_socket
+
+    async def create(self, pod: ScriptPod) -> None:
+        built = manifest(pod) | {"spec": manifest(pod)["spec"] | {"nodeName": self.cluster.node_name}}
+        await asyncio.to_thread(self.cluster.api.post, PODS, built)
+
+    async def status(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            found: Mapping[str, Any] = await asyncio.to_thread(self.cluster.api.get, f"{PODS}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        status: Mapping[str, Any] = found.get("status", {})
+        return status
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        await asyncio.to_thread(self.cluster.api.delete, f"{PODS}/{name}", grace_s=0 if force else 1)
+
+    async def node_status(self) -> Mapping[str, Any]:
+        node = await asyncio.to_thread(self.cluster.node_object)
+        status: Mapping[str, Any] = node["status"]
+        return status
+
+    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+        self.cluster.host.kill_kubelet()
+        if lose_checkpoint:
+            (self.plugin_dir / CHECKPOINT).unlink()
+        self.cluster.host.start_kubelet()
+
+    async def api_away(self, away: bool) -> None:
+        if away:
+            self.cluster.control.kill("kube-apiserver")
+        else:
+            self.cluster.control.start_api_server(wait=False)
+            await asyncio.to_thread(self.cluster.control.wait_ready)
+
+
+def manifest(pod: ScriptPod) -> dict[str, Any]:
+    command = ("/bin/true",) if pod.ends else w.SLEEP
+    init = [
+        w.container(f"i{index}", command=w.SLEEP, sidecar=True, limits={RESOURCE: one[0]})
+        if isinstance(one, tuple)
+        else w.container(f"i{index}", command=("/bin/true",), limits={RESOURCE: one})
+        for index, one in enumerate(pod.init)
+    ]
+    mains = [
+        w.container(f"m{index}", command=command, limits={RESOURCE: units})
+        for index, units in enumerate(pod.mains)
+    ]
+    return w.pod(pod.name, *mains, init=init)
+
+
+@pytest.mark.timeout(900)
+async def test_every_answer_is_as_recorded(make_cluster) -> None:
+    """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""
+    transcript = await script.play(RealKubelet(make_cluster()))
+    if os.environ.get("GPUPACK_RECORD") == "1":
+        script.ANSWERS.write_text(json.dumps(transcript, indent=1) + "\n")
+    recorded = {entry["step"]: entry["answer"] for entry in script.recorded()}
+    wrong = [
+        f"{entry['step']}\n  now:      {entry['answer']}\n  recorded: {recorded.get(entry['step'])}"
+        for entry in transcript
+        if entry["answer"] != recorded.get(entry["step"])
+    ]
+    assert not wrong, "\n".join(wrong)
