@@ -39,8 +39,8 @@ def test_each_status_has_its_class(code, kind, maybe_done) -> None:
 
 
 STORAGE = (
-    'Operation cannot be fulfilled on pods "p": StorageError: invalid object, Code: 4, Key: /registry/pods/d/p, '
-    "ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: "
+    'Operation cannot be fulfilled on pods "p": StorageError: invalid object, Code: 4, '
+    "Key: /registry/pods/d/p, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: "
 )
 
 
@@ -71,7 +71,8 @@ def test_conflicts_are_told_apart(reason, message, cause) -> None:
 
 @pytest.mark.parametrize("name", ["guid", "resourceversion", "object-has-been-modified", "is-being-deleted"])
 def test_a_pods_name_does_not_decide_the_cause(name) -> None:
-    message = f'on pods "{name}": Key: /registry/pods/d/{name}, ResourceVersion: 0, ResourceVersion in precondition: 1'
+    stale = "ResourceVersion: 0, ResourceVersion in precondition: 1"
+    message = f'on pods "{name}": Key: /registry/pods/d/{name}, {stale}'
     assert from_answer(409, status("Conflict", message)).cause == "stale"
     message = f'on pods/binding "{name}": pod {name} is already assigned to node "{name}"'
     assert from_answer(409, status("Conflict", message)).cause == "bound"
