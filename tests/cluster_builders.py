@@ -115,8 +115,8 @@ def pod_object(
 
 
 def node(name: str, *args: object, **options: object) -> NodeLite:
-    return msgspec.convert(node_object(name, *args, **options), NodeLite)  # type: ignore[arg-type]
+    return msgspec.json.decode(msgspec.json.encode(node_object(name, *args, **options)), type=NodeLite)  # type: ignore[arg-type]
 
 
 def pod(name: str, *args: object, **options: object) -> PodLite:
-    return msgspec.convert(pod_object(name, *args, **options), PodLite)  # type: ignore[arg-type]
+    return msgspec.json.decode(msgspec.json.encode(pod_object(name, *args, **options)), type=PodLite)  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+import json
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from scheduler_plugin.objects import has_preferences
+from scheduler_plugin.pods import asks, pod_requests, read_pod, shapes, version_number
+from tests.cluster_builders import GIB, MEMORY, container, pod
+
+
+def test_a_pod_that_asks() -> None:
+    record = read_pod(pod("a", 8, version=7, node="n1", phase="Running", spec={"priority": 5}), MEMORY)
+    assert (record.uid, record.namespace, record.name) == ("uid-a", "default", "a")
+    assert (record.resource_version, record.version, record.node) == ("7", 7, "n1")
+    assert record.priority == 5
+    assert not record.ended
+    assert record.request is not None
+    assert record.request.effective_units == 8
+    assert record.charged is record.request
+    assert (record.cpu_milli, record.memory_bytes) == (1000, GIB)
+    assert record.assigned is None
+    assert record.allocated is None
+
+
+def test_a_pod_that_does_not_ask_is_not_looked_at_closely() -> None:
+    plain = pod("a", containers=[{"name": "c", "resources": {"requests": {"cpu": "250m"}}}, {"name": "d"}])
+    plain.metadata.annotations = {"gpupack.io/cards": "rubbish", POD_ASSIGNED: "rubbish"}
+    record = read_pod(plain, MEMORY)
+    assert record.request is None
+    assert record.charged is None
+    assert record.error == ""
+    assert record.cpu_milli == 250
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "expected"),
+    [
+        ([{"name": "c"}], [], False),
+        ([{"name": "c", "resources": {"limits": {MEMORY: "1"}}}], [], True),
+        ([{"name": "c", "resources": {"requests": {MEMORY: "1"}}}], [], True),
+        ([{"name": "c"}], [{"name": "i", "resources": {"limits": {MEMORY: "1"}}}], True),
+        ([{"name": "c", "resources": {"limits": {"cpu": "1"}, "requests": {}}}], [], False),
+    ],
+)
+def test_asks(containers: list[dict[str, Any]], init: list[dict[str, Any]], expected: bool) -> None:
+    assert asks(pod("a", containers=containers, init=init), MEMORY) is expected
+
+
+def test_a_pod_with_impossible_annotations_is_still_charged() -> None:
+    record = read_pod(pod("a", 8, annotations={"gpupack.io/cards": "0"}), MEMORY)
+    assert record.request is None
+    assert "gpupack.io/cards" in record.error
+    assert record.charged is not None
+    assert record.charged.effective_units == 8
+
+
+def test_a_pod_with_an_impossible_quantity_is_charged_nothing() -> None:
+    record = read_pod(pod("a", containers=[container("c", "1500m")]), MEMORY)
+    assert record.request is None
+    assert record.charged is None
+    assert "1500m" in record.error
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_ended(phase: str) -> None:
+    assert read_pod(pod("a", phase=phase), MEMORY).ended
+
+
+def test_cards_of_binding_and_node() -> None:
+    record = read_pod(
+        pod(
+            "a",
+            4,
+            annotations={
+                POD_ASSIGNED: '{"main":[["GPU-x",4]]}',
+                POD_ALLOCATION: '{"uid":"uid-a","containers":{"main":[["GPU-y",4]]}}',
+            },
+        ),
+        MEMORY,
+    )
+    assert record.assigned == {"main": (("GPU-x", 4),)}
+    assert record.allocated == {"main": (("GPU-y", 4),)}
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    ['{"uid":"another","containers":{"main":[["GPU-y",4]]}}', "rubbish"],
+    ids=["copied", "rubbish"],
+)
+def test_cards_that_say_nothing(allocation: str) -> None:
+    record = read_pod(pod("a", 4, annotations={POD_ASSIGNED: "{]", POD_ALLOCATION: allocation}), MEMORY)
+    assert record.assigned is None
+    assert record.allocated is None
+
+
+@pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("-1", 0), ("abc", 0), ("٣", 0)], ids=repr)
+def test_version_number(text: str, number: int) -> None:
+    assert version_number(text) == number
+
+
+def requests(**cpu: str) -> list[dict[str, Any]]:
+    return [{"name": name, "resources": {"requests": {"cpu": value}}} for name, value in cpu.items()]
+
+
+def test_host_requests_follow_kubernetes() -> None:
+    sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "300m"}}}
+    early = {"name": "i1", "resources": {"requests": {"cpu": "2"}}}
+    late = {"name": "i2", "resources": {"requests": {"cpu": "1800m"}}}
+    made = pod("a", containers=requests(a="500m", b="1"), init=[early, sidecar, late])
+    # Main containers and sidecar: 1.8; the late init container beside the sidecar: 2.1.
+    assert pod_requests(made)[0] == 2100
+    made = pod("a", containers=requests(a="2", b="1"), init=[early, sidecar, late])
+    assert pod_requests(made)[0] == 3300
+
+
+def test_host_requests_default_to_limits_and_take_the_pod_s_own() -> None:
+    amounts = {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}}
+    limited = [{"name": "a", "resources": amounts}]
+    assert pod_requests(pod("a", containers=limited)) == (1000, GIB)
+    only = [{"name": "a", "resources": {"limits": {"cpu": "2"}}}]
+    assert pod_requests(pod("a", containers=only, spec={"overhead": {"cpu": "100m"}})) == (2100, 0)
+    whole = {"resources": {"requests": {"cpu": "5"}}, "overhead": {"cpu": "1"}}
+    assert pod_requests(pod("a", containers=only, spec=whole))[0] == 6000
+
+
+def test_host_requests_that_cannot_be_read_count_as_none() -> None:
+    odd = [{"name": "a", "resources": {"requests": {"cpu": "much", "memory": "-1"}}}]
+    assert pod_requests(pod("a", containers=odd)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, False),
+        ({"affinity": {}}, False),
+        ({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}}, False),
+        ({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}, False),
+        ({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}}, True),
+        ({"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}}, True),
+        ({"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}}, True),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, False),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, True),
+    ],
+    ids=json.dumps,
+)
+def test_has_preferences(spec: dict[str, Any], expected: bool) -> None:
+    assert has_preferences(pod("a", spec=spec)) is expected
+
+
+def shape_of(*containers: dict[str, object], **options: Any) -> frozenset[tuple[int, object]]:
+    request = read_pod(pod("a", containers=containers, **options), MEMORY).request
+    assert request is not None
+    return shapes(request)
+
+
+def test_shapes_tell_what_the_kubelet_cannot() -> None:
+    plain = shape_of(container("a", 8))
+    assert shape_of(container("b", 8)) == plain
+    assert shape_of(container("a", 8), container("b", 8)) == plain
+    assert shape_of(container("a", 8), annotations={"gpupack.io/card-policy": "most-used"}) == plain
+    for other in (
+        shape_of(container("a", 8), annotations={"gpupack.io/cards": "2"}),
+        shape_of(container("a", 8), annotations={"gpupack.io/gpu-model": "T4"}),
+        shape_of(container("a", 8), init=[container("i", 4)]),
+    ):
+        assert {units for units, _ in other} & {8}
+        assert not other & plain

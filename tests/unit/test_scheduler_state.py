@@ -1,0 +1,521 @@
+"""The extender's state, event by event; each test is one rule of the accounting."""
+
+import json
+
+import pytest
+
+from allocator.names import POD_ASSIGNED
+from scheduler_plugin.errors import StateError
+from scheduler_plugin.nodes import Exclusion
+from scheduler_plugin.objects import PodLite
+from scheduler_plugin.pods import read_pod, shapes
+from scheduler_plugin.state import ClusterState
+from scheduler_plugin.state_rules import TOMBSTONE_S
+from tests.cluster_builders import MEMORY, container, node, pod, uuid
+
+
+def state_with(*sizes: int, name: str = "n") -> ClusterState:
+    state = ClusterState()
+    state.apply_node(node(name, sizes or (16, 16)), 0)
+    return state
+
+
+def assigned(card: int, units: int, name: str = "n", container_name: str = "main") -> dict[str, str]:
+    return {POD_ASSIGNED: json.dumps({container_name: [[uuid(name, card), units]]})}
+
+
+def assumed(state: ClusterState, name: str = "n") -> list[int]:
+    row = state.nodes.rows[name]
+    return state.nodes.assumed[row, : state.nodes.cards[row]].tolist()
+
+
+def free(state: ClusterState, name: str = "n") -> list[int]:
+    row = state.nodes.rows[name]
+    return state.nodes.free[row, : state.nodes.cards[row]].tolist()
+
+
+def bound(name: str, units: int, card: int | None = None, *, version: int = 5, **options: object) -> PodLite:
+    annotations = assigned(card, units) if card is not None else {}
+    return pod(name, units, node="n", version=version, annotations=annotations, **options)
+
+
+# What counts.
+
+
+def test_a_bound_pod_counts_where_its_binding_says() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    assert assumed(state) == [0, 8]
+    assert free(state) == [16, 8]
+
+
+def test_a_pod_that_waits_or_asks_for_nothing_does_not_count() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8), 0)
+    state.apply_pod(pod("b", node="n", containers=[{"name": "c"}]), 0)
+    assert assumed(state) == [0, 0]
+
+
+def test_a_pod_stops_counting_when_its_node_holds_its_uid() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    assert assumed(state) == [0, 0]
+    assert free(state) == [16, 8]
+
+
+def test_the_order_of_node_and_pod_does_not_matter() -> None:
+    state = state_with()
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    state.apply_pod(bound("a", 8, 1), 0)
+    assert free(state) == [16, 8]
+
+
+def test_it_is_a_predicate_not_a_latch() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    state.apply_node(node("n", (16, 16), version=7), 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_pod_of_the_same_name_is_another_pod() -> None:
+    state = state_with()
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    state.apply_pod(bound("a", 8, 1, uid="another"), 0)
+    assert assumed(state) == [0, 8]
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {},
+        {POD_ASSIGNED: "rubbish"},
+        assigned(0, 8, name="other-node"),
+        assigned(0, 4),
+        assigned(0, 8, container_name="other"),
+    ],
+    ids=["no annotation", "rubbish", "cards of another node", "other units", "other container"],
+)
+def test_a_pod_bound_without_us_counts_on_every_card_that_could_take_it(annotations: dict[str, str]) -> None:
+    state = state_with(16, 4, 8)
+    state.apply_pod(pod("a", 8, node="n", version=5, annotations=annotations), 0)
+    assert assumed(state) == [8, 0, 8]
+
+
+def test_several_containers_count_each() -> None:
+    state = state_with(16, 4)
+    state.apply_pod(pod("a", node="n", version=5, containers=[container("x", 8), container("y", 3)]), 0)
+    assert assumed(state) == [11, 3]
+
+
+def test_an_init_container_s_pod_counts_its_peak_once() -> None:
+    state = state_with(16, 16)
+    text = json.dumps({"i": [[uuid("n", 0), 6]], "x": [[uuid("n", 0), 4]]})
+    state.apply_pod(
+        pod(
+            "a",
+            node="n",
+            version=5,
+            init=[container("i", 6)],
+            containers=[container("x", 4)],
+            annotations={POD_ASSIGNED: text},
+        ),
+        0,
+    )
+    assert assumed(state) == [6, 0]
+
+
+def test_claims_on_a_card_that_cannot_serve_them_count_on_every_card() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 0), 0)
+    state.apply_node(node("n", (16, 16), version=6, healthy=(False, True)), 0)
+    assert assumed(state) == [8, 8]
+    # The next one, on the card where the first may land, may be displaced as well.
+    state.apply_pod(bound("b", 12, 1), 0)
+    assert assumed(state) == [20, 20]
+
+
+def test_a_pod_with_impossible_annotations_counts() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, node="n", version=5, annotations={"gpupack.io/cards": "0"}), 0)
+    assert assumed(state) == [8, 8]
+
+
+# How it ends.
+
+
+def test_a_pod_that_ends_held_leaves_nothing() -> None:
+    state = state_with()
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, seen=5, holds=["uid-a"]), 0)
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_pod(bound("a", 8, 1, version=9, phase="Succeeded"), 0)
+    assert assumed(state) == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["deleted", "failed", "vanished"])
+def test_a_pod_that_ends_unheld_leaves_a_tombstone(how: str) -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    if how == "deleted":
+        state.delete_pod(bound("a", 8, 1, version=9), "9", 100)
+    elif how == "failed":
+        state.apply_pod(bound("a", 8, 1, version=9, phase="Failed"), 100)
+    else:
+        state.replace_pods([], "9", 100)
+    assert assumed(state) == [0, 8]
+    state.apply_node(node("n", (16, 16), version=10, seen=8), 101)
+    assert assumed(state) == [0, 8]
+    state.apply_node(node("n", (16, 16), version=11, seen=9), 102)
+    assert assumed(state) == [0, 0]
+
+
+def test_no_tombstone_where_the_words_are_newer() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), version=12, seen=9), 0)
+    state.delete_pod(bound("a", 8, 1, version=9), "9", 0)
+    assert assumed(state) == [0, 0]
+
+
+def test_a_tombstone_ends_with_time() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.delete_pod(bound("a", 8, 1, version=9), "9", 100)
+    state.expire(100 + TOMBSTONE_S - 1)
+    assert assumed(state) == [0, 8]
+    state.expire(100 + TOMBSTONE_S)
+    assert assumed(state) == [0, 0]
+
+
+def test_a_failed_pod_that_is_deleted_later_leaves_no_second_tombstone() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_pod(bound("a", 8, 1, version=9, phase="Failed"), 0)
+    state.apply_pod(bound("a", 8, 1, version=10, phase="Failed"), 0)
+    state.apply_node(node("n", (16, 16), version=11, seen=9), 0)
+    state.delete_pod(bound("a", 8, 1, version=12, phase="Failed"), "12", 0)
+    assert assumed(state) == [0, 0]
+    assert state.pods == {}
+
+
+def test_a_pod_that_never_asked_leaves_no_tombstone() -> None:
+    state = state_with()
+    plain = pod("b", node="n", version=5, containers=[{"name": "c"}])
+    state.apply_pod(plain, 0)
+    state.delete_pod(plain, "6", 0)
+    assert state.books["n"].tombstones == {}
+
+
+# Nodes that come and go.
+
+
+def test_claims_outlive_the_node_object() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.delete_node("n", "6", 0)
+    assert "n" not in state.nodes.rows
+    state.apply_node(node("n", (16, 16), version=7), 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_held_pod_counts_again_when_its_node_is_made_anew_without_holds() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    state.delete_node("n", "7", 0)
+    state.apply_node(node("n", (16, 16), version=8, seen=0), 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_pod_that_ends_while_its_node_is_away_leaves_a_tombstone() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.delete_node("n", "6", 0)
+    state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
+    state.apply_node(node("n", (16, 16), version=8, seen=6), 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_name_without_node_and_pods_is_forgotten() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.delete_node("n", "6", 0)
+    state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
+    assert "n" in state.books
+    state.expire(TOMBSTONE_S)
+    assert state.books == {}
+
+
+def test_a_pod_bound_to_a_node_that_is_not_known_yet_counts_once_it_is() -> None:
+    state = ClusterState()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16)), 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_node_whose_words_break_is_excluded_and_comes_back() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    row = state.nodes.rows["n"]
+    state.apply_node(node("n", None, version=6), 0)
+    assert state.nodes.exclusion[row] == Exclusion.NO_WORDS
+    version = int(state.nodes.version[row])
+    state.apply_node(node("n", None, version=7), 0)
+    assert int(state.nodes.version[row]) == version
+    state.apply_node(node("n", (16, 16), version=8), 0)
+    assert assumed(state) == [0, 8]
+
+
+# Late, repeated and missing events.
+
+
+def test_an_older_pod_does_not_undo_a_newer_one() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1, version=9), 0)
+    state.apply_pod(pod("a", 8, version=8), 0)
+    assert assumed(state) == [0, 8]
+    state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_late_event_does_not_raise_the_dead() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), version=20), 0)
+    state.delete_pod(bound("a", 8, 1, version=9), "9", 0)
+    state.apply_pod(bound("a", 8, 1, version=8), 0)
+    assert assumed(state) == [0, 0]
+    assert state.pods == {}
+
+
+def test_a_deletion_that_comes_first_counts_too() -> None:
+    state = state_with()
+    state.delete_pod(bound("a", 8, 1, version=9), "9", 0)
+    state.apply_pod(bound("a", 8, 1, version=8), 0)
+    assert state.pods == {}
+
+
+def test_nothing_older_than_a_list_is_new() -> None:
+    state = state_with()
+    state.replace_pods([bound("a", 8, 1)], "9", 0)
+    state.apply_pod(bound("b", 8, 0, version=8), 0)
+    assert assumed(state) == [0, 8]
+    state.apply_pod(bound("b", 8, 0, version=10), 0)
+    assert assumed(state) == [8, 8]
+
+
+def test_an_old_list_removes_nothing_newer() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1, version=9), 0)
+    state.apply_node(node("m", version=9), 0)
+    state.replace_pods([], "8", 0)
+    assert assumed(state) == [0, 8]
+    state.replace_nodes([], "8", 0)
+    assert set(state.nodes.rows) == {"m"}
+
+
+def test_an_older_node_does_not_undo_a_newer_one() -> None:
+    state = state_with()
+    state.apply_node(node("n", (16, 16), (4, 4), version=9), 0)
+    state.apply_node(node("n", (16, 16), version=8), 0)
+    assert free(state) == [12, 12]
+    state.delete_node("n", "8", 0)
+    assert "n" in state.nodes.rows
+    state.delete_node("n", "10", 0)
+    state.delete_node("n", "10", 0)
+    state.apply_node(node("n", version=9), 0)
+    assert "n" not in state.nodes.rows
+
+
+def test_a_complete_list_of_nodes() -> None:
+    state = state_with()
+    state.replace_nodes([node("m", version=3), node("o", version=4)], "5", 0)
+    assert set(state.nodes.rows) == {"m", "o"}
+    state.apply_node(node("n", version=5), 0)
+    assert set(state.nodes.rows) == {"m", "o"}
+
+
+def test_a_heartbeat_changes_no_version() -> None:
+    state = state_with()
+    row = state.nodes.rows["n"]
+    version = int(state.nodes.version[row])
+    state.apply_node(node("n", (16, 16), version=6), 0)
+    assert int(state.nodes.version[row]) == version
+
+
+def test_graves_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_plugin.state._GRAVES", 2)
+    state = state_with()
+    for number in range(4):
+        state.delete_pod(bound(f"p{number}", 1, version=5), "5", 0)
+    state.apply_pod(bound("p3", 8, 1, version=4), 0)
+    assert state.pods == {}
+
+
+# Commitments.
+
+
+def take(state: ClusterState, name: str = "a", units: int = 8, card: int = 1):
+    return state.take(f"uid-{name}", "n", {"main": ((uuid("n", card), units),)}, 0)
+
+
+def test_a_commitment_counts_at_once() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    version = int(state.nodes.version[0])
+    made = take(state)
+    assert assumed(state) == [0, 8]
+    assert state.taken("uid-a") is made
+    assert int(state.nodes.version[0]) > version
+    assert state.nodes.cpu_used[0] == 1000
+
+
+def test_a_refused_commitment_counts_no_longer() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    made = take(state)
+    state.roll_back(made, 0)
+    state.roll_back(made, 0)
+    assert assumed(state) == [0, 0]
+    assert state.taken("uid-a") is None
+    assert state.nodes.cpu_used[0] == 0
+
+
+def test_a_commitment_becomes_a_bound_pod_and_counts_once() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    made = take(state)
+    state.apply_pod(bound("a", 8, 1), 0)
+    assert assumed(state) == [0, 8]
+    assert state.nodes.cpu_used[0] == 1000
+    state.roll_back(made, 0)
+    assert assumed(state) == [0, 8]
+
+
+def test_a_commitment_that_the_node_holds_already_counts_once() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    assert free(state) == [16, 8]
+
+
+def test_a_pod_that_changed_unbound_cannot_be_bound_in_the_old_version() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.apply_pod(pod("a", 8, version=3), 0)
+    assert assumed(state) == [0, 8]
+    state.apply_pod(pod("a", 8, version=4), 0)
+    assert assumed(state) == [0, 0]
+
+
+def test_a_pod_deleted_unbound_ends_its_commitment() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.delete_pod(pod("a", 8, version=4), "4", 0)
+    assert assumed(state) == [0, 0]
+    assert state.books["n"].tombstones == {}
+
+
+def test_a_pod_deleted_after_an_unseen_binding_leaves_a_tombstone_there() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.delete_pod(bound("a", 8, 1, version=5), "5", 0)
+    assert assumed(state) == [0, 8]
+    assert state.taken("uid-a") is None
+
+
+def test_a_pod_that_vanished_between_lists_may_have_been_bound() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.replace_pods([], "9", 0)
+    assert assumed(state) == [0, 8]
+    state.expire(TOMBSTONE_S)
+    assert assumed(state) == [0, 0]
+
+
+def test_a_doubtful_commitment_ends_when_it_can_no_longer_take_effect() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    state.doubt(take(state), 5.0)
+    state.expire(4.9)
+    assert assumed(state) == [0, 8]
+    state.expire(5.0)
+    assert assumed(state) == [0, 0]
+    assert state.taken("uid-a") is None
+
+
+def test_a_commitment_outlives_the_node_object() -> None:
+    state = state_with()
+    state.apply_pod(pod("a", 8, version=3), 0)
+    take(state)
+    state.delete_node("n", "6", 0)
+    state.apply_node(node("n", (16, 16), version=7), 0)
+    assert assumed(state) == [0, 8]
+
+
+@pytest.mark.parametrize("case", ["unknown", "bound", "ended", "taken", "no node"])
+def test_only_a_waiting_pod_can_be_taken(case: str) -> None:
+    state = state_with()
+    if case == "bound":
+        state.apply_pod(bound("a", 8, 1), 0)
+    elif case == "ended":
+        state.apply_pod(pod("a", 8, phase="Failed"), 0)
+    elif case != "unknown":
+        state.apply_pod(pod("a", 8), 0)
+    if case == "taken":
+        take(state)
+    if case == "no node":
+        state.delete_node("n", "2", 0)
+    with pytest.raises(StateError, match="taken once"):
+        take(state)
+
+
+# Host resources, and pods that the kubelet could mix up.
+
+
+def test_cpu_and_memory_of_all_bound_pods_add_up() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 1, 1), 0)
+    state.apply_pod(
+        pod(
+            "b",
+            node="n",
+            cpu="3",
+            version=6,
+            containers=[{"name": "c", "resources": {"requests": {"cpu": "3"}}}],
+        ),
+        0,
+    )
+    assert state.nodes.cpu_used[0] == 4000
+    assert state.nodes.cpu_capacity[0] == 40000
+    assert state.nodes.memory_capacity[0] == 100 << 30
+    state.delete_pod(bound("a", 1, 1, version=7), "7", 0)
+    assert state.nodes.cpu_used[0] == 3000
+
+
+def test_capacities_that_cannot_be_read_count_as_none() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", cpu="many", memory="-5"), 0)
+    assert state.nodes.cpu_capacity[0] == state.nodes.memory_capacity[0] == 0
+
+
+def test_a_pod_of_the_same_size_and_another_shape_makes_its_node_busy() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    same = read_pod(pod("b", 8), MEMORY).request
+    other = read_pod(pod("b", 8, annotations={"gpupack.io/cards": "2"}), MEMORY).request
+    larger = read_pod(pod("b", 9, annotations={"gpupack.io/cards": "3"}), MEMORY).request
+    assert same is not None
+    assert other is not None
+    assert larger is not None
+    assert state.busy_nodes(shapes(same)) == set()
+    assert state.busy_nodes(shapes(other)) == {"n"}
+    assert state.busy_nodes(shapes(larger)) == set()
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
+    assert state.busy_nodes(shapes(other)) == set()
