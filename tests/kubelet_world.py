@@ -78,15 +78,20 @@ class ScriptedPlugin(DevicePlugin):
 
     answer: Callable[[Sequence[str], Sequence[str], int], Sequence[str]] | None = None
 
+    def __init__(self, allocator: SimpleAllocator) -> None:
+        super().__init__(allocator)
+        self.simple = allocator
+
     async def GetPreferredAllocation(  # noqa: N802 - the wire's name
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
         if self.answer is None:
             return await super().GetPreferredAllocation(request, context)
         asked = request.container_requests[0]
-        given = self.answer(
-            sorted(asked.available_deviceIDs), sorted(asked.must_include_deviceIDs), asked.allocation_size
-        )
+        available, must_include = sorted(asked.available_deviceIDs), sorted(asked.must_include_deviceIDs)
+        call = frozenset(available), frozenset(must_include), asked.allocation_size
+        self.simple.preferred_calls.append(call)
+        given = self.answer(available, must_include, asked.allocation_size)
         one = pb.ContainerPreferredAllocationResponse(deviceIDs=given)
         return pb.PreferredAllocationResponse(container_responses=[one])
 

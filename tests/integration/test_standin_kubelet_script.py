@@ -1,0 +1,91 @@
+"""The stand-in kubelet answers the script as kubelet 1.36.3 does."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from gpupack.standins.apiserver import ApiServer
+from gpupack.standins.kubelet import Kubelet
+from tests.kubelet_world import short_folder, until
+from tests.scripts import kubelet_script as script
+from tests.scripts.kubelet_play import RESOURCE, ScriptPod
+
+
+class StandIns:
+    """Both stand-ins as a driver of the script."""
+
+    def __init__(self, api: ApiServer, kubelet: Kubelet) -> None:
+        self.api = api
+        self.kubelet = kubelet
+        self.plugin_dir = kubelet.device_plugin_dir
+        self.pod_resources = kubelet.pod_resources_socket
+
+    async def create(self, pod: ScriptPod) -> None:
+        created = self.api.add_pod(manifest(pod))
+        if pod.ends:
+            uid = created["metadata"]["uid"]
+            await until(lambda: self.kubelet.admission(uid))
+            self.kubelet.finish(uid)
+
+    async def status(self, name: str) -> Mapping[str, Any] | None:
+        return self.api.pod("default", name).get("status", {}) if self.api.has_pod("default", name) else None
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        self.api.delete_pod("default", name, 0 if force else 1)
+
+    async def node_status(self) -> Mapping[str, Any]:
+        status: Mapping[str, Any] = self.api.node("n1")["status"] if self.api.objects("nodes") else {}
+        return status
+
+    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+        await self.kubelet.restart(lose_checkpoint=lose_checkpoint)
+
+    async def api_away(self, away: bool) -> None:
+        await self.api.away(away)
+
+
+def manifest(pod: ScriptPod) -> dict[str, Any]:
+    def container(name: str, units: int, **more: str) -> dict[str, Any]:
+        return {"name": name, "image": "x", "resources": {"limits": {RESOURCE: str(units)}}, **more}
+
+    init = [
+        container(f"i{index}", one[0], restartPolicy="Always")
+        if isinstance(one, tuple)
+        else container(f"i{index}", one)
+        for index, one in enumerate(pod.init)
+    ]
+    return {
+        "metadata": {"name": pod.name, "namespace": "default"},
+        "spec": {
+            "nodeName": "n1",
+            "initContainers": init,
+            "containers": [container(f"m{index}", units) for index, units in enumerate(pod.mains)],
+        },
+    }
+
+
+@pytest.fixture
+async def stand_ins() -> AsyncIterator[StandIns]:
+    async with ApiServer() as api, short_folder() as folder:
+        kubelet = Kubelet(folder, "n1", api.url, seed=7, sync_delay_s=0.3)
+        await kubelet.start()
+        yield StandIns(api, kubelet)
+        await kubelet.stop()
+
+
+async def test_every_answer_is_that_of_the_real_one(stand_ins: StandIns) -> None:
+    transcript = await script.play(stand_ins)
+    recorded = {entry["step"]: entry["answer"] for entry in script.recorded()}
+    wrong = [
+        f"{entry['step']}\n  stand-in: {entry['answer']}\n  real:     {recorded.get(entry['step'])}"
+        for entry in transcript
+        if entry["answer"] != recorded.get(entry["step"])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_step_was_recorded() -> None:
+    names = [step.name for step in script.STEPS]
+    assert [entry["step"] for entry in script.recorded()] == names
+    assert len(set(names)) == len(names)

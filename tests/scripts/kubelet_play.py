@@ -1,0 +1,315 @@
+"""What the kubelet script needs to run: a driver, a device plugin that does as told, and plain relations."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+from deviceplugin.errors import PodResourcesError
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.podresources import PodResourcesClient, PodResourcesList
+from deviceplugin.registration import Registrar
+from deviceplugin.wire import deviceplugin_pb2 as pb
+from tests.kubelet_world import ScriptedPlugin, SimpleAllocator, cards_of
+
+RESOURCE = "script.gpupack.io/unit"
+ENDPOINT = "script.sock"
+CARDS, UNITS = 4, 8
+ALL = CARDS * UNITS
+DEADLINE_S = 60.0
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ScriptPod:
+    """A pod of the script: units of each container; an init container given as a 1-tuple is a sidecar.
+
+    Its main containers m0, m1... run until they are killed, or end at once where `ends` is set; its init
+    containers i0, i1... end at once, sidecars do not.
+    """
+
+    name: str
+    mains: tuple[int, ...]
+    init: tuple[int | tuple[int], ...] = ()
+    ends: bool = False
+
+
+class Driver(Protocol):
+    """A kubelet with an API server: the real ones, or the stand-ins."""
+
+    plugin_dir: Path
+    pod_resources: Path
+
+    async def create(self, pod: ScriptPod) -> None:
+        """Create a pod that is bound to the node already."""
+
+    async def status(self, name: str) -> Mapping[str, Any] | None:
+        """Its status; None when there is no such pod."""
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        """Begin to delete a pod, with a grace of one second or by force."""
+
+    async def node_status(self) -> Mapping[str, Any]:
+        """The Node's status."""
+
+    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+        """Kill the kubelet and start it again."""
+
+    async def api_away(self, away: bool) -> None:
+        """Take the API server away, or bring it back."""
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Poll until the condition is true, and return what it gave."""
+    end = time.monotonic() + DEADLINE_S
+    while not (value := await condition()):
+        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
+        await asyncio.sleep(0.05)
+    return value
+
+
+class RecordingPlugin(ScriptedPlugin):
+    """Does as told, and remembers in which order it was called."""
+
+    def __init__(self, allocator: SimpleAllocator) -> None:
+        super().__init__(allocator)
+        self.calls: list[str] = []
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802
+        self.calls.append("GetDevicePluginOptions")
+        return await super().GetDevicePluginOptions(request, context)
+
+    async def ListAndWatch(self, request: pb.Empty, context: Any) -> None:  # noqa: N802
+        self.calls.append("ListAndWatch")
+        await super().ListAndWatch(request, context)
+
+
+class Step(NamedTuple):
+    """One step of the script: a name that says what is asked, and how to ask it."""
+
+    name: str
+    run: Callable[["Play"], Awaitable[Answer]]
+
+
+@dataclass
+class Admitted:
+    """One pod, what was asked of the plugin for it, and what became of it."""
+
+    pod: ScriptPod
+    status: Mapping[str, Any]
+    preferred: list[tuple[frozenset[str], frozenset[str], int]]
+    allocated: list[frozenset[str]]
+    listed: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def facts(self, *without: str) -> Answer:
+        """Everything about it that is the same in every run, but for relations left to chance."""
+        answer: Answer = {
+            "phase": self.status.get("phase"),
+            "offered, must include, size": [
+                (len(available), len(must), size) for available, must, size in self.preferred
+            ],
+            "allocated": [len(ids) for ids in self.allocated],
+            "one card": [len(cards_of(ids)) == 1 for ids in self.allocated],
+            "listed": {name: self._named(ids) for name, ids in sorted(self.listed.items())},
+        }
+        if self.status.get("reason"):
+            answer |= {"reason": self.status["reason"], "message": self.status.get("message")}
+        relations = {
+            f"{a} {b}": relation(self.allocated[a], self.allocated[b])
+            for a, b in itertools.combinations(range(len(self.allocated)), 2)
+            if f"{a} {b}" not in without
+        }
+        musts = [relation(must, self.allocated[0]) for _, must, _ in self.preferred if must]
+        return answer | ({"relations": relations} if relations else {}) | ({"must": musts} if musts else {})
+
+    def _named(self, ids: frozenset[str]) -> str:
+        for number, allocated in enumerate(self.allocated):
+            if ids == allocated:
+                return f"allocation {number}"
+        return f"{len(ids)} others"
+
+
+def relation(one: frozenset[str], other: frozenset[str]) -> str:
+    """Name how two sets lie to each other."""
+    if one == other:
+        return "same"
+    if one < other:
+        return "part of"
+    if one > other:
+        return "contains"
+    common = len(one & other)
+    return f"{common} in common" if common else "apart"
+
+
+class Play:
+    """One run of the script."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.allocator = SimpleAllocator(CARDS, UNITS)
+        self.plugin = RecordingPlugin(self.allocator)
+        self.resources = PodResourcesClient(driver.pod_resources)
+        self.registrar = self._new_registrar()
+        self._task: asyncio.Task[None] | None = None
+        self._names: set[str] = set()
+
+    @property
+    def socket(self) -> Path:
+        return self.driver.plugin_dir / ENDPOINT
+
+    async def __aenter__(self) -> Self:
+        self.start_plugin()
+        await self.registered()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_plugin()
+        await self.resources.close()
+
+    # The plugin
+
+    def _new_registrar(self) -> Registrar:
+        return Registrar(
+            self.plugin,
+            self.driver.plugin_dir,
+            ENDPOINT,
+            RESOURCE,
+            on_registered=lambda: None,
+            on_kubelet_restart=lambda: None,
+        )
+
+    def start_plugin(self) -> None:
+        self.registrar = self._new_registrar()
+        self._task = asyncio.create_task(self.registrar.run())
+
+    async def stop_plugin(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def registered(self, allocatable: int = ALL) -> None:
+        """Wait until the plugin is registered and the Node says so."""
+
+        async def done() -> bool:
+            return self.registrar.registered and await self.amounts() == (ALL, allocatable)
+
+        await until(done, f"allocatable {allocatable}")
+
+    def new_plugin(self) -> DevicePlugin:
+        """Make a second plugin with the same devices, for somebody to register by hand."""
+        return DevicePlugin(self.allocator)
+
+    # The node
+
+    async def amounts(self) -> tuple[int, int]:
+        """Capacity and allocatable of the script's resource on the Node."""
+        status = await self.driver.node_status()
+        return tuple(int((status.get(which) or {}).get(RESOURCE, 0)) for which in ("capacity", "allocatable"))  # type: ignore[return-value]
+
+    async def becomes(self, capacity: int, allocatable: int) -> tuple[int, int]:
+        """Wait until the Node says so, and return what it says."""
+
+        async def same() -> bool:
+            return await self.amounts() == (capacity, allocatable)
+
+        await until(same, f"capacity {capacity}, allocatable {allocatable}")
+        return await self.amounts()
+
+    async def stays(self, capacity: int, allocatable: int, for_s: float = 2.5) -> bool:
+        """Tell whether the Node says so all the while."""
+        end = time.monotonic() + for_s
+        while time.monotonic() < end:
+            if await self.amounts() != (capacity, allocatable):
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    async def list(self) -> PodResourcesList | None:
+        """Ask PodResources; None while nobody answers."""
+        try:
+            return await self.resources.list()
+        except PodResourcesError:
+            return None
+
+    # Pods
+
+    async def admit(self, pod: ScriptPod) -> Admitted:
+        """Create a pod, wait until the kubelet has decided, and collect what it asked and says."""
+        preferred, allocated = len(self.allocator.preferred_calls), len(self.allocator.allocate_calls)
+        self._names.add(pod.name)
+        await self.driver.create(pod)
+        wanted = {"Succeeded", "Failed"} if pod.ends else {"Running", "Failed"}
+        status = await self.phase(pod.name, wanted)
+        listed = await self.list()
+        assert listed is not None
+        return Admitted(
+            pod,
+            status,
+            self.allocator.preferred_calls[preferred:],
+            self.allocator.allocate_calls[allocated:],
+            self.listed(listed, pod.name),
+        )
+
+    async def phase(self, name: str, wanted: set[str]) -> Mapping[str, Any]:
+        """Wait for one of these phases, and return the status."""
+
+        async def there() -> Mapping[str, Any] | None:
+            status = await self.driver.status(name)
+            return status if status is not None and status.get("phase") in wanted else None
+
+        found: Mapping[str, Any] = await until(there, f"{name} {wanted}")
+        return found
+
+    def listed(self, answer: PodResourcesList, name: str) -> dict[str, frozenset[str]]:
+        """What PodResources says of one pod's containers."""
+        return {
+            container: frozenset(devices.get(RESOURCE, ()))
+            for (_, pod, container), devices in answer.entries.items()
+            if pod == name
+        }
+
+    async def listed_again(self, before: PodResourcesList) -> bool:
+        """Wait until PodResources lists what it listed before; tell whether it was empty in between."""
+        empty = False
+
+        async def same() -> bool:
+            nonlocal empty
+            answer = await self.list()
+            if answer is None or answer.kubelet == before.kubelet:
+                return False
+            empty = empty or not answer.pods
+            return answer.entries == before.entries
+
+        await until(same, "listed again")
+        return empty
+
+    async def remove(self, name: str, *, force: bool = True) -> None:
+        """Delete a pod and wait until the API server and PodResources have forgotten it."""
+        await self.driver.delete(name, force=force)
+
+        async def gone() -> bool:
+            answer = await self.list()
+            listed = answer is None or ("default", name) in answer.pods
+            return not listed and await self.driver.status(name) is None
+
+        await until(gone, f"{name} gone")
+        self._names.discard(name)
+
+    async def clean(self) -> None:
+        """Leave nothing behind."""
+        for name in tuple(self._names):
+            await self.remove(name)
+        self.plugin.answer = None
+        self.allocator.refuse = None
+        self.allocator.health = dict.fromkeys(self.allocator.health, True)
+        self.plugin.devices_changed()
+        if self._task is None:
+            self.start_plugin()
+        await self.registered()

@@ -1,0 +1,190 @@
+"""Steps: how device IDs are chosen, reused, refused and freed."""
+
+from deviceplugin.errors import RefusedError
+from tests.kubelet_world import cards_of
+from tests.scripts.kubelet_play import Answer, Play, ScriptPod, Step, until
+
+
+async def registers(here: Play) -> Answer:
+    return {"calls": here.plugin.calls[:2], "amounts": await here.amounts()}
+
+
+async def exact_answer(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("exact", (3,)))
+    two = await here.admit(ScriptPod("exact-2", (3,)))
+    return {"first": one.facts(), "second": two.facts()}
+
+
+async def short_answer(here: Play) -> Answer:
+    here.plugin.answer = lambda available, _must, _size: available[:1]
+    one = await here.admit(ScriptPod("short", (8,)))
+    answered = min(one.preferred[0][0])
+    return one.facts() | {"answer is in": answered in one.allocated[0]}
+
+
+async def empty_answer(here: Play) -> Answer:
+    here.plugin.answer = lambda *_: []
+    return (await here.admit(ScriptPod("empty", (8,)))).facts()
+
+
+async def oversize_answer(here: Play) -> Answer:
+    here.plugin.answer = lambda available, _must, _size: available[:8]
+    one = await here.admit(ScriptPod("oversize", (3,)))
+    answered = set(sorted(one.preferred[0][0])[:8])
+    return one.facts() | {"within the answer": one.allocated[0] <= answered}
+
+
+async def answer_of_used_and_unknown_ids(here: Play) -> Answer:
+    used = (await here.admit(ScriptPod("used", (4,)))).allocated[0]
+    here.plugin.answer = lambda *_: [*sorted(used), "GPU-9::0"]
+    one = await here.admit(ScriptPod("foreign", (8,)))
+    return one.facts() | {"none of them": not one.allocated[0] & used}
+
+
+async def init_larger(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("init-larger", (2,), init=(6,)))).facts()
+
+
+async def init_smaller(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("init-smaller", (5,), init=(2,)))).facts()
+
+
+async def init_same(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("init-same", (4,), init=(4,)))).facts()
+
+
+async def two_inits_two_mains(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("two-two", (2, 2), init=(3, 4)))).facts("0 2", "0 3")
+
+
+async def sidecar(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("sidecar", (3,), init=((2,),)))).facts()
+
+
+async def init_then_sidecar(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("init-sidecar", (2,), init=(4, (3,))))).facts()
+
+
+async def held_by_init_is_not_offered(here: Play) -> Answer:
+    await here.admit(ScriptPod("holder", (1,), init=(6,)))
+    return (await here.admit(ScriptPod("after-holder", (1,)))).facts()
+
+
+async def two_containers(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("two", (3, 4)))).facts()
+
+
+async def allocate_refused(here: Play) -> Answer:
+    here.allocator.refuse = RefusedError("spans-cards", "IDs of 2 cards")
+    one = await here.admit(ScriptPod("refused", (3,)))
+    here.allocator.refuse = None
+    return {"refused": one.facts(), "next": (await here.admit(ScriptPod("after-refused", (3,)))).facts()}
+
+
+async def preferred_refused(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("no-room", (9,)))).facts()
+
+
+async def second_container_refused(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("second-refused", (3, 9)))
+    return {"refused": one.facts(), "next": (await here.admit(ScriptPod("after-second", (8,)))).facts()}
+
+
+async def too_many(here: Play) -> Answer:
+    return (await here.admit(ScriptPod("too-many", (33,)))).facts()
+
+
+async def unhealthy(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("on-bad-card", (3,)))
+    bad = cards_of(one.allocated[0]).pop()
+    for identifier in here.allocator.health:
+        here.allocator.health[identifier] = not identifier.startswith(bad)
+    here.plugin.devices_changed()
+    amounts = await here.becomes(32, 24)
+    two = await here.admit(ScriptPod("beside-bad-card", (3,)))
+    status = await here.phase("on-bad-card", {"Running", "Failed"})
+    return {
+        "amounts": amounts,
+        "first": status["phase"],
+        "second": two.facts(),
+        "apart": bad not in cards_of(two.allocated[0]),
+    }
+
+
+async def device_removed(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("on-lost-card", (3,)))
+    lost = cards_of(one.allocated[0]).pop()
+    whole = dict(here.allocator.health)
+    here.allocator.health = {each: True for each in whole if not each.startswith(lost)}
+    here.plugin.devices_changed()
+    amounts = await here.becomes(24, 24)
+    answer = await here.list()
+    assert answer is not None
+    still = here.listed(answer, "on-lost-card") == one.listed
+    phase = (await here.phase("on-lost-card", {"Running", "Failed"}))["phase"]
+    here.allocator.health = whole
+    here.plugin.devices_changed()
+    return {"amounts": amounts, "phase": phase, "still listed": still}
+
+
+async def _freed(here: Play, name: str) -> Answer:
+    return (await here.admit(ScriptPod(name, (8,)))).facts()
+
+
+async def forced_deletion_frees(here: Play) -> Answer:
+    await here.admit(ScriptPod("forced", (8,)))
+    await here.remove("forced", force=True)
+    return await _freed(here, "after-forced")
+
+
+async def graceful_deletion_frees(here: Play) -> Answer:
+    await here.admit(ScriptPod("graceful", (8,)))
+    await here.remove("graceful", force=False)
+    return await _freed(here, "after-graceful")
+
+
+async def end_frees(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("ends", (8,), ends=True))
+
+    async def left_the_list() -> bool:
+        answer = await here.list()
+        return answer is not None and ("default", "ends") not in answer.pods
+
+    await until(left_the_list, "an ended pod leaves PodResources")
+    facts = one.facts()
+    del facts["listed"]  # it may be asked before or after the end
+    return {"ended": facts, "next": await _freed(here, "after-ends")}
+
+
+async def name_used_again(here: Play) -> Answer:
+    await here.admit(ScriptPod("again", (3,)))
+    await here.remove("again", force=True)
+    return (await here.admit(ScriptPod("again", (5,)))).facts()
+
+
+DEVICE_STEPS = (
+    Step("options are asked before the devices", registers),
+    Step("an exact answer is taken, and not offered again", exact_answer),
+    Step("a short answer is topped up at random", short_answer),
+    Step("an empty answer is topped up at random", empty_answer),
+    Step("of an oversize answer a random part is taken", oversize_answer),
+    Step("an answer of used and unknown IDs counts for nothing", answer_of_used_and_unknown_ids),
+    Step("main reuses a part of a larger init container's IDs, nobody is asked", init_larger),
+    Step("main must include a smaller init container's IDs", init_smaller),
+    Step("main reuses all of an equal init container's IDs", init_same),
+    Step("init containers share, mains take apart", two_inits_two_mains),
+    Step("a sidecar keeps its own", sidecar),
+    Step("a sidecar takes from an init container for good", init_then_sidecar),
+    Step("what an init container held is not offered", held_by_init_is_not_offered),
+    Step("two containers, two sets", two_containers),
+    Step("a refused Allocate fails the pod and frees its IDs", allocate_refused),
+    Step("a refused GetPreferredAllocation fails the pod", preferred_refused),
+    Step("a second container's failure frees the first one's IDs", second_container_refused),
+    Step("more than there are is refused without asking", too_many),
+    Step("unhealthy IDs are not offered, their containers run on", unhealthy),
+    Step("vanished IDs leave the capacity, their containers run on", device_removed),
+    Step("a forced deletion frees", forced_deletion_frees),
+    Step("a graceful deletion frees", graceful_deletion_frees),
+    Step("the end of a pod frees, and takes it from the list", end_frees),
+    Step("a name used again is a new pod", name_used_again),
+)

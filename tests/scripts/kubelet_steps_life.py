@@ -1,0 +1,235 @@
+"""Steps: restarts, sockets, streams, an API server that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.podresources import PodResourcesList
+from deviceplugin.wire import deviceplugin_pb2 as pb
+from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from tests.scripts.kubelet_play import RESOURCE, Answer, Play, ScriptPod, Step, until
+
+
+async def _listed(here: Play) -> PodResourcesList:
+    answer = await here.list()
+    assert answer is not None
+    return answer
+
+
+async def own_socket_deleted(here: Play) -> Answer:
+    before = here.registrar.registrations
+    here.socket.unlink()
+
+    async def again() -> bool:
+        return here.registrar.registrations > before
+
+    await until(again, "registered again")
+    await here.registered()
+    return {"stays": await here.stays(32, 32), "pod": (await here.admit(ScriptPod("after", (3,)))).facts()}
+
+
+@asynccontextmanager
+async def _by_hand(here: Play) -> AsyncIterator[DevicePlugin]:
+    """Serve and register a plugin that nobody watches over."""
+    plugin = here.new_plugin()
+    server = grpc.aio.server()
+    rpc.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{here.driver.plugin_dir / 'hand.sock'}")
+    await server.start()
+    await _register(here, "hand.sock")
+    try:
+        yield plugin
+    finally:
+        await server.stop(None)
+
+
+async def _register(here: Play, endpoint: str, version: str = "v1beta1", resource: str = RESOURCE) -> None:
+    path = here.driver.plugin_dir / "kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
+        await rpc.RegistrationStub(channel).Register(request, timeout=20)
+
+
+async def double_registration(here: Play) -> Answer:
+    await here.stop_plugin()
+    await here.becomes(32, 0)
+    async with _by_hand(here) as plugin:
+        await here.becomes(32, 32)
+        await _register(here, "hand.sock")
+
+        async def two() -> bool:
+            return len(plugin.open_streams) == 2
+
+        await until(two, "two streams")
+        old, new = plugin.open_streams
+        old.stopping = True
+        old.wake.set()
+        await asyncio.wait_for(new.ended.wait(), 20)
+        return {
+            "ended by the kubelet": not new.stopping,
+            "amounts": await here.becomes(32, 0),
+            "stays": await here.stays(32, 0),
+        }
+
+
+async def bad_registrations(here: Play) -> Answer:
+    messages = []
+    for endpoint, version, resource in (
+        ("x.sock", "v2", RESOURCE),
+        ("x.sock", "v1beta1", "memory"),
+        ("x.sock", "v1beta1", "kubernetes.io/unit"),
+    ):
+        try:
+            await _register(here, endpoint, version, resource)
+        except grpc.aio.AioRpcError as error:
+            messages.append((error.code().name, error.details()))
+    return {"refused": messages, "amounts": await here.amounts()}
+
+
+async def plugin_stopped(here: Play) -> Answer:
+    running = await here.admit(ScriptPod("runs-on", (3,)))
+    await here.stop_plugin()
+    amounts = await here.becomes(32, 0)
+    refused = await here.admit(ScriptPod("without-plugin", (3,)))
+    phase = (await here.phase("runs-on", {"Running", "Failed"}))["phase"]
+    listed = here.listed(await _listed(here), "runs-on") == running.listed
+    return {"amounts": amounts, "new": refused.facts(), "old": phase, "still listed": listed}
+
+
+async def restart(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("before-restart", (3,)))
+    before, socket, allocated = await _listed(here), here.socket.stat(), len(here.allocator.allocate_calls)
+    await here.driver.restart()
+    empty = await here.listed_again(before)
+    await here.registered()
+    two = await here.admit(ScriptPod("after-restart", (3,)))
+    return {
+        "list was empty": empty,
+        "own socket was wiped": here.socket.stat().st_mtime_ns != socket.st_mtime_ns,
+        "allocated again": len(here.allocator.allocate_calls) - allocated - 1,
+        "old": (await here.phase("before-restart", {"Running", "Failed"}))["phase"],
+        "new": two.facts(),
+        "apart": not one.allocated[0] & two.allocated[0],
+    }
+
+
+async def restart_with_init_container(here: Play) -> Answer:
+    await here.admit(ScriptPod("init-before-restart", (2,), init=(6,)))
+    before, allocated = await _listed(here), len(here.allocator.allocate_calls)
+    await here.driver.restart()
+    await here.listed_again(before)
+    await here.registered()
+    again = len(here.allocator.allocate_calls) - allocated
+    two = await here.admit(ScriptPod("init-after-restart", (1,)))
+    status = await here.phase("init-before-restart", {"Running", "Failed"})
+    return {"allocated again": again, "old": status["phase"], "new": two.facts()}
+
+
+async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
+    """Restart the kubelet while no plugin comes back; say what becomes of a running pod."""
+    await here.admit(pod)
+    before = await _listed(here)
+    await here.stop_plugin()
+    await here.driver.restart()
+
+    async def decided() -> bool:
+        status = await here.driver.status(pod.name)
+        answer = await here.list()
+        failed = status is not None and status.get("phase") == "Failed"
+        known = (
+            answer is not None and answer.kubelet != before.kubelet and ("default", pod.name) in answer.pods
+        )
+        return failed or known
+
+    await until(decided, "the kubelet knows its pods")
+    await asyncio.sleep(2)  # what it decided, it may yet have to report
+    status = await here.phase(pod.name, {"Running", "Failed"})
+    answer = await _listed(here)
+    listed = {name: len(ids) for name, ids in here.listed(answer, pod.name).items()}
+    reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
+    return {"phase": status["phase"], "listed": listed, **reasons}
+
+
+async def restart_without_plugin(here: Play) -> Answer:
+    return await _after_restart_without_plugin(here, ScriptPod("no-plugin", (3,)))
+
+
+async def restart_without_plugin_with_init_container(here: Play) -> Answer:
+    return await _after_restart_without_plugin(here, ScriptPod("no-plugin-init", (2,), init=(4,)))
+
+
+async def restart_with_api_server_away(here: Play) -> Answer:
+    one = await here.admit(ScriptPod("before-outage", (3,)))
+    before = await _listed(here)
+    await here.driver.api_away(True)
+    await here.driver.restart()
+
+    async def registered() -> bool:
+        return here.registrar.registered
+
+    await asyncio.sleep(0.5)
+    await until(registered, "registered while the API server is away")
+    seen = []
+    for _ in range(30):
+        answer = await here.list()
+        if answer is not None and answer.kubelet != before.kubelet:
+            seen.append(len(answer.pods))
+        await asyncio.sleep(0.1)
+    await here.driver.api_away(False)
+    await here.listed_again(before)
+    await here.registered()
+    two = await here.admit(ScriptPod("after-outage", (3,)))
+    return {
+        "listed during the outage": sorted(set(seen)),
+        "old": (await here.phase("before-outage", {"Running", "Failed"}))["phase"],
+        "new": two.facts(),
+        "apart": not one.allocated[0] & two.allocated[0],
+    }
+
+
+async def checkpoint_lost(here: Play) -> Answer:
+    await here.admit(ScriptPod("before-loss", (3,)))
+    before, allocated = await _listed(here), len(here.allocator.allocate_calls)
+    await here.driver.restart(lose_checkpoint=True)
+
+    async def known() -> bool:
+        answer = await here.list()
+        return (
+            answer is not None
+            and answer.kubelet != before.kubelet
+            and ("default", "before-loss") in answer.pods
+        )
+
+    await until(known, "the kubelet knows its pods")
+    await here.registered()
+    listed = here.listed(await _listed(here), "before-loss")
+    two = await here.admit(ScriptPod("after-loss", (3,)))
+    here.plugin.answer = lambda available, _must, size: available[:size]
+    three = await here.admit(ScriptPod("above-the-sum", (27,)))
+    return {
+        "listed": listed,
+        "allocated again": len(here.allocator.allocate_calls) - allocated - 2,
+        "old": (await here.phase("before-loss", {"Running", "Failed"}))["phase"],
+        "new": two.facts(),
+        "above the sum": three.facts(),
+    }
+
+
+LIFE_STEPS = (
+    Step("own socket deleted: registered again, and it lasts", own_socket_deleted),
+    Step("a registration over an open stream is taken down with the old one", double_registration),
+    Step("bad registrations are refused", bad_registrations),
+    Step("a plugin that stops leaves capacity and running pods", plugin_stopped),
+    Step("restart", restart),
+    Step("restart, with what an init container held", restart_with_init_container),
+    Step("restart while the plugin is away", restart_without_plugin),
+    Step(
+        "restart while the plugin is away, of a pod with an init container",
+        restart_without_plugin_with_init_container,
+    ),
+    Step("restart while the API server is away", restart_with_api_server_away),
+    Step("restart with the checkpoint lost", checkpoint_lost),
+)
