@@ -103,7 +103,8 @@ class GpuSource(Protocol):
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order. The order never changes while the source is open.
 
-        A card that could not be read when the source was opened is listed with its `error`, without memory.
+        A card that could not be read when the source was opened is listed with its `error`, without memory;
+        a sample that can read it makes it appear here as it is.
         """
         ...
 

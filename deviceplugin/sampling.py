@@ -8,7 +8,7 @@ import structlog
 
 from deviceplugin.account import Account
 from deviceplugin.errors import GpuError
-from deviceplugin.gpu import GpuSample, GpuSource, HealthEvent
+from deviceplugin.gpu import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.health import HealthTracker
 from deviceplugin.usage import CardUse, card_use
 
@@ -63,11 +63,17 @@ class Sampler:
         self._cgroup_uid = cgroup_uid
         self._on_health = on_health
         self._every_s = every_s
+        self._inventory: tuple[GpuCard, ...] | None = None
         self.uses: dict[str, CardUse] = {}
         self.errors = 0
 
     async def run(self) -> None:
-        """Measure until cancelled."""
+        """Measure until cancelled.
+
+        Raises:
+            GpuError: a card that could not be read at the start can be now. Sizes and IDs are fixed while the
+                daemon runs, so it must start over to take the card in.
+        """
         while True:
             await self._once()
             await asyncio.sleep(self._every_s)
@@ -93,6 +99,14 @@ class Sampler:
         for sample in samples:
             if self._health.on_sample(sample, self._account.now_s()):
                 self._apply(sample.uuid)
+        self._check_inventory(tuple(self._source.cards()))
+
+    def _check_inventory(self, inventory: tuple[GpuCard, ...]) -> None:
+        if self._inventory not in {None, inventory}:
+            raise GpuError(
+                "a card that could not be read at the start can be now: starting over to take it in"
+            )
+        self._inventory = inventory
 
     def _judge(
         self,

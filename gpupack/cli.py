@@ -50,6 +50,16 @@ def cli() -> None:
     """
 
 
+def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
+    """Read a comma list of XID codes."""
+    from deviceplugin.health import parse_xids
+
+    try:
+        return parse_xids(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @cli.command()
 @click.option(
     "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
@@ -89,6 +99,21 @@ def cli() -> None:
     default=Path("/sys/fs/cgroup"),
     show_default=True,
     help="Where the host's cgroups are mounted.",
+)
+@click.option(
+    "--ignored-xids",
+    default="13,31,43,45,68,109",
+    show_default=True,
+    metavar="LIST",
+    callback=_xids,
+    help="XID errors that leave a card healthy: those that are the application's fault.",
+)
+@click.option(
+    "--quiet-s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds without trouble after which a card is healthy again.",
 )
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 def node(**options: Any) -> None:

@@ -10,6 +10,7 @@ from deviceplugin.health import (
     describe_xid,
     parse_xids,
 )
+from gpupack.cli import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")
 MENDED = HealthEvent("GPU-a", healthy=True, reason="mended")
@@ -78,6 +79,11 @@ def test_xids_are_named_for_people() -> None:
     assert describe_xid(79) == "XID 79: the card has fallen off the bus"
     assert describe_xid(500) == "XID 500"
     assert {13, 31, 43, 45, 68, 109} == DEFAULT_IGNORED_XIDS
+
+
+def test_the_command_line_ignores_the_same_xids() -> None:
+    (option,) = [each for each in node.params if each.name == "ignored_xids"]
+    assert parse_xids(str(option.default)) == DEFAULT_IGNORED_XIDS
 
 
 @pytest.mark.parametrize(

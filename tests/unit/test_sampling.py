@@ -1,0 +1,115 @@
+"""The sampler judges what the source measures, and notices cards that come back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpu import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.health import HealthTracker
+from deviceplugin.sampling import Sampler
+
+CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
+
+
+class Source:
+    """One card as the test wants it."""
+
+    def __init__(self) -> None:
+        self.card = CARD
+        self.measured = GpuSample("GPU-a", 0, ())
+        self.broken = False
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+
+    def cards(self) -> Sequence[GpuCard]:
+        return [self.card]
+
+    def sample(self) -> Sequence[GpuSample]:
+        if self.broken:
+            raise GpuError("no driver")
+        return [self.measured]
+
+    def events(self, timeout_s: float) -> Sequence[HealthEvent]:
+        return []
+
+
+class Ledger:
+    """The part of a ledger that the sampler talks to."""
+
+    def __init__(self) -> None:
+        self.pressure: dict[str, int] = {}
+        self.health: dict[str, bool] = {}
+
+    def promises(self) -> dict[str, dict[str, int]]:
+        return {"GPU-a": {"pod": 2}}
+
+    def set_pressure(self, units: dict[str, int]) -> bool:
+        changed, self.pressure = units != self.pressure, units
+        return changed
+
+    def set_healthy(self, uuid: str, healthy: bool, now_s: float) -> None:
+        self.health[uuid] = healthy
+
+
+class World:
+    """A sampler with everything around it; `now_s` is its clock."""
+
+    def __init__(self) -> None:
+        self.source, self.ledger, self.now_s = Source(), Ledger(), 0.0
+        account = SimpleNamespace(
+            ledger=self.ledger,
+            now_s=lambda: self.now_s,
+            changed=lambda: None,
+            health_changed=lambda: None,
+        )
+        self.sampler = Sampler(
+            account,
+            self.source,
+            SimpleNamespace(owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids}),
+            HealthTracker(quiet_s=60),
+            unit_mib=1024,
+            cgroup_uid=lambda uid: uid,
+            on_health=lambda: None,
+        )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_use_beyond_the_promise_and_foreign_use_become_pressure(world: World) -> None:
+    processes = (GpuProcess(1, 3000), GpuProcess(9, 500))
+    world.source.measured = GpuSample("GPU-a", 3500, processes)
+    await world.sampler._once()
+    # 952 MiB beyond the promise of 2048 and 500 of nobody's: 1452 MiB.
+    assert world.ledger.pressure == {"GPU-a": 2}
+
+
+async def test_health_follows_the_samples(world: World) -> None:
+    world.source.measured = replace(world.source.measured, error="GPU is lost")
+    await world.sampler._once()
+    assert world.ledger.health == {"GPU-a": False}
+    world.source.measured = replace(world.source.measured, error=None)
+    world.now_s = 60.0
+    await world.sampler._once()
+    assert world.ledger.health == {"GPU-a": True}
+
+
+async def test_a_source_that_fails_as_a_whole_is_counted(world: World) -> None:
+    world.source.broken = True
+    await world.sampler._once()
+    assert world.sampler.errors == 1
+
+
+async def test_a_card_that_can_be_read_again_makes_the_daemon_start_over(world: World) -> None:
+    world.source.card = replace(CARD, total_mib=0, error="GPU is lost")
+    await world.sampler._once()
+    await world.sampler._once()
+    world.source.card = CARD
+    with pytest.raises(GpuError, match="starting over to take it in"):
+        await world.sampler._once()
