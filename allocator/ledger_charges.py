@@ -113,8 +113,8 @@ class Charges(Owners):
     def _shortfall(self, tracked: Tracked) -> tuple[dict[str, int], bool]:
         """Units by card that an admitted pod must hold beyond its known IDs, and whether the card is unknown.
 
-        With an unknown card they count on every card that could have it. Only IDs that the pod really runs with
-        are set against its request, see `_runs_with`.
+        With an unknown card they count on every card that could have it. Only IDs that the pod really runs
+        with are set against its request, see `_runs_with`.
         """
         pod = tracked.pod
         known_from_record = self._costs(pod.request, pod.allocation)
@@ -215,11 +215,6 @@ class Charges(Owners):
             if not tracked.admitted:
                 for position, demand in enumerate(tracked.pod.request.demands):
                     yield tracked, position, demand
-
-    def _ids_of(self, tracked: Tracked, demand: Demand) -> set[str]:
-        """IDs that the demand's containers have got, certain or not."""
-        slots = [Slot(tracked.pod.uid, name) for name in demand.containers]
-        return set().union(*(h.ids for h in self._holdings if h.slot in slots))
 
     def _has_room(self, uuid: str, taken: Mapping[str, int], units: int) -> bool:
         card = self._cards[uuid]

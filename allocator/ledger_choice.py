@@ -1,6 +1,7 @@
 """Which device IDs a container gets, and what is noted when the kubelet hands them out."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger_book import Grant, Holding, Mark, Slot, Tracked, demand_of
@@ -14,14 +15,16 @@ class Choice(Charges):
     """Rules for GetPreferredAllocation and Allocate, which never say what pod they are about."""
 
     def expects(self, size: int, available: Collection[str], must_include: Collection[str] = ()) -> bool:
-        """Tell whether a pod is known that the kubelet may be asking for.
+        """Tell whether a waiting pod is known that the kubelet may be asking for.
 
         False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
-        for the view before answering `preferred`.
+        for the view before answering `preferred`. A pod that was admitted before does not count: the kubelet
+        asks for it again only after it has lost its checkpoint.
         """
         fixed = frozenset(must_include)
         self._doubt_offered_guesses(frozenset(available) - fixed)
-        return self._asking(size, fixed) is not None
+        slot = self._asking(size, fixed)
+        return slot is not None and not self._pods[slot.uid].admitted
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
@@ -64,7 +67,10 @@ class Choice(Charges):
                 f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
                 "allowed is one card, or what GetPreferredAllocation just answered"
             )
-        slot = answered[0] if answered is not None else self._asking(len(wanted), wanted)
+        slot = answered[0] if answered is not None else None
+        if slot is None or self._of_slot(slot):
+            # Nobody was known, or since the question a list has shown that pod with other IDs.
+            slot = self._taking(wanted)
         self._holdings.append(Holding(wanted, self._tick(), now_s, slot))
         for text in wanted:
             self._withheld.pop(text, None)
@@ -114,6 +120,17 @@ class Choice(Charges):
                 return reused[0]
         return next(iter(waiting), None) or next(self._open_slots(size, admitted=True), None)
 
+    def _taking(self, ids: frozenset[str]) -> Slot | None:
+        """Guess who gets these IDs: of those that may be asking rather one expected on their cards."""
+        guess = self._asking(len(ids), ids)
+        if self._known().isdisjoint(ids):
+            cards = set(self._by_card(ids))
+            for slot in self._open_slots(len(ids), admitted=False):
+                found = self._demand(slot)
+                if found is not None and cards == set(found[0].targets[found[1]] or ()):
+                    return slot
+        return guess
+
     def _open_slots(self, size: int, *, admitted: bool) -> Iterator[Slot]:
         for tracked in self._live():
             if tracked.admitted is admitted:
@@ -136,7 +153,7 @@ class Choice(Charges):
             return cards
         tracked = self._pods[slot.uid] if slot is not None else None
         if slot is None or tracked is None:
-            return self._fallback(PodRequest(()), Demand((), size, 1), offered)
+            return self._fallback(PodRequest(()), Demand((), size, 1), offered, size)
         found = demand_of(tracked.pod.request, slot.container)
         if found is None:
             raise LedgerError(f"container {shown(slot.container)}: allowed is one that asks")
@@ -148,7 +165,7 @@ class Choice(Charges):
         spare = self._spare()
         if first is not None and all(spare[uuid] >= each for uuid in first):
             return first
-        return self._fallback(tracked.pod.request, demand, offered, slot, first)
+        return self._fallback(tracked.pod.request, demand, offered, each, slot, first)
 
     def _spare(self) -> dict[str, int]:
         """Units by card that unfinished pods leave."""
@@ -164,6 +181,7 @@ class Choice(Charges):
         request: PodRequest,
         demand: Demand,
         offered: frozenset[str],
+        each: int,
         slot: Slot | None = None,
         target: tuple[str, ...] | None = None,
     ) -> tuple[str, ...]:
@@ -172,7 +190,8 @@ class Choice(Charges):
         First cards where nothing is promised, with or
         without known IDs, others use nothing and no bound pod is expected; then without the others' use; then
         without what finished pods leave behind. Then nobody knows better than the scheduler: the target
-        again; at last where only bound pods are expected, and whatever the kubelet offers.
+        again; then where only bound pods are expected, and whatever the kubelet offers. At last the same for
+        the `each` units of this container alone, without those that are to share its card.
         """
         free = self._by_card(offered)
         unused = self._by_card(offered - self._known())
@@ -192,11 +211,15 @@ class Choice(Charges):
             {u: free.get(u, 0) - expected.get(u, 0) for u in self._cards},
             {u: free.get(u, 0) for u in self._cards},
         )
-        chosen = self._first_fit(careful, request, demand) or target or self._first_fit(bold, request, demand)
+        chosen = (
+            self._first_fit(careful, request, demand)
+            or target
+            or self._first_fit(bold, request, demand)
+            or self._first_fit(careful + bold, request, replace(demand, units_per_card=each))
+        )
         if chosen is None:
             raise LedgerError(
-                f"no {demand.cards} card(s) with {demand.units_per_card} free units each: "
-                f"the kubelet offers {shown(free)}"
+                f"no {demand.cards} card(s) with {each} free units each: the kubelet offers {shown(free)}"
             )
         return chosen
 

@@ -56,6 +56,7 @@ class Owners(Book):
                 self._rule_reuse_proves(holding)
         for tracked in self._pods.values():
             self._rule_started_needs_a_holding(tracked)
+        self._rule_exchange_targets()
 
     def _rule_name_contradicts(self, holding: Holding, key: tuple[str, str, str]) -> None:
         """A guess that the list shows under another name was wrong."""
@@ -148,42 +149,54 @@ class Owners(Book):
         for other in self._holdings:
             if other is not holding and other.slot == slot and other.key is None and not other.certain:
                 other.slot = former if len(other.ids) == len(holding.ids) else None
-        self._rule_exchange_targets(holding, slot, former)
 
-    def _rule_exchange_targets(self, holding: Holding, slot: Slot, former: Slot | None) -> None:
-        """Who got another's cards leaves it his own: the other pod will be served there."""
-        mine = self._demand(slot)
-        if mine is None:
-            return
-        tracked, position, demand = mine
-        cards = tuple(self._by_card(holding.ids))
-        target = tracked.targets[position]
-        if target is not None and set(target) == set(cards):
-            return
-        tracked.targets[position] = cards
-        for candidate in self._waiting() if former is None else [former]:
-            theirs = self._demand(candidate)
-            if theirs is None or theirs[0] is tracked or shape(theirs[2]) != shape(demand):
+    def _rule_exchange_targets(self) -> None:
+        """Who got another's cards leaves it his own: the other pod will be served there.
+
+        Otherwise the places of bound pods would no longer add up to what the scheduler counts for them.
+        """
+        for holding in self._holdings:
+            mine = self._demand(holding.slot)
+            if mine is None:
                 continue
-            other, at, _ = theirs
-            expected = other.targets[at]
-            if former is not None or (expected is not None and set(expected) == set(cards)):
-                other.targets[at] = target
-                return
+            tracked, position, demand = mine
+            cards, target = tuple(self._by_card(holding.ids)), tracked.targets[position]
+            if target is not None and set(target) == set(cards):
+                continue
+            # A mere guess moves nobody else: the pod may have been placed there for want of room.
+            proven = holding.key is not None or tracked.admitted
+            partner = self._misplaced(demand, set(cards), tracked) if proven else None
+            tracked.targets[position] = cards
+            if partner is not None:
+                partner[0].targets[partner[1]] = target
 
-    def _waiting(self) -> list[Slot]:
-        """Containers of living, unadmitted pods that have got nothing yet, in the kubelet's order."""
-        return [
-            slot
-            for tracked in self._live()
-            if not tracked.admitted
-            for container in tracked.pod.request.containers
-            if not self._of_slot(slot := Slot(tracked.pod.uid, container.name))
-        ]
+    def _misplaced(self, demand: Demand, cards: set[str], but: Tracked) -> tuple[Tracked, int] | None:
+        """Find an interchangeable demand that is expected on these cards and has nothing there.
 
-    def _demand(self, slot: Slot) -> tuple[Tracked, int, Demand] | None:
-        tracked = self._pods.get(slot.uid)
-        if tracked is None:
+        Rather one that has got other cards than one that still waits.
+        """
+        waiting = None
+        for tracked in sorted(self._pods.values(), key=lambda t: t.age):
+            for position, other in enumerate(tracked.pod.request.demands):
+                if tracked is but or shape(other) != shape(demand):
+                    continue
+                if set(tracked.targets[position] or ()) != cards:
+                    continue
+                got = self._by_card(self._ids_of(tracked, other))
+                if got and not cards & got.keys():
+                    return tracked, position
+                if not got and tracked.live and not tracked.admitted:
+                    waiting = waiting or (tracked, position)
+        return waiting
+
+    def _ids_of(self, tracked: Tracked, demand: Demand) -> set[str]:
+        """IDs that the demand's containers have got, certain or not."""
+        slots = [Slot(tracked.pod.uid, name) for name in demand.containers]
+        return set().union(*(h.ids for h in self._holdings if h.slot in slots))
+
+    def _demand(self, slot: Slot | None) -> tuple[Tracked, int, Demand] | None:
+        tracked = self._pods.get(slot.uid) if slot is not None else None
+        if slot is None or tracked is None:
             return None
         found = demand_of(tracked.pod.request, slot.container)
         return None if found is None else (tracked, *found)

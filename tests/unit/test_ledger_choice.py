@@ -204,7 +204,7 @@ def test_an_admitted_pod_that_lost_its_ids_may_ask_again():
     world = World.of(8, 8)
     world.bind(pod("a", 3, "c1"))
     world.start("a")
-    assert world.ledger.expects(3, world.offered())
+    assert not world.ledger.expects(3, world.offered())  # a pod not seen yet is likelier: look first
     assert on(world.hand(3)) == {"c1": 3}
 
 
@@ -216,3 +216,27 @@ def test_equal_uuids_are_refused():
 def test_health_of_an_unknown_card_is_refused():
     with pytest.raises(LedgerError, match="c9"):
         World.of(8).ledger.set_healthy("c9", False, 0.0)
+
+
+def test_a_list_between_question_and_allocate_may_take_the_pod_away():
+    """The answer was for x, and then the list shows that x has an earlier Allocate already."""
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.bind(pod("x", 3, "c1"))
+    world.hand(3, key=("x", "main"))
+    answer = frozenset(world.ledger.preferred(world.offered(), (), 3, world.now))
+    assert on(answer) == {"c1": 3}
+    world.start("x")
+    world.look()
+    world.allocate(answer)
+    world.table["a", "main"] = answer
+    assert not world.ledger.expects(3, world.offered())
+
+
+def test_an_allocate_nobody_asked_for_is_guessed_by_its_card():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.bind(pod("b", 3, "c1"))
+    world.allocate(ids("c1", 0, 1, 2))
+    world.table["b", "main"] = ids("c1", 0, 1, 2)
+    assert on(world.hand(3)) == {"c0": 3}
