@@ -1,0 +1,169 @@
+"""The vectorised filter, name lookup and ranks against their scalar oracles."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.cards import Card
+from allocator.place import place
+from allocator.request import ContainerRequest, Kind, PodRequest
+from allocator.selector import Selector
+from scheduler_plugin.filtering import Misfit, cards_of, fitting, misfits, place_on
+from scheduler_plugin.nameindex import NameIndex, cut_names
+from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.scores import Policies
+
+MODELS = ("", "T4", "A100", "H100")
+
+cards = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.integers(0, 12),
+        st.integers(0, 4),
+        st.booleans(),
+        st.sampled_from(MODELS),
+        st.integers(-1, 2),
+    ),
+    max_size=6,
+)
+selectors = st.sampled_from(
+    [
+        Selector(),
+        Selector.parse("T4", None),
+        Selector.parse("*100,!H*", None),
+        Selector.parse(None, "GPU-*-1,GPU-*-3"),
+        Selector.parse("!T4", "!GPU-*-0"),
+    ]
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PodRequest:
+    count = draw(st.integers(1, 3))
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))
+    first: Kind = "init" if count == 1 and draw(st.booleans()) else "main"
+    kinds: list[Kind] = [first, "main", "main"]
+    return PodRequest(
+        tuple(ContainerRequest(f"c{index}", size * count, kinds[index]) for index, size in enumerate(sizes)),
+        cards=count,
+        selector=draw(selectors),
+        card_policy=draw(st.sampled_from([None, "least-used", "most-used"])),
+    )
+
+
+Drawn = list[list[tuple[int, int, int, bool, str, int]]]
+
+
+def arrays(drawn: Drawn) -> NodeArrays:
+    nodes = NodeArrays(rows=2, cards=2)
+    for index, node in enumerate(drawn):
+        row = nodes.add(f"n{index}")
+        sizes = [size for size, *_ in node]
+        healthy = [card[3] for card in node]
+        nodes.set_cards(
+            row,
+            sizes,
+            [min(used, size) if ok else size for (size, used, *_), ok in zip(node, healthy, strict=True)],
+            evictable=[size if ok else 0 for size, ok in zip(sizes, healthy, strict=True)],
+            uuids=[f"GPU-{index}-{card}" for card in range(len(node))],
+            models=[card[4] for card in node],
+            numa=[card[5] for card in node],
+        )
+        nodes.set_assumed(row, [card[2] for card in node])
+    return nodes
+
+
+def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
+    """The oracle's view, written without the arrays."""
+    return [
+        Card(
+            index=position,
+            uuid=f"GPU-{index}-{position}",
+            model=model,
+            size_units=size,
+            used_units=size if not healthy else min(size, min(used, size) + assumed),
+            numa=None if numa < 0 else numa,
+        )
+        for position, (size, used, assumed, healthy, model, numa) in enumerate(drawn[index])
+    ]
+
+
+@given(st.lists(cards, min_size=1, max_size=6), requests(), st.sampled_from(["least-used", "most-used"]))
+def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodRequest, policy: str) -> None:
+    nodes = arrays(drawn)
+    query = Policies(card_policy_name=policy).query(nodes, request, 0, 0)
+    rows = np.array([nodes.rows[f"n{index}"] for index in range(len(drawn))], dtype=np.intp)
+    found = fitting(nodes, query, rows)
+    for index, row in enumerate(rows.tolist()):
+        oracle = place(scalar_cards(drawn, index), request, policy)
+        assert bool(found[index]) == (oracle is not None)
+        assert list(cards_of(nodes, row)) == scalar_cards(drawn, index)
+        assert place_on(nodes, row, query) == oracle
+
+
+@given(st.lists(cards, min_size=1, max_size=6), requests())
+def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodRequest) -> None:
+    nodes = arrays(drawn)
+    query = Policies().query(nodes, request, 0, 0)
+    rows = np.arange(len(drawn), dtype=np.intp)
+    out = rows[~fitting(nodes, query, rows)]
+    most = max(demand.cards for demand in request.demands)
+    for row, code in zip(out.tolist(), misfits(nodes, query, out).tolist(), strict=True):
+        index = int(nodes.names[row][1:])
+        here = scalar_cards(drawn, index)
+        emptied = [
+            replace(card, used_units=0 if drawn[index][card.index][3] else card.size_units) for card in here
+        ]
+        admitted = sum(request.selector.admits(card) and card.size_units > 0 for card in here)
+        if not request.selector.admits_all and admitted < most:
+            assert code == Misfit.NOT_ADMITTED
+        elif place(emptied, request, "least-used") is None:
+            assert code == Misfit.TOO_SMALL
+        else:
+            assert code == Misfit.NOT_FREE
+
+
+letters = st.characters(codec="ascii", exclude_characters='"\\', min_codepoint=32, max_codepoint=126)
+names = st.lists(st.text(letters, max_size=30), max_size=12)
+
+
+@given(names, names, st.randoms())
+def test_names_are_found_whatever_their_order(known: list[str], others: list[str], random) -> None:  # type: ignore[no-untyped-def]
+    nodes = NodeArrays(rows=1)
+    for name in dict.fromkeys(known):
+        if name:
+            nodes.add(name)
+    asked = [*known, *others]
+    random.shuffle(asked)
+    text = json.dumps(asked, separators=(",", ":")).encode()
+    cut = cut_names(text)
+    if not asked:
+        assert cut is None
+        return
+    assert cut is not None
+    assert NameIndex().rows(nodes, cut).tolist() == [nodes.rows.get(name, -1) for name in asked]
+    assert [json.loads(cut.quoted(position)) for position in range(len(asked))] == asked
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_only_plain_lists_are_cut(text: bytes) -> None:
+    check_cut(text)
+
+
+@given(st.lists(st.sampled_from([b'"', b",", b"a", b"[", b"]", b" ", b"\\", b"\n", b"bc"]), max_size=14))
+def test_only_plain_lists_are_cut_near_misses(parts: Sequence[bytes]) -> None:
+    check_cut(b"".join(parts))
+    check_cut(b'["' + b"".join(parts) + b'"]')
+
+
+def check_cut(text: bytes) -> None:
+    cut = cut_names(text)
+    if cut is None:
+        return
+    decoded = json.loads(text)
+    assert decoded
+    assert [json.loads(cut.quoted(position)) for position in range(len(cut.starts))] == decoded

@@ -1,0 +1,372 @@
+"""filter and prioritize as kube-scheduler sees them: JSON in, JSON out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.commit import Candidate, Offers
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.extender import Extender
+from scheduler_plugin.policies import NODE_POLICIES
+from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
+from scheduler_plugin.scores import Policies
+from scheduler_plugin.state import ClusterState
+from tests.cluster_builders import container, node, node_object, pod, pod_object, uuid
+
+
+class World:
+    """A state with an extender on it, and calls in Go's spelling."""
+
+    def __init__(self, shortlist: int = 16, policy: str = "least-requested") -> None:
+        self.state = ClusterState()
+        self.policies = Policies(policy)
+        self.offers = Offers()
+        self.extender = Extender(self.state, self.policies, self.offers, shortlist)
+        self.version = 1
+
+    def node(self, name: str, *args: Any, **options: Any) -> None:
+        self.version += 1
+        self.state.apply_node(node(name, *args, version=self.version, **options), 0)
+
+    def body(self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None) -> bytes:
+        names = sorted(self.state.nodes.rows) if names is None else names
+        return json.dumps({"Pod": the_pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
+
+    def filter(
+        self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any
+    ) -> dict[str, Any]:
+        return check(json.loads(self.extender.filter(self.body(the_pod, names), 0, **more)))
+
+    def prioritize(
+        self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any
+    ) -> dict[str, int]:
+        answer = json.loads(self.extender.prioritize(self.body(the_pod, names), 0, **more))
+        return {entry["Host"]: entry["Score"] for entry in answer}
+
+
+def check(answer: dict[str, Any]) -> dict[str, Any]:
+    """What holds of every answer of filter."""
+    assert set(answer) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
+    if answer["NodeNames"]:
+        assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == {}
+    return answer
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.node("a", (16, 16), (8, 8))
+    world.node("b", (16, 16), (4, 0))
+    world.node("c", (16, 16), (16, 16))
+    return world
+
+
+def test_nodes_that_fit_come_best_first(world: World) -> None:
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["b", "a"]
+    assert world.filter(pod_object("p", 9))["NodeNames"] == ["b"]
+
+
+def test_when_none_fits_every_node_says_why(world: World) -> None:
+    world.node("bare", None)
+    world.node("other", (16,), unit_mib=512)
+    world.node("foreign", (16,), extra={"gpupack.io/holds": "{"})
+    world.node("broken", (80,), healthy=(False,))
+    world.node("large", (80,), (80,))
+    answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "strange"])
+    small = "no healthy card of 40 GiB or more"
+    assert answer["NodeNames"] == []
+    assert answer["FailedNodes"] == {"large": "no card with 40 GiB free"}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "a": small,
+        "b": small,
+        "c": small,
+        "broken": small,
+        "bare": "no gpupack words on the node",
+        "other": "gpupack words of another unit on the node",
+        "foreign": "corrupt gpupack words on the node",
+        "strange": "node not known to the gpupack scheduler yet",
+    }
+    assert answer["Error"] == ""
+
+
+def test_unknown_nodes_do_not_disturb_others(world: World) -> None:
+    names = ["strange", "a", "b", "c", "stranger"]
+    assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
+    assert world.prioritize(pod_object("p", 8), names) == {
+        "b": 10,
+        "a": 9,
+        "c": 0,
+        "strange": 0,
+        "stranger": 0,
+    }
+
+
+def test_a_shortlist_by_rank() -> None:
+    world = World(shortlist=2)
+    for index in range(5):
+        world.node(f"n{index}", (16,), (index,))
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["n0", "n1"]
+    assert world.filter(pod_object("p", 13))["NodeNames"] == ["n0", "n1"]
+    everything = Extender(world.state, world.policies, world.offers, 0)
+    answer = json.loads(everything.filter(world.body(pod_object("p")), 0))
+    assert answer["NodeNames"] == [f"n{index}" for index in range(5)]
+
+
+def test_a_pod_with_preferences_gets_every_node_that_fits() -> None:
+    world = World(shortlist=1)
+    for index in range(3):
+        world.node(f"n{index}", (16,), (index * 5,))
+    spread = {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}
+    assert world.filter(pod_object("p", 8, spec=spread))["NodeNames"] == ["n0", "n1"]
+
+
+def test_a_nominated_node_is_not_cut_off() -> None:
+    world = World(shortlist=1)
+    for index in range(3):
+        world.node(f"n{index}", (16,), (index * 5,))
+    for nominated, expected in (("n1", ["n0", "n1"]), ("n0", ["n0"]), ("n2", ["n0"]), ("gone", ["n0"])):
+        the_pod = pod_object("p", 8, status={"nominatedNodeName": nominated})
+        assert world.filter(the_pod)["NodeNames"] == expected
+
+
+def test_whole_nodes_in_whole_nodes_out(world: World) -> None:
+    items = [node_object("a"), node_object("b"), node_object("c")]
+    body = json.dumps({"Pod": pod_object("p", 9), "Nodes": {"items": items}, "NodeNames": None}).encode()
+    answer = check(json.loads(world.extender.filter(body, 0)))
+    assert answer["NodeNames"] is None
+    assert answer["Nodes"]["items"] == [node_object("b")]
+    body = json.dumps({"Pod": pod_object("p", 17), "Nodes": {"items": items}, "NodeNames": None}).encode()
+    answer = check(json.loads(world.extender.filter(body, 0)))
+    assert answer["Nodes"]["items"] == []
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"a", "b", "c"}
+
+
+def test_no_nodes_no_answer(world: World) -> None:
+    assert world.filter(pod_object("p", 8), [])["NodeNames"] == []
+    assert world.prioritize(pod_object("p", 8), []) == {}
+    body = json.dumps({"Pod": pod_object("p", 8), "Nodes": {}}).encode()
+    assert json.loads(world.extender.filter(body, 0))["Nodes"]["items"] == []
+
+
+def test_a_pod_that_does_not_ask_passes_everywhere(world: World) -> None:
+    plain = pod_object("p", containers=[{"name": "c"}])
+    assert world.filter(plain)["NodeNames"] == ["a", "b", "c"]
+    assert world.prioritize(plain) == {"a": 0, "b": 0, "c": 0}
+    zero = pod_object("p", 0)
+    assert world.filter(zero)["NodeNames"] == ["a", "b", "c"]
+    assert world.filter(plain, ["x", "a"])["NodeNames"] == ["x", "a"]
+
+
+def test_a_bad_annotation_is_every_node_s_reason(world: World) -> None:
+    the_pod = pod_object("p", 8, annotations={"gpupack.io/cards": "-1"})
+    answer = world.filter(the_pod)
+    reasons = set(answer["FailedAndUnresolvableNodes"].values())
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"a", "b", "c"}
+    assert len(reasons) == 1
+    assert 'gpupack.io/cards is "-1"' in reasons.pop()
+    assert world.prioritize(the_pod) == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_policy_that_is_not_there_is_a_bad_annotation(world: World) -> None:
+    answer = world.filter(pod_object("p", 8, annotations={"gpupack.io/node-policy": "fastest"}))
+    assert '"fastest"' in answer["FailedAndUnresolvableNodes"]["a"]
+
+
+def test_the_answer_does_not_change_while_nothing_changes(world: World) -> None:
+    the_pod = pod_object("p", 17)
+    first = world.extender.filter(world.body(the_pod), 0)
+    world.node("a", (16, 16), (9, 8))
+    assert world.extender.filter(world.body(the_pod), 1) == first
+
+
+def test_a_stale_cache_is_an_error_in_words(world: World) -> None:
+    answer = world.filter(pod_object("p", 8), stale="not heard for long")
+    assert answer["Error"] == "not heard for long"
+    assert answer["NodeNames"] is None
+    assert world.prioritize(pod_object("p", 8), stale="not heard for long") == {"a": 0, "b": 0, "c": 0}
+    assert world.filter(pod_object("p", containers=[]), stale="x")["Error"] == ""
+
+
+def test_cards_and_selectors_count(world: World) -> None:
+    world.node("d", (16, 16), (8, 8), models=("Tesla T4", "Tesla T4"))
+    two = {"gpupack.io/cards": "2"}
+    assert world.filter(pod_object("p", 20, annotations=two))["NodeNames"] == ["b"]
+    assert world.filter(pod_object("p", 8, annotations={"gpupack.io/gpu-model": "*t4"}))["NodeNames"] == ["d"]
+    assert world.filter(pod_object("p", 8, annotations={"gpupack.io/gpu-uuid": uuid("b", 1)}))[
+        "NodeNames"
+    ] == ["b"]
+    answer = world.filter(pod_object("p", 34, annotations=two))
+    assert answer["FailedAndUnresolvableNodes"]["a"] == "no 2 healthy cards of 17 GiB or more"
+    answer = world.filter(pod_object("p", 32, annotations=two))
+    assert answer["FailedNodes"]["a"] == "no 2 cards with 16 GiB free each"
+    answer = world.filter(pod_object("p", 8, annotations={"gpupack.io/gpu-model": "none"}))
+    assert set(answer["FailedAndUnresolvableNodes"].values()) == {
+        "no card that the pod's gpu-model and gpu-uuid admit"
+    }
+
+
+def test_several_containers_are_placed_in_order(world: World) -> None:
+    the_pod = pod_object("p", containers=[container("x", 8), container("y", 12)])
+    assert world.filter(the_pod)["NodeNames"] == ["b"]
+    the_pod = pod_object("p", containers=[container("x", 12), container("y", 13)])
+    answer = world.filter(the_pod)
+    assert set(answer["FailedNodes"].values()) == {"no cards with 12 GiB + 13 GiB free"}
+
+
+def test_prioritize_ranks_densely(world: World) -> None:
+    for index in range(12):
+        world.node(f"n{index:02d}", (16, 16), (index, 0))
+    scores = world.prioritize(pod_object("p", 4))
+    assert scores["n00"] == 10
+    assert sorted(scores.values(), reverse=True)[:11] == list(range(10, -1, -1))
+    assert scores["c"] == 0
+
+
+def test_prioritize_follows_the_pod_s_own_policy() -> None:
+    world = World()
+    world.node("a", (16, 16), (0, 0), cpu="1")
+    world.node("b", (16, 16), (8, 8), cpu="1")
+    assert world.prioritize(pod_object("p", 1)) == {"a": 10, "b": 9}
+    assert world.prioritize(pod_object("p", 1, annotations={"gpupack.io/node-policy": "balanced"})) == {
+        "a": 9,
+        "b": 10,
+    }
+
+
+def test_a_node_where_the_kubelet_could_mix_pods_up_is_passed_over(world: World) -> None:
+    world.state.apply_pod(pod("q", 8, node="b", version=50, annotations={"gpupack.io/gpu-model": "*"}), 0)
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["a"]
+    assert world.prioritize(pod_object("p", 8)) == {"a": 10, "b": 0, "c": 0}
+    assert world.filter(pod_object("p", 7))["NodeNames"] == ["a", "b"]
+    answer = world.filter(pod_object("p", 8), ["b", "c"])
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "b": "a pod of the same size and another shape is starting on the node"
+    }
+    assert answer["FailedNodes"] == {"c": "no card with 8 GiB free"}
+    # A node that could be mixed up and is full is full.
+    world.state.apply_pod(pod("r", 8, node="c", version=51, annotations={"gpupack.io/gpu-model": "*"}), 0)
+    assert world.filter(pod_object("p", 8), ["c"])["FailedNodes"] == {"c": "no card with 8 GiB free"}
+
+
+def test_a_busy_name_without_a_node_is_harmless(world: World) -> None:
+    world.state.apply_pod(pod("q", 8, node="away", version=50, annotations={"gpupack.io/gpu-model": "*"}), 0)
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["b", "a"]
+
+
+def test_what_was_answered_is_remembered_for_the_commit(world: World) -> None:
+    world.filter(pod_object("p", 8))
+    offered = world.offers.take("uid-p", "a")
+    row = world.state.nodes.rows["a"]
+    assert isinstance(offered, Candidate)
+    assert (offered.node, offered.version) == ("a", int(world.state.nodes.version[row]))
+    assert world.offers.take("uid-p", "a") is None
+
+
+def test_offers_are_bounded() -> None:
+    offers = Offers(limit=2)
+    for name in "abc":
+        offers.put(name, (Candidate("n", 0.0, 1),))
+    assert offers.take("a", "n") is None
+    assert offers.take("b", "m") is None
+    assert offers.take("c", "n") == Candidate("n", 0.0, 1)
+
+
+def test_the_same_names_in_another_order(world: World) -> None:
+    for names in (["c", "b", "a"], ["b", "a", "c"], ["c", "b", "a"], ["a", "b"], ["b", "c"], ["c"], ["a"]):
+        expected = [name for name in ("b", "a") if name in names]
+        assert world.filter(pod_object("p", 8), names)["NodeNames"] == expected
+    world.state.delete_node("b", "99", 0)
+    assert world.filter(pod_object("p", 8), ["c", "b", "a"])["NodeNames"] == ["a"]
+
+
+def test_names_that_need_escapes() -> None:
+    world = World()
+    for name in ('quo"te', "ünï", "n"):
+        world.node(name, (16,), inventory=False)
+    names = ['quo"te', "ünï", "n", "back\\slash"]
+    assert set(world.filter(pod_object("p", 8), names)["NodeNames"]) == set(names[:3])
+    assert world.prioritize(pod_object("p", 8), names)["back\\slash"] == 0
+    assert set(world.filter(pod_object("p", 17), names)["FailedAndUnresolvableNodes"]) == set(names)
+
+
+def test_any_layout_of_the_call_is_read(world: World) -> None:
+    the_pod = pod_object("p", 9)
+    # Text that looks like the field, in a place where it is none.
+    tricky = pod_object("p", 9, annotations={"note": '"NodeNames":["a"]}'})
+    for call in (
+        {"NodeNames": ["a", "b"], "Pod": the_pod, "More": 1},
+        {"Pod": the_pod, "NodeNames": ["a", "b"], "Nodes": None},
+        {"NodeNames": ["a", "b"], "Pod": tricky},
+        {"Pod": tricky, "Nodes": {"items": [node_object("a")]}, "NodeNames": ["a", "b"]},
+    ):
+        for separators in ((",", ":"), (", ", ": ")):
+            body = json.dumps(call, separators=separators).encode()
+            assert json.loads(world.extender.filter(body, 0))["NodeNames"] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "ExtenderArgs is not JSON"),
+        (b"rubbish", 400, "ExtenderArgs is not JSON"),
+        (b'{"Pod":{"metadata":{"name":"\xff"}},"NodeNames":["a"]}', 400, "ExtenderArgs is not JSON"),
+        (b'{"Pod":{},"NodeNames":["a"]', 400, "ExtenderArgs is not JSON"),
+        (b'{"Pod":{},"NodeNames":["a",]}', 400, "ExtenderArgs is not JSON"),
+        (b"[]", 422, "ExtenderArgs of another shape: Expected `object`"),
+        (b"{}", 422, "ExtenderArgs without Pod"),
+        (b'{"NodeNames":["a"]}', 422, "ExtenderArgs without Pod"),
+        (b'{"Nodes":null,"NodeNames":["a"]}', 422, "ExtenderArgs without Pod"),
+        (b'{"Pod":{}}', 422, "without NodeNames and Nodes"),
+        (b'{"Pod":{},"NodeNames":[1]}', 422, "of another shape: Expected `str`"),
+        (b'{"Pod":{"spec":3},"NodeNames":["a"]}', 422, "of another shape: Expected `object`"),
+        (b'{"Pod":{},"Nodes":{"items":[3]}}', 422, "Nodes.items of another shape"),
+    ],
+)
+def test_rubbish_is_told_in_one_line(world: World, body: bytes, status: int, message: str) -> None:
+    for verb in (world.extender.filter, world.extender.prioritize):
+        with pytest.raises(ProtocolError) as caught:
+            verb(body, 0)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert caught.value.status == status
+
+
+class Holding:
+    """A policy that holds pods back from nodes whose names say so, and notes what it is told."""
+
+    epoch = 3
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        scores = rows.astype(float)
+        for at, row in enumerate(rows.tolist()):
+            if view.names[row].startswith("hold"):
+                scores[at] = float("inf")
+        return scores
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+        self.told.append(f"pending {uid} {len(rows)}")
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        self.told.append(f"settled {uid}")
+
+
+def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Holding()
+    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+    world = World(policy="holding")
+    world.node("hold-1", (16,))
+    world.node("hold-2", (16,), (16,))
+    answer = world.filter(pod_object("p", 8))
+    assert answer["FailedAndUnresolvableNodes"] == {"hold-1": "held back by the node policy"}
+    assert answer["FailedNodes"] == {"hold-2": "no card with 8 GiB free"}
+    assert policy.told == ["pending uid-p 2"]
+    world.node("open", (16,))
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["open"]
+    offered = world.offers.take("uid-p", "open")
+    assert offered is not None
+    assert offered.epoch == 3
