@@ -222,7 +222,7 @@ class Play:
         await until(same, f"capacity {capacity}, allocatable {allocatable}")
         return await self.amounts()
 
-    async def stays(self, capacity: int, allocatable: int, for_s: float = 2.5) -> bool:
+    async def stays(self, capacity: int, allocatable: int, for_s: float = 1.5) -> bool:
         """Tell whether the Node says so all the while."""
         end = time.monotonic() + for_s
         while time.monotonic() < end:
