@@ -4,7 +4,6 @@
 nothing here turns an answer into objects, callers decode the few fields they read.
 """
 
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from kubeapi.errors import (
     Unreachable,
     from_answer,
 )
+from kubeapi.streams import keepalive_socket, lines
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -39,9 +39,6 @@ WATCH_TIMEOUT_S = 120
 over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""
 WATCH_GRACE_S = 15.0
 """A watch that is silent for this much longer than it may last is dead."""
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
-LINE_LIMIT = 32 * 2**20
-"""Bytes of one watch event; etcd objects stay below 2 MiB."""
 
 Body = bytes | Mapping[str, object]
 
@@ -64,7 +61,7 @@ class KubeClient:
         self._credentials = credentials
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=64, ssl=credentials.tls or True, socket_factory=_keepalive_socket
+                limit=64, ssl=credentials.tls or True, socket_factory=keepalive_socket
             ),
             # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
             headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
@@ -279,23 +276,15 @@ class KubeClient:
         }
         silent_s = timeout_s + WATCH_GRACE_S if idle_s is None else idle_s
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silent_s)
-        async with self._answer("GET", path, params=query, timeout=timeout) as response:
-            if opened:
-                opened()
-            rest = bytearray()
-            async for chunk in response.content.iter_any():
-                rest += chunk
-                if b"\n" not in chunk:
-                    if len(rest) > LINE_LIMIT:
-                        raise Malformed(f"watch {path}: an event above {LINE_LIMIT} bytes")
-                    continue
-                *lines, tail = bytes(rest).split(b"\n")
-                rest = bytearray(tail)
-                for line in lines:
-                    if line.strip():
-                        yield line
-            if rest.strip():
-                yield bytes(rest)
+        try:
+            async with self._answer("GET", path, params=query, timeout=timeout) as response:
+                if opened:
+                    opened()
+                async for line in lines(path, response.content.iter_any()):
+                    yield line
+        except Unauthorized:
+            await self._credentials.renew()
+            raise
 
     async def _request(
         self,
@@ -309,16 +298,21 @@ class KubeClient:
     ) -> bytes:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        for attempt in (1, 2):
-            try:
-                async with self._answer(
-                    method, path, params=params, timeout=timeout, data=data, content_type=content_type
-                ) as response:
-                    return await response.read()
-            except Unauthorized:
-                if attempt == 2 or not await self._credentials.renew():  # noqa: PLR2004
-                    raise
-        raise AssertionError
+
+        async def once() -> bytes:
+            answer = self._answer(
+                method, path, params=params, timeout=timeout, data=data, content_type=content_type
+            )
+            async with answer as response:
+                return await response.read()
+
+        try:
+            return await once()
+        except Unauthorized:
+            # Refused before anything was done: with a new token it is safe to ask again, whatever the verb.
+            if not await self._credentials.renew():
+                raise
+        return await once()
 
     @asynccontextmanager
     async def _answer(
@@ -381,20 +375,3 @@ def pod_path(namespace: str, name: str) -> str:
 
 def _seconds_of(timeout: aiohttp.ClientTimeout) -> float:
     return timeout.total or timeout.sock_read or 0.0
-
-
-def _keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    """A socket that notices within half a minute that the other machine is gone."""
-    family, kind, protocol = info[:3]
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 15),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 30_000),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made

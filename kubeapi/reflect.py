@@ -273,8 +273,3 @@ class Reflector(Generic[T]):
     def _error_event(self, body: msgspec.Raw) -> None:
         code = msgspec.json.decode(body, type=Status).code or 500
         raise from_answer(code, bytes(body), what=f"watch {self._path}")
-
-
-async def reflect(client: KubeClient, path: str, item: type[T], sink: Sink[T], **options: object) -> None:
-    """Run a Reflector until cancelled; `options` are its keyword arguments."""
-    await Reflector(client, path, item, sink, **options).run()  # type: ignore[arg-type]

@@ -266,7 +266,7 @@ async def test_a_watch_line_larger_than_any_buffer(server, client) -> None:
 
 
 async def test_a_watch_without_end_of_line_is_bounded(server, client, monkeypatch) -> None:
-    monkeypatch.setattr("kubeapi.client.LINE_LIMIT", 1000)
+    monkeypatch.setattr("kubeapi.streams.LINE_LIMIT", 1000)
     server.answer = streaming(*[b"x" * 600] * 3, end=False)
     with pytest.raises(errors.Malformed, match="above 1000 bytes"):
         await lines(client)

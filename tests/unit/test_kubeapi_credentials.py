@@ -310,3 +310,26 @@ async def test_verification_can_be_switched_off(tls_server, tmp_path) -> None:
     )
     async with await KubeClient.connect(path) as client:
         assert await client.get("/x") == b"{}"
+
+
+async def test_a_watch_refused_with_401_has_a_new_token_the_next_time(tls_server, tmp_path) -> None:
+    url, cert, seen = tls_server
+    cluster = {"server": url, "certificate-authority": str(cert), "tls-server-name": "api.test"}
+    clock = Clock()
+    credentials = await Credentials.load(write(tmp_path / "kc", cluster, plugin(tmp_path)), clock)
+    clock.now += FORCED_GAP_S
+    async with KubeClient(credentials) as client:
+        with pytest.raises(errors.Unauthorized):
+            await anext(client.watch("/x", "1"))
+        assert [line async for line in client.watch("/x", "1")] == [b"{}"]
+    assert seen == ["Bearer token-1", "Bearer token-2"]
+
+
+async def test_a_token_that_vanishes_between_two_requests(in_cluster, monkeypatch) -> None:
+    credentials = await Credentials.load(None)
+    in_cluster.unlink()
+    loader = credentials._configuration.refresh_api_key_hook.__closure__
+    owner = next(cell.cell_contents for cell in loader if hasattr(cell.cell_contents, "token_expires_at"))
+    owner.token_expires_at = owner.token_expires_at.replace(year=2000)
+    with pytest.raises(errors.ConfigError, match="token cannot be read"):
+        await credentials.authorization()
