@@ -90,17 +90,20 @@ def victims_on(room: Room, query: Query, priority: int, proposed: Sequence[str])
     Returns:
         UIDs, at least one, or None where evicting pods does not free the cards.
     """
-    lower = [uid for uid, pod in room.pods.items() if pod.priority < priority and uid not in proposed]
-    lower.sort(key=lambda uid: (room.pods[uid].priority, uid))
-    found: list[list[str]] = []
-    for group in ((), *_by_card(room, lower), lower):
-        chosen = _enough(room, query, proposed, group)
-        if chosen is not None:
-            found.append(_needed(room, query, chosen))
-    if not found:
-        return None
-    best = min(found, key=lambda chosen: _cost(room, chosen))
-    return best or list(proposed) or None
+    if room.fits(query, proposed):
+        return _needed(room, query, proposed) or list(proposed) or None
+    lower = sorted(
+        (uid for uid, pod in room.pods.items() if pod.priority < priority),
+        key=lambda uid: (room.pods[uid].priority, uid),
+    )
+    foreign = [uid for uid in proposed if uid not in room.pods]
+    found = [
+        _needed(room, query, chosen)
+        for group in (*_by_card(room, lower), lower)
+        for chosen in (_enough(room, query, proposed, group), _enough(room, query, foreign, group))
+        if chosen is not None and (room.has_host(chosen) or chosen[: len(proposed)] == list(proposed))
+    ]
+    return min(found, key=lambda chosen: _cost(room, chosen), default=None)
 
 
 def _charges(book: Book, pod: PodRecord) -> dict[int, int]:
@@ -123,14 +126,14 @@ def _by_card(room: Room, uids: Sequence[str]) -> Iterable[list[str]]:
         yield [uid for uid in uids if card in room.freed[uid]]
 
 
-def _enough(room: Room, query: Query, proposed: Sequence[str], group: Sequence[str]) -> list[str] | None:
-    """Add pods of a group, smallest priority first, until the pod fits."""
-    chosen = list(proposed)
-    for uid in ("", *group):
-        if uid:
+def _enough(room: Room, query: Query, first: Sequence[str], group: Sequence[str]) -> list[str] | None:
+    """Add pods of a group to the first ones, smallest priority first, until the pod fits."""
+    chosen = list(first)
+    for uid in group:
+        if uid not in chosen:
             chosen.append(uid)
-        if room.fits(query, chosen):
-            return chosen
+            if room.fits(query, chosen):
+                return chosen
     return None
 
 

@@ -1,0 +1,175 @@
+import json
+
+import pytest
+
+from allocator.names import POD_ASSIGNED
+from scheduler_plugin.commit import Candidate, Commitment, Committer, Offers
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.policies import NODE_POLICIES
+from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
+from scheduler_plugin.scores import Policies
+from scheduler_plugin.state import ClusterState
+from tests.cluster_builders import container, node, pod, uuid
+
+
+class World:
+    def __init__(self, policy: str = "least-requested") -> None:
+        self.state = ClusterState()
+        self.offers = Offers()
+        self.policies = Policies(policy)
+        self.committer = Committer(self.state, self.policies, self.offers)
+        self.state.apply_node(node("n", (16, 16), (8, 0), version=2), 0)
+        self.state.apply_pod(pod("p", 8, version=3), 0)
+
+    def begin(self, name: str = "p", node_name: str = "n", *, uid: str | None = None) -> Commitment:
+        return self.committer.begin("default", name, uid or f"uid-{name}", node_name, 0)
+
+    def assumed(self) -> list[int]:
+        return self.state.nodes.assumed[self.state.nodes.rows["n"], :2].tolist()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_card_is_taken_at_once(world: World) -> None:
+    made = world.begin()
+    assert made.assigned is not None
+    assert json.loads(made.assigned) == {"main": [[uuid("n", 1), 8]]}
+    assert made.pod.resource_version == "3"
+    assert made.node == "n"
+    assert world.assumed() == [0, 8]
+    assert world.state.taken("uid-p") is made.take
+
+
+def test_the_next_pod_sees_it_taken(world: World) -> None:
+    world.state.apply_pod(pod("q", 12, version=4), 0)
+    world.begin()
+    with pytest.raises(CommitError, match="node n changed since the filter and the pod no longer fits"):
+        world.begin("q")
+
+
+def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
+    world.state.apply_pod(pod("q", 4, version=4, annotations={"gpupack.io/card-policy": "most-used"}), 0)
+    made = world.begin("q")
+    assert made.assigned is not None
+    assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 4]]}
+
+
+def test_several_containers_and_cards(world: World) -> None:
+    two = {"gpupack.io/cards": "2"}
+    containers = [container("x", 8), container("y", 4)]
+    world.state.apply_pod(pod("q", version=4, containers=containers, annotations=two), 0)
+    made = world.begin("q")
+    assert made.assigned is not None
+    assert json.loads(made.assigned) == {
+        "x": [[uuid("n", 1), 4], [uuid("n", 0), 4]],
+        "y": [[uuid("n", 1), 2], [uuid("n", 0), 2]],
+    }
+    assert world.assumed() == [6, 6]
+
+
+def test_an_unchanged_node_has_not_moved(world: World) -> None:
+    row = world.state.nodes.rows["n"]
+    world.offers.put("uid-p", (Candidate("n", 0.5, int(world.state.nodes.version[row])),))
+    assert not world.begin().moved
+
+
+def test_a_changed_node_is_filtered_again(world: World) -> None:
+    row = world.state.nodes.rows["n"]
+    world.offers.put("uid-p", (Candidate("n", 0.5, int(world.state.nodes.version[row])),))
+    world.state.apply_node(node("n", (16, 16), (8, 4), version=5), 0)
+    assert world.begin().moved
+
+
+def test_a_node_without_inventory_binds_without_naming_cards(world: World) -> None:
+    world.state.apply_node(node("n", (16, 16), (8, 0), version=5, inventory=False), 0)
+    made = world.begin()
+    assert made.assigned is None
+    assert world.assumed() == [8, 8]
+
+
+def test_a_pod_that_does_not_ask_is_bound_plainly(world: World) -> None:
+    world.state.apply_pod(pod("q", version=4, containers=[{"name": "c"}]), 0)
+    made = world.begin("q", "some-other-node")
+    assert made.take is None
+    assert made.assigned is None
+    assert world.assumed() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("unknown", r"pod default/p \(UID uid-x\) is not in the gpupack scheduler's cache yet"),
+        ("renamed", "is default/p in the gpupack scheduler's cache"),
+        ("bound", "is bound to node n already"),
+        ("ended", "has ended"),
+        ("under way", "has a Binding to node n under way"),
+        ("no node", "node m is not known"),
+        ("no words", "no longer fits: no gpupack words on the node"),
+        ("full", "no longer fits: no card with 8 GiB free"),
+        ("busy", "no longer fits: a pod of the same size and another shape is starting"),
+        ("annotation", "pod default/p: annotation gpupack.io/cards"),
+    ],
+)
+def test_refusals_in_words(world: World, case: str, message: str) -> None:
+    state = world.state
+    match case:
+        case "bound":
+            state.apply_pod(pod("p", 8, version=4, node="n"), 0)
+        case "ended":
+            state.apply_pod(pod("p", 8, version=4, phase="Failed"), 0)
+        case "under way":
+            world.begin()
+        case "no words":
+            state.apply_node(node("n", None, version=5), 0)
+        case "full":
+            state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
+        case "busy":
+            other = {"gpupack.io/gpu-uuid": "*", POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]})}
+            state.apply_pod(pod("q", 8, version=4, node="n", annotations=other), 0)
+        case "annotation":
+            state.apply_pod(pod("p", 8, version=4, annotations={"gpupack.io/cards": "x"}), 0)
+    before = world.assumed()
+    with pytest.raises(CommitError, match=message):
+        world.begin(
+            "other" if case == "renamed" else "p",
+            "m" if case == "no node" else "n",
+            uid="uid-x" if case == "unknown" else "uid-p",
+        )
+    assert world.assumed() == before
+
+
+def test_rescore(world: World) -> None:
+    record = world.state.pods["uid-p"]
+    assert record.request is not None
+    query = world.policies.query(world.state.nodes, record.request, 0, 0)
+    assert world.committer.rescore(query, "n") == pytest.approx((0 + 0 + 16 / 32) / 3)
+    assert world.committer.rescore(query, "m") is None
+    world.state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
+    assert world.committer.rescore(query, "n") is None
+
+
+class Learning:
+    epoch = 0
+
+    def __init__(self) -> None:
+        self.settled_pods: list[str] = []
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        return rows.astype(float)
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+        raise AssertionError
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        assert ask is not None
+        self.settled_pods.append(uid)
+
+
+def test_a_policy_that_learns_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Learning()
+    monkeypatch.setitem(NODE_POLICIES, "learning", lambda _: policy)
+    World("learning").begin()
+    assert policy.settled_pods == ["uid-p"]
