@@ -28,3 +28,7 @@ async def test_every_answer_is_that_of_the_real_one(transcript) -> None:
 def test_every_step_was_recorded() -> None:
     assert [entry["step"] for entry in script.recorded()] == [step.name for step in script.STEPS]
     assert len({step.name for step in script.STEPS}) == len(script.STEPS)
+
+
+def test_the_recording_is_written_as_it_is_read() -> None:
+    assert script.ANSWERS.read_text(encoding="utf-8") == script.as_recording(script.recorded())

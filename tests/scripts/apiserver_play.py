@@ -171,3 +171,9 @@ def recorded() -> list[dict[str, Any]]:
     """What kube-apiserver 1.36.3 answered."""
     answers: list[dict[str, Any]] = json.loads(ANSWERS.read_text(encoding="utf-8"))
     return answers
+
+
+def as_recording(transcript: Sequence[dict[str, Any]]) -> str:
+    """The text of ANSWERS for a transcript, one step a line."""
+    lines = ",\n".join(f" {json.dumps(entry, ensure_ascii=False)}" for entry in transcript)
+    return f"[\n{lines}\n]\n"

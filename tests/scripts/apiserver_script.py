@@ -9,11 +9,11 @@ The script keeps to objects of its own (names with "script-", label script=yes, 
 exist), so it may run beside a kube-scheduler and controllers.
 """
 
-from tests.scripts.apiserver_play import Step, Target, play, recorded
+from tests.scripts.apiserver_play import ANSWERS, Step, Target, as_recording, play, recorded
 from tests.scripts.apiserver_steps_nodes import NODE_STEPS
 from tests.scripts.apiserver_steps_pods import POD_STEPS
 from tests.scripts.apiserver_steps_views import VIEW_STEPS
 
 STEPS: tuple[Step, ...] = (*NODE_STEPS, *POD_STEPS, *VIEW_STEPS)
 
-__all__ = ["STEPS", "Step", "Target", "play", "recorded"]
+__all__ = ["ANSWERS", "STEPS", "Step", "Target", "as_recording", "play", "recorded"]
