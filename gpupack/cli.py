@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -15,31 +15,89 @@ from gpupack import __version__
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+# The character after each blank line tells click to keep the lines of a paragraph as they are.
+NODE_HELP: Final = """Run the daemon of one node: cards, device plugin, packed words.
+
+\b
+With real cards, as in the DaemonSet:
+  gpupack node --node-name "$NODE_NAME"
+With simulated ones:
+  gpupack node --node-name n1 --gpus simulated --profile 8xh100-80
+
+/readyz answers 200 once the kubelet knows the devices. Shipped profiles: 8xa100-40, 8xh100-80, 8xh200,
+4xl40s, 2xt4, mixed. Card policies: fragmentation, least-used, most-used.
+"""
+SCHEDULER_HELP: Final = """Run the scheduler extender: /filter /prioritize /bind /preempt /healthz /readyz /metrics.
+
+\b
+Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
+  gpupack scheduler --node-policy least-requested --card-policy most-used
+Behind a Service, for a kube-scheduler that is not ours:
+  gpupack scheduler --http :8910 --leader-elect \\
+    --tls-cert-file tls.crt --tls-key-file tls.key
+
+kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
+
+Node policies: balanced, best-fit, fragmentation, least-requested, weighted-balance. Card policies:
+fragmentation, least-used, most-used. A pod's annotations may name others than the cluster's.
+"""
+TOP_HELP: Final = """Show every card of the cluster: used and whole size, in units.
+
+\b
+As a kubectl plugin:          kubectl gpupack top
+From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
+One line a card, with UUIDs:  gpupack top -o wide
+For scripts:                  gpupack top -o json
+"""
+
+_version = click.version_option(__version__, "--version", prog_name="gpupack")
+
 
 def main() -> None:
     """Run the command; user errors end in one line, never in a traceback."""
-    cli(prog_name="gpupack")
+    try:
+        status = cli.main(prog_name="gpupack", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(WRONG_USAGE)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "gpupack"
+        said = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"{path}: {said[:1].lower()}{said[1:]}; see {path} --help", err=True)
+        sys.exit(WRONG_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    sys.exit(status)
 
 
-def _fail(error: BaseException) -> None:
-    """Say what is wrong, a line per fault, and exit with status 2."""
-    for line in str(error).splitlines() or [type(error).__name__]:
+def _fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
+    """Say what is wrong, a line per fault, and exit."""
+    for line in _said(error).splitlines():
         click.echo(f"gpupack: {line}", err=True)
-    sys.exit(2)
+    sys.exit(status)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _run(work: Coroutine[Any, Any, None], *errors: type[BaseException]) -> None:
     """Run to the end; these errors are the user's to mend."""
     try:
         asyncio.run(work)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except errors as error:
         _fail(error)
 
 
 @click.group(context_settings=CONTEXT)
-@click.version_option(__version__, "--version", prog_name="gpupack")
+@_version
 def cli() -> None:
     """Share GPUs by memory on Kubernetes.
 
@@ -60,7 +118,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
         raise click.BadParameter(str(error)) from error
 
 
-@cli.command()
+@cli.command(help=NODE_HELP)
 @click.option(
     "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
 )
@@ -116,18 +174,9 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     help="Seconds without trouble after which a card is healthy again.",
 )
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@_version
 def node(**options: Any) -> None:
-    r"""Run the daemon of one node: cards, device plugin, packed words.
-
-    \b
-    With real cards, as in the DaemonSet:
-      gpupack node --node-name "$NODE_NAME"
-    With simulated ones:
-      gpupack node --node-name n1 --gpus simulated --profile 8xh100-80 --kubeconfig ~/.kube/config
-
-    /readyz answers 200 once the kubelet knows the devices. Shipped profiles: 8xa100-40, 8xh100-80, 8xh200,
-    4xl40s, 2xt4, mixed.
-    """
+    """Run the daemon of one node."""
     from deviceplugin.daemon import run
     from deviceplugin.errors import DevicePluginError
     from deviceplugin.settings import Settings
@@ -149,7 +198,7 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
     return pairs
 
 
-@cli.command()
+@cli.command(help=SCHEDULER_HELP, short_help="Run the scheduler extender.")
 @click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
 @click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
@@ -180,17 +229,9 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
 @click.option("--bind-timeout", "bind_timeout_s", type=float, default=4.0, show_default=True, help="Seconds.")
 @click.option("--stale-after", "stale_s", type=float, default=180.0, show_default=True, help="Seconds.")
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@_version
 def scheduler(**options: Any) -> None:
-    r"""Run the scheduler extender: /filter /prioritize /bind /preempt, /healthz /readyz /metrics.
-
-    \b
-    Beside a kube-scheduler whose configuration names http://127.0.0.1:8910 as extender:
-      gpupack scheduler --node-policy least-requested --card-policy most-used
-    Behind a Service, for a kube-scheduler that is not ours:
-      gpupack scheduler --http :8910 --leader-elect --tls-cert-file tls.crt --tls-key-file tls.key
-
-    kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
-    """
+    """Run the scheduler extender."""
     from gpupack.logs import configure
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.app import run
@@ -201,7 +242,7 @@ def scheduler(**options: Any) -> None:
     _run(run(Settings(**options)), SchedulerError, KubeApiError, OSError)
 
 
-@cli.command()
+@cli.command(help=TOP_HELP)
 @click.option(
     "-f",
     "--filename",
@@ -212,19 +253,14 @@ def scheduler(**options: Any) -> None:
     "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
 )
 @click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@_version
 def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
-    r"""Show every card of the cluster: used and whole size, in units.
-
-    \b
-    As a kubectl plugin:            kubectl gpupack top
-    From a file or another tool:    kubectl get nodes -o json | gpupack top -f -
-    For scripts:                    gpupack top -o json
-    """
+    """Show every card of the cluster."""
     from typing import cast
 
     from gpupack import top as tables
-    from gpupack.errors import GpupackError
-    from kubeapi.errors import KubeApiError
+    from gpupack.errors import InputError
+    from kubeapi.errors import ConfigError, KubeApiError
 
     try:
         if filename is None:
@@ -233,16 +269,19 @@ def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
             raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
             nodes = tables.load_nodes(raw)
         text = tables.render(tables.rows(nodes), cast("tables.Output", output), colour=sys.stdout.isatty())
-    except (GpupackError, KubeApiError, OSError) as error:
+    except (InputError, ConfigError, OSError) as error:
         _fail(error)
+    except KubeApiError as error:
+        _fail(error, FAILED)
     click.echo(text)
 
 
-@cli.command()
+@cli.command(short_help="Run the main job on this machine, without GPU or cluster.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Makes the run repeat.")
 @click.option("--node-policy", default="least-requested", show_default=True)
 @click.option("--card-policy", default="most-used", show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
+@_version
 def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:
     """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods.
 
@@ -253,7 +292,12 @@ def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> Non
     from gpupack.demo import run
     from gpupack.errors import GpupackError
     from gpupack.logs import configure
-    from scheduler_plugin.errors import SchedulerError
+    from scheduler_plugin.errors import SettingsError
 
     configure("info" if verbose else "error")
-    _run(run(seed, node_policy, card_policy), GpupackError, SchedulerError)
+    try:
+        asyncio.run(run(seed, node_policy, card_policy))
+    except SettingsError as error:
+        _fail(error)
+    except GpupackError as error:
+        _fail(error, FAILED)

@@ -1,15 +1,17 @@
 """`gpupack demo`: the main job from a pod's request to its card, on one machine, with every view compared."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
 from gpupack import top
-from gpupack.embedded import EmbeddedCluster, NeverCameError, until
+from gpupack.embedded import WAIT_S, EmbeddedCluster, NeverCameError, until
 from gpupack.errors import GpupackError
 from gpupack.standins.scheduler import Unschedulable
-from gpupack.views import faults, views
+from gpupack.views import faults, over_committed, views
+from scheduler_plugin.settings import Settings
 
 NODES: Final = {"node-a100": "8xa100-40", "node-l40s": "4xl40s", "node-t4": "2xt4"}
 
@@ -29,6 +31,9 @@ PODS: Final[tuple[dict[str, Any], ...]] = (
 TOO_LARGE: Final[dict[str, Any]] = {"units": [45]}
 FREED: Final = 8
 
+Shapes = Mapping[str, dict[str, Any]]
+"""Pods by name: arguments of `EmbeddedCluster.pod_manifest`."""
+
 
 class DemoFailedError(GpupackError):
     """A check did not hold."""
@@ -38,38 +43,63 @@ async def run(seed: int, node_policy: str, card_policy: str) -> None:
     """Run the demo and print it.
 
     Raises:
+        SettingsError: no such policy.
         DemoFailedError: a card was over-committed, or the views disagree.
+        GpupackError: something else did not go as it must.
     """
+    Settings(node_policy=node_policy, card_policy=card_policy).check()
     click.echo(
         f"Starting an API server, {len(NODES)} nodes with simulated GPUs and the scheduler extender ..."
     )
     async with EmbeddedCluster(NODES, node_policy=node_policy, card_policy=card_policy, seed=seed) as cluster:
-        await _agree(cluster, "before")
-        _show(cluster, "Before: all cards are free")
-        names = await _place(cluster)
-        await _agree(cluster, "with all pods running")
-        _show(cluster, f"{len(names)} pods run")
-        await _refuse(cluster)
-        await _free(cluster, names)
-        await _agree(cluster, f"after {FREED} pods have gone")
-        _show(cluster, f"After: {FREED} pods have gone, {len(names) - FREED} run on")
-        click.echo(
-            "Every check held: no card over-committed; kubelets, ledgers, words, extender and containers agree."
-        )
+        await play(cluster)
 
 
-async def _place(cluster: EmbeddedCluster) -> list[str]:
-    """Create the pods and place them, as kube-scheduler would; each placement is checked while it happens."""
-    names = []
-    for number, shape in enumerate(PODS):
-        name = f"pod-{number:02}"
+async def play(cluster: EmbeddedCluster, *, wait_s: float = WAIT_S) -> None:
+    """Place the pods, refuse one, free some; compare all views before, during and after.
+
+    Args:
+        cluster: a started one of `NODES`.
+        wait_s: how long views may disagree, in seconds.
+
+    Raises:
+        DemoFailedError: a card was over-committed, or the views disagree.
+        GpupackError: something else did not go as it must.
+    """
+    shapes = {f"pod-{number:02}": shape for number, shape in enumerate(PODS)}
+    await _agree(cluster, "before", wait_s)
+    _show(cluster, "Before: all cards are free")
+    running = await _place(cluster, shapes)
+    await _agree(cluster, "with all pods running", wait_s)
+    _show(cluster, f"{len(running)} pods run")
+    await _refuse(cluster)
+    running = await _free(cluster, running, shapes)
+    await _agree(cluster, f"after {FREED} pods have gone", wait_s)
+    _show(cluster, f"After: {FREED} pods have gone, {len(running)} run on")
+    click.echo(
+        "Every check held: no card over-committed; kubelets, ledgers, words, extender and containers agree."
+    )
+
+
+async def _place(cluster: EmbeddedCluster, shapes: Shapes) -> list[str]:
+    """Create the pods and place them, as kube-scheduler would; each placement is checked while it happens.
+
+    Returns:
+        The names of the pods that run; with some policies the last ones find no room.
+    """
+    placed = []
+    for name, shape in shapes.items():
         pod = cluster.create(cluster.pod_manifest(name, **shape))
-        node = await cluster.schedule(pod)
+        try:
+            node = await cluster.schedule(pod)
+        except Unschedulable as reason:
+            _say(name, shape, f"pending: {reason}")
+        else:
+            _say(name, shape, node)
+            placed.append(name)
         _never_over(cluster)
-        names.append(name)
-        click.echo(f"  {name}  {_wish(shape):34} -> {node}")
-    await until(lambda: all(_phase(cluster, name) == "Running" for name in names), "all pods run")
-    return names
+    await until(lambda: all(_phase(cluster, name) == "Running" for name in placed), "all placed pods run")
+    return placed
 
 
 async def _refuse(cluster: EmbeddedCluster) -> None:
@@ -78,31 +108,34 @@ async def _refuse(cluster: EmbeddedCluster) -> None:
     try:
         node = await cluster.schedule(pod)
     except Unschedulable as reason:
-        click.echo(f"  too-large  {_wish(TOO_LARGE):32} -> pending: {reason}\n")
+        _say("too-large", TOO_LARGE, f"pending: {reason}")
     else:
         raise DemoFailedError(f"a pod of {TOO_LARGE['units'][0]} GiB was placed on {node}, no card has that")
 
 
-async def _free(cluster: EmbeddedCluster, names: list[str]) -> None:
-    """Delete some pods; their units come back."""
-    gone = names[::2][:FREED]
+async def _free(cluster: EmbeddedCluster, running: list[str], shapes: Shapes) -> list[str]:
+    """Delete some pods; their units come back. Returns those that run on."""
+    gone = running[::2][:FREED]
     for name in gone:
         cluster.api.delete_pod("default", name)
-    left = sum(_cost(shape) for name, shape in zip(names, PODS, strict=True) if name not in gone)
+    stay = [name for name in running if name not in gone]
+    left = sum(_cost(shapes[name]) for name in stay)
     await until(lambda: _used(cluster) == left, f"the words come down to {left} units")
+    return stay
 
 
-async def _agree(cluster: EmbeddedCluster, when: str) -> None:
+async def _agree(cluster: EmbeddedCluster, when: str, wait_s: float) -> None:
     """Wait until all views agree, which they must once all events have arrived."""
+    _never_over(cluster)
     try:
-        await until(lambda: not faults(cluster), "views agree")
+        await until(lambda: not faults(cluster), "views agree", wait_s=wait_s)
     except NeverCameError:
         raise DemoFailedError("\n".join([f"views disagree {when}:", *faults(cluster)])) from None
 
 
 def _never_over(cluster: EmbeddedCluster) -> None:
     """Between two events views may differ, but no card may ever hold more than it has."""
-    over = [fault for fault in faults(cluster) if "over-committed" in fault]
+    over = over_committed(cluster)
     if over:
         raise DemoFailedError("\n".join(over))
 
@@ -121,7 +154,11 @@ def _cost(shape: dict[str, Any]) -> int:
 
 def _used(cluster: EmbeddedCluster) -> int:
     """Units used on all cards, as the packed words say."""
-    return sum(sum(views(cluster, node).said["words"]) for node in cluster.nodes.values())
+    return sum(sum(views(cluster, node).used["words"]) for node in cluster.nodes.values())
+
+
+def _say(name: str, shape: dict[str, Any], what: str) -> None:
+    click.echo(f"  {name:9}  {_wish(shape):28} -> {what}")
 
 
 def _wish(shape: dict[str, Any]) -> str:

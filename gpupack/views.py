@@ -1,57 +1,90 @@
 """Compare all that is said of a card: kubelet, ledger, packed words, extender, containers' environment."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from allocator.errors import PackingError
 from allocator.ids import parse_device_id
-from allocator.packing import read_node
+from allocator.packing import NodeWords, read_node
 from gpupack.embedded import EmbeddedCluster, EmbeddedNode
+from gpupack.standins.kubelet_runtime import ContainerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Units used by card of one node in word order, by who says so; equal when all is well."""
+    """What is said of one node's cards, in units, by card in word order.
+
+    Attributes:
+        node: its name.
+        sizes: by who says so; equal when all is well. `cards` are the real ones.
+        used: by who says so; equal when all is well, and never above the sizes.
+        assumed: what the extender counts besides; all 0 once every event has arrived.
+    """
 
     node: str
-    sizes: tuple[int, ...]
-    said: dict[str, tuple[int, ...]]
+    sizes: Mapping[str, tuple[int, ...]]
+    used: Mapping[str, tuple[int, ...]]
     assumed: tuple[int, ...]
 
-    def faults(self) -> list[str]:
-        """Tell what is wrong: a card with more than it has, views that differ, units still assumed."""
-        faults = [
-            f"{self.node}: {who} says {units} of {self.sizes}: a card is over-committed"
-            for who, units in self.said.items()
-            if any(used > size for used, size in zip(units, self.sizes, strict=True))
+    def over_committed(self) -> list[str]:
+        """Tell of every card that holds more than it has, by anybody's account."""
+        sizes = self.sizes["cards"]
+        return [
+            f"{self.node}: card {index} is over-committed: {who} says {units} of {size} units"
+            for who, said in self.used.items()
+            for index, (units, size) in enumerate(zip(said, sizes, strict=False))
+            if units > size
         ]
-        if len(set(self.said.values())) > 1:
-            faults.append(f"{self.node}: views differ: {self.said}")
+
+    def differences(self) -> list[str]:
+        """Tell where views differ, and of units that the extender still assumes."""
+        found = [
+            f"{self.node}: views of the {what} differ: "
+            + ", ".join(f"{who} {list(units)}" for who, units in said.items())
+            for what, said in (("sizes", self.sizes), ("units used", self.used))
+            if len(set(said.values())) > 1
+        ]
         if any(self.assumed):
-            faults.append(f"{self.node}: the extender still assumes {self.assumed}")
-        return faults
+            found.append(f"{self.node}: the extender still assumes {list(self.assumed)}")
+        return found
 
 
 def views(cluster: EmbeddedCluster, node: EmbeddedNode) -> Views:
-    """Ask everybody about one node."""
+    """Ask everybody about one node; who has nothing to say has an empty view."""
     account = node.daemon.account
     cards = account.ledger.cards() if account is not None else ()
-    position = {card.uuid: index for index, card in enumerate(cards)}
 
-    def by_card(units_of: dict[str, int]) -> tuple[int, ...]:
+    def by_card(units_of: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(units_of.get(card.uuid, 0) for card in cards)
 
-    words = read_node(cluster.api.node(node.name)["status"]["allocatable"])
-    row = cluster.state.nodes.rows[node.name]
-    count = len(position)
-    said = {
-        "kubelet": by_card(_counted(_held(node, cluster.resource))),
-        "ledger": by_card(account.ledger.promised()) if account is not None else (),
-        "words": words.used if words is not None else (),
-        "extender": tuple(int(units) for units in cluster.state.nodes.used[row][:count]),
-    }
-    assumed = tuple(int(units) for units in cluster.state.nodes.assumed[row][:count])
-    return Views(node.name, tuple(card.size_units for card in cards), said, assumed)
+    words = _words(cluster, node.name)
+    arrays = cluster.state.nodes
+    row = arrays.rows.get(node.name, 0)
+    count = int(arrays.cards[row]) if node.name in arrays.rows else 0
+    return Views(
+        node.name,
+        sizes={
+            "cards": tuple(card.size_units for card in cards),
+            "words": words.sizes if words is not None else (),
+            "extender": tuple(int(units) for units in arrays.size[row][:count]),
+        },
+        used={
+            "kubelet": by_card(_counted(_held(node, cluster.resource))),
+            "ledger": by_card(account.ledger.promised()) if account is not None else (),
+            "words": words.used if words is not None else (),
+            "extender": tuple(int(units) for units in arrays.used[row][:count]),
+        },
+        assumed=tuple(int(units) for units in arrays.assumed[row][:count]),
+    )
+
+
+def _words(cluster: EmbeddedCluster, node: str) -> NodeWords | None:
+    """The words that anybody can read from the API server; None where there are none that make sense."""
+    try:
+        return read_node(cluster.api.node(node)["status"]["allocatable"])
+    except PackingError:
+        return None
 
 
 def _held(node: EmbeddedNode, resource: str) -> set[str]:
@@ -70,17 +103,33 @@ def _counted(ids: Iterable[str]) -> dict[str, int]:
     return Counter(parse_device_id(text)[0] for text in ids)
 
 
-def environment_faults(node: EmbeddedNode, resource: str) -> list[str]:
-    """Compare each running container's environment with the device IDs that the kubelet gave it."""
+def environment_faults(node: str, records: Iterable[ContainerRecord], resource: str) -> list[str]:
+    """Compare each running container's environment with the device IDs that the kubelet gave it.
+
+    Args:
+        node: its name, for the messages.
+        records: of its containers.
+        resource: the extended resource.
+    """
     faults = []
-    for record in node.kubelet.containers.values():
+    for record in records:
         if not record.running or resource not in record.devices:
             continue
         given = _counted(record.devices[resource])
-        visible = set(record.envs.get("NVIDIA_VISIBLE_DEVICES", "").split(","))
-        if visible != set(given):
-            faults.append(f"{record.pod}/{record.name} on {node.name} sees {visible}, was given {given}")
+        visible = record.envs.get("NVIDIA_VISIBLE_DEVICES", "")
+        promised = record.envs.get("GPUPACK_CARDS", "")
+        expected = {f"{uuid}:{units}" for uuid, units in given.items()}
+        if set(visible.split(",")) != set(given) or set(promised.split(",")) != expected:
+            faults.append(
+                f"{record.pod}/{record.name} on {node} sees {visible!r} and was promised {promised!r}: "
+                f"the kubelet gave it {sorted(expected)}"
+            )
     return faults
+
+
+def over_committed(cluster: EmbeddedCluster) -> list[str]:
+    """Every card that holds more than it has, which must never be, not even between two events."""
+    return [fault for node in cluster.nodes.values() for fault in views(cluster, node).over_committed()]
 
 
 def faults(cluster: EmbeddedCluster) -> list[str]:
@@ -88,5 +137,10 @@ def faults(cluster: EmbeddedCluster) -> list[str]:
     return [
         fault
         for node in cluster.nodes.values()
-        for fault in (*views(cluster, node).faults(), *environment_faults(node, cluster.resource))
+        for seen in (views(cluster, node),)
+        for fault in (
+            *seen.over_committed(),
+            *seen.differences(),
+            *environment_faults(node.name, node.kubelet.containers.values(), cluster.resource),
+        )
     ]
