@@ -220,9 +220,11 @@ class Ledger(Releases, Choice):
         )
 
     def wants_view(self) -> bool:
-        """Something waits for a list of pods that begins now: a kubelet restart, or IDs without an owner."""
+        """Something waits for a list of pods that begins now: a kubelet restart, or IDs nobody explains."""
         view, listed = self._view_mark, self._list_mark
         if view is None or view.order < self._kubelet_order:
+            return True
+        if listed is not None and self._withheld_waits_for_view(view, listed):
             return True
         return listed is not None and any(
             not h.listed

@@ -79,6 +79,13 @@ class Releases(Charges):
                 text: since for text, since in self._withheld.items() if not self._outdated(since)
             }
 
+    def _withheld_waits_for_view(self, view: Mark, listed: Mark) -> bool:
+        """Withheld IDs would be forgotten if only the list of pods were newer than they are."""
+        return any(
+            view.order <= since.order and listed.at_s >= since.at_s + self._grace_s
+            for since in self._withheld.values()
+        )
+
     def _anyone_vague(self) -> bool:
         """Whether some admitted pod may hold units on a card that nobody knows."""
         return any(t.admitted and not t.ended and self._shortfall(t)[1] for t in self._pods.values())

@@ -219,6 +219,19 @@ def test_withheld_ids_end_with_a_later_complete_list():
     assert world.promised == [0]
 
 
+def test_withheld_ids_ask_for_the_list_of_pods_that_ends_them():
+    world = World.of(8)
+    world.sync()
+    world.look()
+    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
+    assert not world.ledger.wants_view()
+    world.look(later=60)
+    assert world.ledger.wants_view()
+    world.sync()
+    world.look()
+    assert not world.ledger.wants_view()
+
+
 def test_withheld_ids_stay_while_a_pods_card_is_unknown():
     world = World.of(8, 8)
     world.bind(pod("a", 3))
