@@ -53,6 +53,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed:
         for cluster in LIVE:
+            if (told := cluster.explain()) is not None:
+                report.sections.append(("/explain of gpupack-node", told))
             logs = cluster.logs(60)
             report.sections += [(f"log of {name}", logs[name]) for name in logs if name.startswith("gpupack")]
     return report

@@ -101,6 +101,13 @@ class Cluster:
         found = sorted(self.control.log_dir.glob("*.log"))
         return {log.stem: "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) for log in found}
 
+    def explain(self) -> str | None:
+        """The node daemon's own view of its accounts; None when it does not answer."""
+        try:
+            return json.dumps(json.loads(self.daemon.http("/explain")), indent=1)
+        except (AssertionError, OSError, ValueError):
+            return None
+
     @property
     def daemon(self) -> NodeDaemon:
         """`gpupack node` of the only node."""
