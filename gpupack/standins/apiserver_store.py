@@ -225,14 +225,12 @@ class Store:
             return ("MODIFIED" if before else "ADDED"), change.entry
         return None
 
-    async def changed(self) -> None:
-        """Wait for the next change, or for `wake`."""
+    def changed(self) -> asyncio.Future[None]:
+        """Wait for the next change, or for `wake`; counts from this call, not from the await."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)
+        waiter.add_done_callback(self._waiters.discard)
+        return waiter
 
     def wake(self) -> None:
         """Make everybody who waits look again."""
