@@ -216,7 +216,9 @@ class Ledger(Releases, Choice):
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
         return any(
-            not tracked.held and self._owned(tracked.pod.uid) for tracked in self._pods.values() if tracked.live
+            not tracked.held and self._owned(tracked.pod.uid)
+            for tracked in self._pods.values()
+            if tracked.live
         )
 
     def wants_view(self) -> bool:

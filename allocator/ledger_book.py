@@ -165,6 +165,7 @@ class Book:
         self._pods: dict[str, Tracked] = {}
         self._dead: deque[str] = deque(maxlen=REMEMBERED_DEAD)
         self._answers: deque[tuple[frozenset[str], Slot | None]] = deque(maxlen=REMEMBERED_ANSWERS)
+        self._doubted: set[Slot] = set()
         self._withheld: dict[str, Mark] = {}
         self._pressure: dict[str, int] = {}
         self._published_at_s: dict[str, float] = dict.fromkeys(self._cards, float("-inf"))

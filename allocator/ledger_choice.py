@@ -19,12 +19,12 @@ class Choice(Charges):
 
         False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
         for the view before answering `preferred`. A pod that was admitted before does not count: the kubelet
-        asks for it again only after it has lost its checkpoint.
+        asks for it again only after it has lost its checkpoint. Nor does one that may be over.
         """
         fixed = frozenset(must_include)
         self._doubt_offered_guesses(frozenset(available) - fixed)
         slot = self._asking(size, fixed)
-        return slot is not None and not self._pods[slot.uid].admitted
+        return slot is not None and slot not in self._doubted and not self._pods[slot.uid].admitted
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
@@ -97,7 +97,11 @@ class Choice(Charges):
                 self._withheld[text] = mark
 
     def _doubt_offered_guesses(self, offered: frozenset[str]) -> None:
-        """An Allocate whose IDs are on offer again serves nobody: the pod it seemed to be for still waits."""
+        """An Allocate whose IDs are on offer again serves nobody any more.
+
+        Either it was another pod's, and the pod it seemed to be for still waits; or that pod is over and the
+        API server does not say so yet. Both are possible, so others are served first.
+        """
         for holding in self._holdings:
             slot = holding.slot
             if slot is None or holding.key is not None or holding.certain or not holding.ids <= offered:
@@ -105,14 +109,16 @@ class Choice(Charges):
             tracked = self._pods.get(slot.uid)
             if tracked is None or not tracked.admitted:
                 holding.slot = None
+                self._doubted.add(slot)
 
     def _asking(self, size: int, fixed: frozenset[str]) -> Slot | None:
         """Guess whose container the kubelet asks for.
 
         IDs that must be included were the same pod's. Else the oldest unadmitted pod with a container of that
-        size that has nothing yet; then pods that were admitted and have lost what they had.
+        size that has nothing yet; then such pods that may be over; then those that were admitted and have lost
+        what they had.
         """
-        waiting = list(self._open_slots(size, admitted=False))
+        waiting = sorted(self._open_slots(size, admitted=False), key=self._doubted.__contains__)
         if fixed:
             mine = {h.slot.uid for h in self._holdings if h.slot is not None and h.ids & fixed}
             reused = [slot for slot in waiting if slot.uid in mine]

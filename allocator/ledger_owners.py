@@ -67,12 +67,21 @@ class Owners(Book):
             holding.slot = None
 
     def _rule_name_suggests(self, holding: Holding, key: tuple[str, str, str]) -> None:
-        """A name suggests the living pod that has it, unless it was bound only after the Allocate."""
+        """A name suggests the living pod that has it, unless it was bound only after the Allocate.
+
+        Of an Allocate from before this ledger nobody knows: that pod may be served already, so others are
+        served before it.
+        """
         if holding.slot is not None:
             return
         for tracked in self._named(key):
-            if tracked.live and (holding.order > tracked.bound_order or tracked.admitted):
-                self._attach(holding, Slot(tracked.pod.uid, key[2]))
+            if not tracked.live:
+                continue
+            slot = Slot(tracked.pod.uid, key[2])
+            if holding.order > tracked.bound_order or tracked.admitted:
+                self._attach(holding, slot)
+            elif holding.order == 0:
+                self._doubted.add(slot)
 
     def _rule_started_proves(self, holding: Holding, key: tuple[str, str, str]) -> None:
         """A listed name belongs to a UID once a list began after that UID was seen with a startTime.

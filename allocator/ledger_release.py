@@ -14,6 +14,7 @@ class Releases(Charges):
         for tracked in list(self._pods.values()):
             if tracked.ended and not self._owned(tracked.pod.uid):
                 del self._pods[tracked.pod.uid]
+                self._doubted = {slot for slot in self._doubted if slot.uid != tracked.pod.uid}
                 self._dead.append(tracked.pod.uid)
         if self._view_mark is not None and self._list_mark is not None and not self._strangers:
             self._leftover = {}

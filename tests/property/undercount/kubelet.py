@@ -4,6 +4,7 @@ It hides ordinary init containers from the list, frees the devices of pods that 
 admission, forgets its list when it restarts and sometimes its checkpoint, and tells pods apart by name only.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
@@ -208,9 +209,16 @@ class ModelKubelet:
         return shown
 
     def occupied(self) -> dict[str, int]:
-        """Units in use by card. IDs of different pods count each: a forgetful kubelet gives them out again."""
+        """Units in use by card."""
+        return self.units(self.admitted)
+
+    def units(self, uids: Collection[str]) -> dict[str, int]:
+        """Units by card that these pods were told of.
+
+        IDs of different pods count each: a forgetful kubelet gives them out again.
+        """
         units: dict[str, int] = {}
-        for uid in self.admitted:
+        for uid in uids:
             for text in self.truth.get(uid, ()):
                 uuid = parse_device_id(text)[0]
                 units[uuid] = units.get(uuid, 0) + 1
@@ -230,8 +238,6 @@ class ModelKubelet:
     # Restart.
 
     def restart(self, *, checkpoint_lost: bool) -> None:
-        while checkpoint_lost and self.start_one():
-            pass  # who loses the file in the second between a container's start and its report is on his own
         self.synced = False
         self.queue.clear()
         self.to_start.clear()
