@@ -50,6 +50,7 @@ async def run(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
     clock = time.monotonic
+    collecting = gc.get_threshold()
     async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
@@ -83,6 +84,8 @@ async def run(
         finally:
             await runner.cleanup()
             await binder.close()
+            gc.set_threshold(*collecting)
+            gc.unfreeze()
 
 
 async def _work(stop: asyncio.Event, watcher: Watcher, elector: LeaseElector | None) -> None:

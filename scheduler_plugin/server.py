@@ -19,6 +19,8 @@ from scheduler_plugin.watching import Watcher
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
 
+METRICS: Final = web.AppKey("metrics", Metrics)
+
 log = structlog.get_logger(__name__)
 
 
@@ -106,6 +108,7 @@ async def _explain(request: web.Request, handler: Callable[[web.Request], object
     try:
         return await handler(request)  # type: ignore[misc,no-any-return]
     except ProtocolError as error:
+        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
         log.warning("request refused", path=request.path, error=str(error))
         return web.Response(text=f"{error}\n", status=error.status)
     except web.HTTPRequestEntityTooLarge:
@@ -115,6 +118,7 @@ async def _explain(request: web.Request, handler: Callable[[web.Request], object
 def make_app(service: Service) -> web.Application:
     """Build the application."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[_explain])
+    app[METRICS] = service.metrics
     app.add_routes(
         [
             web.post("/filter", service.filter),

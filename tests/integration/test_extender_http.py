@@ -1,0 +1,323 @@
+"""The extender as a whole: HTTP in front, an API server behind."""
+
+import asyncio
+import io
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from allocator.names import NODE_HOLDS, POD_ASSIGNED
+from gpupack.standins.apiserver import ApiServer
+from scheduler_plugin.app import run
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.server import MAX_BODY
+from scheduler_plugin.settings import Settings
+from scheduler_plugin.state import ClusterState
+from tests.cluster_builders import node_object, pod_object, uuid
+
+LIMIT_S = 20.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(LIMIT_S):
+        while not await condition():  # noqa: ASYNC110  (HTTP has no event to wait for)
+            await asyncio.sleep(0.01)
+
+
+class Client:
+    """A running extender."""
+
+    def __init__(self, url: str, state: ClusterState, api: ApiServer, session: aiohttp.ClientSession) -> None:
+        self.url, self.state, self.api, self.session = url, state, api, session
+        self.tls: ssl.SSLContext | bool = True
+
+    async def post(self, path: str, body: object) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.url + path, data=io.BytesIO(data), ssl=self.tls) as response:
+            text = await response.read()
+            return response.status, json.loads(text) if response.status == 200 else text.decode()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path, ssl=self.tls) as response:
+            return response.status, await response.text()
+
+    async def ready(self) -> bool:
+        return (await self.get("/readyz"))[0] == 200
+
+    async def filter(self, pod: dict[str, Any], *names: str) -> dict[str, Any]:
+        status, answer = await self.post("/filter", {"Pod": pod, "Nodes": None, "NodeNames": names})
+        assert status == 200
+        return answer  # type: ignore[no-any-return]
+
+    async def bind(self, pod: dict[str, Any], node: str) -> str:
+        meta = pod["metadata"]
+        args = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        }
+        status, answer = await self.post("/bind", args)
+        assert status == 200
+        return answer["Error"]  # type: ignore[no-any-return]
+
+    def make_pod(self, name: str, units: int, **options: Any) -> dict[str, Any]:
+        """Create a pod and return it with the identity that the API server gave it."""
+        made = pod_object(name, units, **options)
+        del made["metadata"]["uid"], made["metadata"]["resourceVersion"], made["status"]  # type: ignore[attr-defined]
+        return self.api.add_pod(made)
+
+    def make_node(self, name: str, *args: Any, **options: Any) -> None:
+        made: Any = node_object(name, *args, **options)
+        self.api.add_node(name, {}, made["status"]["allocatable"], made["metadata"]["annotations"])
+
+    async def knows(self, uid: str) -> None:
+        async def known() -> bool:
+            return uid in self.state.pods
+
+        await until(known)
+
+
+@asynccontextmanager
+async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncIterator[Client]:
+    stop = asyncio.Event()
+    started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
+    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+    settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", bind_timeout_s=0.5, **options)
+    task = asyncio.create_task(
+        run(settings, stop=stop, started=lambda url, state: started.set_result((url, state)))
+    )
+    try:
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        async with aiohttp.ClientSession() as session:
+            yield Client(*started.result(), api, session)
+    finally:
+        stop.set()
+        await task
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with ApiServer() as api, extender(tmp_path, api) as client:
+        client.make_node("a", (16, 16), (8, 8))
+        client.make_node("b", (16, 16), (4, 0))
+        await until(client.ready)
+        yield client
+
+
+async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+    answer = await client.filter(pod, "a", "b")
+    assert answer["NodeNames"] == ["b"]
+    status, scores = await client.post("/prioritize", {"Pod": pod, "NodeNames": ["b"]})
+    assert (status, scores) == (200, [{"Host": "b", "Score": 10}])
+    assert await client.bind(pod, "b") == ""
+    bound = client.api.pod("default", "p")
+    assert bound["spec"]["nodeName"] == "b"
+    assert json.loads(bound["metadata"]["annotations"][POD_ASSIGNED]) == {"main": [[uuid("b", 1), 9]]}
+    assert client.state.nodes.assumed[client.state.nodes.rows["b"], :2].tolist() == [0, 9]
+    assert "is bound to node b already" in await until_bound(client, pod)
+    made: Any = node_object("b", (16, 16), (4, 9), holds=[pod["metadata"]["uid"]])
+    annotations = made["metadata"]["annotations"]
+    client.api.patch_node("b", {"metadata": {"annotations": {NODE_HOLDS: annotations[NODE_HOLDS]}}})
+    client.api.patch_node("b", {"status": made["status"]})
+
+    async def confirmed() -> bool:
+        row = client.state.nodes.rows["b"]
+        return client.state.nodes.used[row, 1] == 9 and client.state.nodes.assumed[row].sum() == 0
+
+    await until(confirmed)
+    assert client.state.nodes.free[client.state.nodes.rows["b"], :2].tolist() == [12, 7]
+
+
+async def until_bound(client: Client, pod: dict[str, Any]) -> str:
+    async def seen() -> bool:
+        return bool(client.state.pods[pod["metadata"]["uid"]].node)
+
+    await until(seen)
+    return await client.bind(pod, "b")
+
+
+async def test_a_refused_binding_gives_the_card_back(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+
+    async def refuse(request: Any) -> Any:
+        if request.path.endswith("/binding"):
+            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
+        return None
+
+    client.api.http.intercept = refuse
+    assert "not so" in await client.bind(pod, "b")
+    assert client.state.nodes.assumed.sum() == 0
+    client.api.http.intercept = None
+    assert await client.bind(pod, "b") == ""
+
+
+async def test_a_binding_that_is_answered_too_late_is_found_out(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+    client.api.http.bind_answer_latency_s = 5.0
+    assert await client.bind(pod, "b") == ""
+    assert client.state.nodes.assumed.sum() == 9
+
+
+async def test_a_binding_that_never_happens_is_found_out(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+    client.api.http.bind_latency_s = 60.0
+    assert "stay taken for now" in await client.bind(pod, "b")
+    assert client.state.nodes.assumed.sum() == 9
+    assert "under way" in await client.bind(pod, "b")
+
+    async def given_back() -> bool:
+        return client.state.nodes.assumed.sum() == 0
+
+    await until(given_back)
+
+
+async def test_a_stale_resource_version_is_a_refusal(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+    client.api.patch_pod("default", "p", {"metadata": {"labels": {"a": "b"}}})
+    error = await client.bind(pod, "b")
+    assert "Binding refused" in error or error == ""  # the watch may have been faster
+    assert client.state.nodes.assumed.sum() in {0, 9}
+
+
+async def test_events_of_both_kinds_reach_the_state(client: Client) -> None:
+    pod = client.make_pod("p", 9)
+    uid = pod["metadata"]["uid"]
+    await client.knows(uid)
+    client.api.delete_pod("default", "p", 0)
+    client.api.delete_node("a")
+    client.api.bookmark()
+
+    async def gone() -> bool:
+        return uid not in client.state.pods and "a" not in client.state.nodes.rows
+
+    await until(gone)
+
+
+async def test_health_and_metrics(client: Client) -> None:
+    assert await client.get("/healthz") == (200, "ok\n")
+    await client.filter(pod_object("p", 8), "a", "b")
+    await client.post("/filter", b"rubbish")
+    status, text = await client.get("/metrics")
+    assert status == 200
+    assert 'gpupack_extender_seconds_count{verb="filter"} 1.0' in text
+    assert 'gpupack_extender_errors_total{verb="filter"} 1.0' in text
+    assert 'gpupack_scheduler_nodes{words="readable"} 2.0' in text
+    assert 'gpupack_scheduler_units{kind="size"} 64.0' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/filter", b"rubbish", 400, "not JSON"),
+        ("/filter", b"{}", 422, "without Pod"),
+        ("/prioritize", b"{]", 400, "not JSON"),
+        ("/bind", b'{"PodName":"p"}', 422, "without PodNamespace, PodUID, Node"),
+        ("/bind", b'{"PodName":3}', 422, "Expected `str`"),
+        ("/preempt", b"1", 422, "another shape"),
+        ("/filter", b" " * (MAX_BODY + 1), 413, "too large"),
+        ("/nowhere", b"", 404, "Not Found"),
+    ],
+)
+async def test_rubbish_gets_one_line(
+    client: Client, path: str, body: bytes, status: int, message: str
+) -> None:
+    got, text = await client.post(path, body)
+    assert got == status
+    assert message in text
+    assert text.count("\n") <= 1
+
+
+async def test_preempt_over_http(client: Client) -> None:
+    status, answer = await client.post("/preempt", {"Pod": pod_object("p", 8), "NodeNameToMetaVictims": {}})
+    assert (status, answer) == (200, {"NodeNameToMetaVictims": {}})
+
+
+async def test_sixteen_mebibytes_of_names(client: Client) -> None:
+    names = [f"{'long-name-' * 20}{index:05d}" for index in range(20_000)]
+    answer = await client.filter(pod_object("p", 8), *names, "b")
+    assert answer["NodeNames"] == ["b"]
+
+
+async def test_without_the_api_server_filter_goes_on_and_then_says_so(tmp_path: Path) -> None:
+    async with ApiServer() as api, extender(tmp_path, api, stale_s=0.5) as client:
+        client.make_node("b", (16, 16))
+        await until(client.ready)
+        await api.away(True)
+
+        async def stale() -> bool:
+            answer = await client.filter(pod_object("p", 8), "b")
+            assert answer["Error"] or answer["NodeNames"] == ["b"]
+            return "has not heard from the API server" in answer["Error"]
+
+        await until(stale)
+        assert (await client.get("/readyz"))[0] == 503
+        assert (await client.get("/healthz"))[0] == 200
+        assert "has not heard" in await client.bind(pod_object("p", 8), "b")
+        await api.away(False)
+        await until(client.ready)
+
+
+async def test_before_the_lists_are_read_filter_says_so(tmp_path: Path) -> None:
+    async with ApiServer() as api:
+        api.http.latency_s = 60.0
+        async with extender(tmp_path, api) as client:
+            answer = await client.filter(pod_object("p", 8), "b")
+            assert "has not read nodes and pods yet" in answer["Error"]
+            assert await client.get("/readyz") == (503, f"{answer['Error']}\n")
+
+
+async def test_one_leader_binds(tmp_path: Path) -> None:
+    async with ApiServer() as api:
+        elected = {"leader_elect": True, "lease_s": 3}
+        async with extender(tmp_path, api, **elected, identity="first") as first:
+            await until(first.ready)
+            async with extender(tmp_path, api, **elected, identity="second") as second:
+                first.make_node("b", (16, 16))
+                pod = first.make_pod("p", 9)
+                await second.knows(pod["metadata"]["uid"])
+                assert await second.get("/readyz") == (503, "not the leader\n")
+                assert "not the leader" in await second.bind(pod, "b")
+                await first.knows(pod["metadata"]["uid"])
+                assert await first.bind(pod, "b") == ""
+                assert (
+                    api.lease("kube-system", "gpupack-scheduler-extender")["spec"]["holderIdentity"]
+                    == "first"
+                )
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    options += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)
+
+
+async def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        assert client.url.startswith("https://")
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        assert await client.get("/healthz") == (200, "ok\n")
+
+
+async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such file"):
+        await run(Settings(kubeconfig=str(tmp_path / "missing")))
