@@ -4,6 +4,7 @@ SchedulerError
 ├── ProtocolError    a request over HTTP that is not the extender's protocol
 ├── PolicyError      an unknown node policy, or parameters it cannot take
 ├── SettingsError    a configuration that cannot work, all its faults at once
+├── TraceError       a trace for the simulator that cannot be used at all
 ├── StateError       an event that contradicts the cluster state's own rules
 └── CommitError      a bind that cannot be done; the message goes back to kube-scheduler
 """
@@ -31,6 +32,10 @@ class PolicyError(SchedulerError):
 
 class SettingsError(SchedulerError):
     """A configuration that cannot work; the message lists every fault, one a line."""
+
+
+class TraceError(SchedulerError):
+    """A trace for the simulator that cannot be used at all; the message names file, line and value."""
 
 
 class StateError(SchedulerError):

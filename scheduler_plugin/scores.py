@@ -68,5 +68,6 @@ class Policies:
             demands=tuple(CardDemand(d.units_per_card, d.cards) for d in request.demands),
             admits=self._selectors.mask(nodes, request.selector),
             card_policy=request.card_policy or self.card_policy,
+            selector=request.selector,
         )
         return Query(request, ask, shapes(request))

@@ -4,7 +4,17 @@ The extender, the simulator and Python users call the same code: `make(name)` bu
 `score` ranks candidate rows of a `ClusterView`, lower is better.
 """
 
-from scheduler_plugin.policies import balanced, least_requested
+from scheduler_plugin.policies import balanced, best_fit, fragmentation, least_requested, weighted_balance
 from scheduler_plugin.policies.registry import NODE_POLICIES, make, names, register
 
-__all__ = ["NODE_POLICIES", "balanced", "least_requested", "make", "names", "register"]
+__all__ = [
+    "NODE_POLICIES",
+    "balanced",
+    "best_fit",
+    "fragmentation",
+    "least_requested",
+    "make",
+    "names",
+    "register",
+    "weighted_balance",
+]

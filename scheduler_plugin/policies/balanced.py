@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler_plugin.policies.fractions import DECIMALS, fractions, mean
+from scheduler_plugin.policies.fractions import DECIMALS, Fractions, mean
 from scheduler_plugin.policies.registry import (
     Ask,
     ClusterView,
@@ -21,11 +21,19 @@ class Balanced:
 
     epoch = 0
 
+    def __init__(self) -> None:
+        self._fractions = Fractions()
+
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
-        f, weight = fractions(view, ask, rows)
-        spread = (f - mean(f, weight)) ** 2 * weight
-        return np.round(mean(spread, weight), DECIMALS)
+        self._fractions.follow(view)
+        spread = self._fractions.after(ask, rows)
+        present = self._fractions.present(rows)
+        spread -= mean(spread, present)
+        spread *= spread
+        if present is not None:
+            spread *= present
+        return np.round(mean(spread, present), DECIMALS)
 
 
 def make(parameters: Parameters) -> Balanced:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler_plugin.policies.fractions import DECIMALS, fractions, mean
+from scheduler_plugin.policies.fractions import DECIMALS, Fractions, mean
 from scheduler_plugin.policies.registry import (
     Ask,
     ClusterView,
@@ -21,9 +21,13 @@ class LeastRequested:
 
     epoch = 0
 
+    def __init__(self) -> None:
+        self._fractions = Fractions()
+
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
-        return np.round(mean(*fractions(view, ask, rows)), DECIMALS)
+        self._fractions.follow(view)
+        return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows)), DECIMALS)
 
 
 def make(parameters: Parameters) -> LeastRequested:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.errors import PolicyError
 
 BoolArray = NDArray[np.bool_]
@@ -80,6 +81,7 @@ class Ask:
         demands: Card demands in placement order; each is served on what the ones before left.
         admits: bool[R, K], cards that the pod's selectors admit; None: every card.
         card_policy: Name of the card policy that will choose the cards.
+        selector: What `admits` was made of, for policies that learn what is asked for.
     """
 
     cpu_milli: int
@@ -87,6 +89,7 @@ class Ask:
     demands: tuple[CardDemand, ...]
     admits: BoolArray | None = None
     card_policy: str = "least-used"
+    selector: Selector = ANY_CARD
 
     @property
     def gpu_units(self) -> int:
@@ -126,6 +129,19 @@ class Learner(Protocol):
 
     def settled(self, uid: str, ask: Ask | None) -> None:
         """The pod was bound (its ask), or is gone (None)."""
+        ...
+
+
+@runtime_checkable
+class CardChooser(Protocol):
+    """What a node policy implements as well when it knows better than a card policy which cards to take."""
+
+    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+        """Choose the cards that the row's score was computed with.
+
+        Returns:
+            For each demand, positions of its cards; None when the pod does not fit.
+        """
         ...
 
 

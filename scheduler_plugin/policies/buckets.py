@@ -1,0 +1,139 @@
+"""Gradient buckets: items sorted into rings by what they have left, so that a search looks at few of them.
+
+Bucket k of M covers amounts from bound k up to bound k + 1, the last is open above; amounts below the first
+bound are not indexed. Equal widths: `k(a) = 0 if a < l else min((a - l) // n + 1, M)`. Inside a bucket items
+are in order of (amount, rank), so the best one is found by bisection.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from scheduler_plugin.errors import PolicyError
+
+Fallback = Literal["closest", "largest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a search ended.
+
+    Attributes:
+        key: The item, None when there is none.
+        probes: Buckets that were looked into, in order, empty ones included.
+        touched: Items that were looked at.
+    """
+
+    key: int | None
+    probes: tuple[int, ...]
+    touched: int
+
+
+class Buckets:
+    """An index of items by amount.
+
+    Args:
+        bounds: Lower bound of each bucket, growing.
+
+    Raises:
+        PolicyError: no bounds, or they do not grow.
+    """
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        if not bounds or any(low >= high for low, high in pairwise(bounds)):
+            raise PolicyError(f"bucket bounds {list(bounds)}: allowed are one or more growing numbers")
+        self.bounds = tuple(bounds)
+        self._rings: list[list[tuple[int, int, int]]] = [[] for _ in bounds]
+        self._entries: dict[int, tuple[int, int, int]] = {}
+
+    @classmethod
+    def equal(cls, lower: int, width: int, count: int) -> "Buckets":
+        """Make `count` buckets of one width, the first from `lower` on.
+
+        Raises:
+            PolicyError: width or count below 1.
+        """
+        if width < 1 or count < 1:
+            raise PolicyError(f"{count} buckets of width {width}: allowed is 1 or more of both")
+        return cls([lower + k * width for k in range(count)])
+
+    @property
+    def count(self) -> int:
+        """M, the number of buckets."""
+        return len(self.bounds)
+
+    def bucket_of(self, amount: int) -> int:
+        """Number of the bucket for an amount, 0 for none."""
+        return bisect_right(self.bounds, amount)
+
+    def put(self, key: int, amount: int, rank: int) -> None:
+        """Insert an item, or move it to its new place.
+
+        Args:
+            key: Names the item.
+            amount: What it has left.
+            rank: Decides between equal amounts, smaller first.
+        """
+        entry = (amount, rank, key)
+        if self._entries.get(key) == entry:
+            return
+        self.drop(key)
+        bucket = self.bucket_of(amount)
+        if bucket:
+            insort(self._rings[bucket - 1], entry)
+            self._entries[key] = entry
+
+    def drop(self, key: int) -> None:
+        """Take an item out, if it is in."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            ring = self._rings[self.bucket_of(entry[0]) - 1]
+            del ring[bisect_left(ring, entry)]
+
+    def find(
+        self, amount: int, limit: int, fits: Callable[[int], bool], fallback: Fallback = "closest"
+    ) -> Found:
+        """Search an item with at least `amount` left that fits.
+
+        The bucket of the amount first, then upwards to bucket `limit`, then from the last one downwards.
+        In a bucket the smallest amount wins, tie by rank; beyond the limit that, or the largest.
+
+        Args:
+            amount: At least 1.
+            limit: N, at least 1.
+            fits: Tells whether an item can be taken otherwise.
+            fallback: What to take in buckets beyond the limit.
+
+        Raises:
+            PolicyError: amount or limit below 1.
+        """
+        if amount < 1:
+            raise PolicyError(f"search for {amount}: allowed is 1 or more")
+        if limit < 1:
+            raise PolicyError(f"scan limit {limit}: allowed is 1 or more")
+        first = max(1, self.bucket_of(amount))
+        near = range(first, max(first, min(limit, self.count)) + 1)
+        far = range(self.count, max(first, limit), -1)
+        probes: list[int] = []
+        touched = 0
+        for bucket in (*near, *far):
+            probes.append(bucket)
+            ring = self._rings[bucket - 1]
+            start = bisect_left(ring, (amount, -1, -1))
+            downwards = fallback == "largest" and bucket in far
+            for at in _from_largest(ring, start) if downwards else range(start, len(ring)):
+                touched += 1
+                if fits(ring[at][2]):
+                    return Found(ring[at][2], tuple(probes), touched)
+        return Found(None, tuple(probes), touched)
+
+
+def _from_largest(ring: list[tuple[int, int, int]], start: int) -> Iterator[int]:
+    """Positions from the largest amount down to `start`, equal amounts by rank."""
+    end = len(ring)
+    while end > start:
+        begin = max(start, bisect_left(ring, (ring[end - 1][0], -1, -1)))
+        yield from range(begin, end)
+        end = begin

@@ -1,0 +1,144 @@
+"""The simulated cluster: the extender's own node arrays, filled from a trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from allocator.policy import choose
+from allocator.selector import Selector
+from scheduler_plugin.filtering import cards_of
+from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.policies.registry import Ask, BoolArray, CardDemand, RowArray
+from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
+
+if TYPE_CHECKING:
+    from allocator.cards import Card
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What pods with the same request have in common.
+
+    Attributes:
+        ask: As policies see it.
+        nodes: bool[R], nodes whose model the pod accepts; None: all.
+        units: GPU units over all cards, as the cluster counts them.
+        asked: Thousandths of a card over all cards, as the trace counts them.
+    """
+
+    ask: Ask
+    nodes: BoolArray | None
+    units: int
+    asked: int
+
+
+class Cluster:
+    """Nodes of a trace, and pods on them that never end.
+
+    Args:
+        nodes: Sorted by name, so that the first of equal rows has the smallest name.
+        card_units: Units a card has; requests are rounded up to whole units.
+    """
+
+    def __init__(self, nodes: Sequence[TraceNode], card_units: int = CARD) -> None:
+        self.card_units = card_units
+        self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
+        self._cards: dict[int, list[Card]] = {}
+        self.gpus = sum(node.cards for node in nodes)
+        for node in nodes:
+            row = self.arrays.add(node.name)
+            self.arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
+            cards = [card_units] * node.cards
+            self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
+        self._model_of_row = np.array(
+            [self.arrays.model[row, 0] if self.arrays.cards[row] else -1 for row in range(len(nodes))],
+            dtype=np.int64,
+        )
+
+    def shape(self, pod: TracePod, card_policy: str) -> Shape:
+        """Make a pod's request ready."""
+        units = -(-pod.gpu_milli * self.card_units // CARD)
+        selector = Selector(models=tuple(model.lower() for model in pod.models))
+        nodes: BoolArray | None = None
+        admits: BoolArray | None = None
+        if pod.models:
+            wanted = [at for at, name in enumerate(self.arrays.model_names) if selector.admits_model(name)]
+            nodes = np.isin(self._model_of_row, wanted)
+            admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
+        ask = Ask(
+            cpu_milli=pod.cpu_milli,
+            memory_bytes=pod.memory_mib * MIB,
+            demands=(CardDemand(units, pod.cards),) if pod.cards else (),
+            admits=admits,
+            card_policy=card_policy,
+            selector=selector,
+        )
+        return Shape(ask, nodes, units * pod.cards, pod.asked)
+
+    def fitting(self, shape: Shape) -> RowArray:
+        """Rows that can take a pod now, in the order of their names."""
+        arrays, ask = self.arrays, shape.ask
+        fits = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
+        fits &= arrays.memory_capacity - arrays.memory_used >= ask.memory_bytes
+        cards = self._with_cards(shape)
+        if cards is not None:
+            fits &= cards
+        return np.flatnonzero(fits)
+
+    def misfit(self, shape: Shape) -> str:
+        """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
+        arrays, ask = self.arrays, shape.ask
+        if shape.nodes is not None and not shape.nodes.any():
+            return "no node of that model"
+        left = self._with_cards(shape)
+        if left is not None and not left.any():
+            return "no card with enough free" if ask.demands[0].cards == 1 else "not enough cards free"
+        if left is None:
+            left = arrays.usable
+        cpu = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
+        if not (left & cpu).any():
+            return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
+        return "not enough host memory beside the rest"
+
+    def choose(self, shape: Shape, row: int) -> tuple[int, ...]:
+        """Choose the cards by the card policy that the pod names; one of `fitting`'s rows."""
+        if not shape.ask.demands:
+            return ()
+        units, count = shape.ask.demands[0]
+        cards = self._cards.get(row)
+        if cards is None:
+            cards = self._cards[row] = list(cards_of(self.arrays, row))
+        return choose(cards, units, count, shape.ask.card_policy) or ()
+
+    def take(self, shape: Shape, row: int, cards: Sequence[int]) -> None:
+        """Put a pod on a row's cards."""
+        arrays, ask = self.arrays, shape.ask
+        if cards:
+            units = ask.demands[0].units
+            taken = arrays.assumed[row, : arrays.cards[row]].tolist()
+            known = self._cards.get(row)
+            for card in cards:
+                taken[card] += units
+                if known is not None:
+                    known[card] = replace(known[card], used_units=taken[card])
+            arrays.set_assumed(row, taken)
+        arrays.set_requested(
+            row, int(arrays.cpu_used[row]) + ask.cpu_milli, int(arrays.memory_used[row]) + ask.memory_bytes
+        )
+
+    def _with_cards(self, shape: Shape) -> BoolArray | None:
+        """Nodes that have the cards; all cards of a node are of one model."""
+        if not shape.ask.demands:
+            return None
+        units, count = shape.ask.demands[0]
+        if count > self.arrays.free_order.shape[0]:
+            none: BoolArray = np.zeros(self.arrays.row_count, dtype=np.bool_)
+            return none
+        result: BoolArray = self.arrays.free_order[count - 1] >= units
+        if shape.nodes is not None:
+            result &= shape.nodes
+        return result

@@ -1,0 +1,174 @@
+"""One run: pods arrive one by one, each goes where the policy says or is dropped, none ends."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.policies.fragmentation import Fragmentation
+from scheduler_plugin.policies.fragmentation_workload import Workload
+from scheduler_plugin.policies.registry import (
+    CardChooser,
+    Learner,
+    NodePolicy,
+    Parameters,
+    make,
+)
+from scheduler_plugin.simulator.cluster import Cluster, Shape
+from scheduler_plugin.simulator.trace import CARD, TracePod
+
+HELD: Final = "held back by the policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The cluster when a share of it has been asked for; all in percent of the cluster's GPUs."""
+
+    arrived: float
+    allocated: float
+    fragmented: float | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one run gave.
+
+    Attributes:
+        pods: Pods that arrived.
+        placed: Pods that run.
+        curve: Allocation against arrival, one point a percent.
+        allocated_percent: By arrived percent, "100" and the last.
+        failed: Dropped pods by reason.
+        placed_units, failed_units: Cards asked for, by the units asked of each.
+        wall_s: Seconds that placing took.
+    """
+
+    pods: int = 0
+    placed: int = 0
+    curve: list[Point] = field(default_factory=list)
+    allocated_percent: dict[str, float] = field(default_factory=dict)
+    failed: Counter[str] = field(default_factory=Counter)
+    placed_units: Counter[int] = field(default_factory=Counter)
+    failed_units: Counter[int] = field(default_factory=Counter)
+    wall_s: float = 0.0
+
+
+def typical(cluster: Cluster, pods: Sequence[TracePod]) -> Workload:
+    """The typical workload of a pod list: every shape, by how often it is there."""
+    workload = Workload()
+    for pod, count in Counter(replace(pod, name="") for pod in pods).items():
+        workload.add(cluster.shape(pod, "").ask, count)
+    return workload
+
+
+def policy_for(name: str, parameters: Parameters, workload: Workload) -> NodePolicy:
+    """Build a node policy; `fragmentation` without a workload of its own gets that of the pod list.
+
+    Raises:
+        PolicyError: unknown name or parameters.
+    """
+    if name == "fragmentation" and not parameters:
+        return Fragmentation(workload)
+    return make(name, parameters)
+
+
+def run(
+    cluster: Cluster,
+    policy: NodePolicy,
+    card_policy: str,
+    pods: Sequence[TracePod],
+    clock: Callable[[], float],
+    measure: Callable[[Cluster], float] | None = None,
+) -> Outcome:
+    """Place pods in order.
+
+    Args:
+        cluster: Empty; full afterwards.
+        policy: Ranks nodes.
+        card_policy: Chooses cards, unless the node policy does.
+        pods: In the order in which they arrive.
+        clock: Seconds, for `wall_s`.
+        measure: Called at every percent that has arrived, for `Point.fragmented`; its time does not count.
+
+    Returns:
+        The outcome; deterministic but for `wall_s`.
+    """
+    outcome = Outcome(pods=len(pods))
+    shapes: dict[tuple[object, ...], Shape] = {}
+    asked_of = [pod.asked for pod in pods]
+    total = cluster.gpus * CARD
+    whole = cluster.gpus * cluster.card_units
+    asked = taken = 0
+    next_point = 1
+    learner = policy if isinstance(policy, Learner) else None
+    chooser = policy if isinstance(policy, CardChooser) and card_policy == "fragmentation" else None
+    start = clock()
+    apart = 0.0
+    for number, pod in enumerate(pods):
+        key = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_milli, pod.models)
+        shape = shapes.get(key)
+        if shape is None:
+            shape = shapes[key] = cluster.shape(pod, card_policy)
+        reason = _place(cluster, policy, learner, chooser, shape, number)
+        if reason is None:
+            outcome.placed += 1
+            taken += shape.units
+        else:
+            outcome.failed[reason] += 1
+        _count(outcome.failed_units if reason else outcome.placed_units, shape)
+        asked += asked_of[number]
+        while asked * 100 >= next_point * total:
+            paused = clock()
+            fragmented = None if measure is None else measure(cluster)
+            apart += clock() - paused
+            outcome.curve.append(Point(float(next_point), 100.0 * taken / whole, fragmented))
+            if next_point == 100:  # noqa: PLR2004 - the percent that is always told
+                outcome.allocated_percent["100"] = 100.0 * taken / whole
+            next_point += 1
+    outcome.wall_s = clock() - start - apart
+    return _finish(outcome, 100.0 * asked / total, 100.0 * taken / whole)
+
+
+def _place(
+    cluster: Cluster,
+    policy: NodePolicy,
+    learner: Learner | None,
+    chooser: CardChooser | None,
+    shape: Shape,
+    number: int,
+) -> str | None:
+    """Place one pod; the reason when it cannot be."""
+    arrays, ask = cluster.arrays, shape.ask
+    rows = cluster.fitting(shape)
+    if not rows.size:
+        if learner is not None:
+            learner.pending(str(number), arrays, ask, np.arange(arrays.row_count))
+        return cluster.misfit(shape)
+    scores = policy.score(arrays, ask, rows)
+    best = int(scores.argmin())
+    if not scores[best] < np.inf:
+        return HELD
+    row = int(rows[best])
+    cards: Sequence[int] = ()
+    if ask.demands:
+        chosen = None if chooser is None else chooser.choose_cards(arrays, ask, row)
+        cards = cluster.choose(shape, row) if chosen is None else chosen[0]
+    cluster.take(shape, row, cards)
+    if learner is not None:
+        learner.settled(str(number), ask)
+    return None
+
+
+def _count(units: Counter[int], shape: Shape) -> None:
+    for demand in shape.ask.demands:
+        units[demand.units] += demand.cards
+
+
+def _finish(outcome: Outcome, arrived: float, allocated: float) -> Outcome:
+    """Write down the end, at the percent that was asked for in whole numbers."""
+    last = str(int(arrived))
+    outcome.curve.append(Point(arrived, allocated, outcome.curve[-1].fragmented if outcome.curve else None))
+    outcome.allocated_percent[last] = allocated
+    return outcome

@@ -1,0 +1,205 @@
+"""Reads nodes and pods from CSV files, and draws the pods of one run.
+
+Rows that cannot be used are left out with one line that names file, line and value; what makes the whole
+file useless stops with such a line.
+"""
+
+import csv
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scheduler_plugin.errors import TraceError
+
+CARD: Final = 1000
+"""Thousandths of a card, the unit of `gpu_milli`."""
+
+NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+MODELS_COLUMN: Final = "gpu_spec"
+
+_MAX_CPU: Final = 10**8
+_MAX_MEMORY: Final = 10**9
+_MAX_CARDS: Final = 64
+_SHOWN: Final = 64
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """A node: thousandths of a core, MiB of host memory, number of cards and their model."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    cards: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracePod:
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models it accepts."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    cards: int
+    gpu_milli: int
+    models: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        """Thousandths of a card over all its cards."""
+        return self.cards * self.gpu_milli
+
+
+def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
+    """Read the node list, sorted by name.
+
+    Args:
+        path: CSV file with the columns of `NODE_COLUMNS`.
+        warn: Called with a line for each row that is left out.
+
+    Raises:
+        TraceError: the file cannot be read, lacks a column, or has no usable row.
+    """
+    nodes: dict[str, TraceNode] = {}
+    for where, row in _rows(path, NODE_COLUMNS):
+        name = row["sn"] or ""
+        fault = _name_fault(where, "sn", name, nodes)
+        numbers = {}
+        for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
+            numbers[column], wrong = _number(where, column, row, most)
+            fault = fault or wrong
+        if fault:
+            warn(f"{fault}; the node is left out")
+            continue
+        nodes[name] = TraceNode(
+            name, numbers["cpu_milli"], numbers["memory_mib"], numbers["gpu"], (row["model"] or "").strip()
+        )
+    if not any(node.cards for node in nodes.values()):
+        raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
+    return [nodes[name] for name in sorted(nodes)]
+
+
+def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn) -> list[TracePod]:
+    """Read the pod list, in the file's order.
+
+    Args:
+        path: CSV file with the columns of `POD_COLUMNS`, and `gpu_spec` (models, `A|B`) where there is one.
+        nodes: The nodes it will run on, to tell pods that can never run.
+        warn: Called with a line for each row that is left out or can never run.
+
+    Raises:
+        TraceError: the file cannot be read, lacks a column, or has no usable row.
+    """
+    known = {node.model for node in nodes}
+    possible: dict[tuple[int, int, int, tuple[str, ...]], bool] = {}
+    pods = []
+    for where, row in _rows(path, POD_COLUMNS):
+        pod, fault = _pod(where, row)
+        if pod is None:
+            warn(f"{fault}; the pod is left out")
+            continue
+        pods.append(pod)
+        for model in pod.models:
+            if model not in known:
+                what = f"{where}: {MODELS_COLUMN} names {_quote(model)}"
+                warn(f"{what}, a model that no node has; the pod is kept")
+        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.models)
+        if shape not in possible:
+            possible[shape] = any(_could_run(pod, node) for node in nodes)
+        if not possible[shape]:
+            what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
+            warn(f"{where}: {what} fit on no node even when it is empty; the pod is kept and will fail")
+    if not pods:
+        raise TraceError(f"{path}: no usable pod in it; allowed is one or more")
+    return pods
+
+
+def draw(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) -> list[TracePod]:
+    """Make the pods of one run: append random ones until enough is asked for, and shuffle all.
+
+    Args:
+        pods: The pod list.
+        gpus: Cards of the cluster.
+        inflation: Cards to ask for, as a multiple of the cluster's.
+        seed: Of the random numbers.
+
+    Returns:
+        The pods in the order in which they arrive. A list that asks for more, or for no GPU at all, is
+        shuffled as it is.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
+    drawn = list(pods)
+    asked = sum(pod.asked for pod in pods)
+    while 0 < asked < inflation * gpus * CARD:
+        pod = rng.choice(pods)
+        drawn.append(pod)
+        asked += pod.asked
+    rng.shuffle(drawn)
+    return drawn
+
+
+def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            present = reader.fieldnames or ()
+            missing = [column for column in columns if column not in present]
+            if missing:
+                names = ", ".join(columns)
+                raise TraceError(f"{path}:1: no column {', '.join(missing)}; needed are {names}")
+            for row in reader:
+                yield f"{path}:{reader.line_num}", row
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+
+
+def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, str]:
+    cpu, fault = _number(where, "cpu_milli", row, _MAX_CPU)
+    memory, wrong = _number(where, "memory_mib", row, _MAX_MEMORY)
+    fault = fault or wrong
+    cards, wrong = _number(where, "num_gpu", row, _MAX_CARDS)
+    fault = fault or wrong
+    milli, wrong = _number(where, "gpu_milli", row, CARD)
+    fault = fault or wrong
+    if not fault and cards and not milli:
+        fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed is 1 to {CARD}"
+    if fault:
+        return None, fault
+    text = row.get(MODELS_COLUMN) or ""
+    models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
+    return TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ()), ""
+
+
+def _could_run(pod: TracePod, node: TraceNode) -> bool:
+    return (
+        pod.cpu_milli <= node.cpu_milli
+        and pod.memory_mib <= node.memory_mib
+        and pod.cards <= node.cards
+        and (not pod.models or node.model in pod.models)
+    )
+
+
+def _name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
+    if not name:
+        return f"{where}: {column} is empty; allowed is a name"
+    if name in taken:
+        return f"{where}: {column} {_quote(name)} is there twice; allowed is a name of its own"
+    return ""
+
+
+def _number(where: str, column: str, row: Mapping[str, str | None], most: int) -> tuple[int, str]:
+    text = (row[column] or "").strip()
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
+        return int(text), ""
+    return 0, f"{where}: {column} is {_quote(text)}; allowed is a whole number from 0 to {most}"
+
+
+def _quote(text: str) -> str:
+    return ascii(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
