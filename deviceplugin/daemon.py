@@ -146,10 +146,12 @@ class Daemon:
             on_registered=self._on_registered,
             on_kubelet_restart=self._reconciler.kubelet_restarted,
         )
-        self._pods = pods
+        self._pods, self._node_view = pods, nodes
         http = HttpServer(metrics, self._not_ready, self._explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
+        # Not earlier: what the user got wrong is one line, without a log before it.
+        log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
         await _until(
             stop,
@@ -267,7 +269,6 @@ async def run(settings: Settings, *, source: GpuSource | None = None) -> None:
     """
     settings.check()
     structlog.contextvars.bind_contextvars(node=settings.node_name)
-    log.info("gpupack node", **settings.shown())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

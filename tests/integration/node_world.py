@@ -1,0 +1,231 @@
+"""A node for tests: stand-in API server and kubelet, real gRPC to the daemon, simulated cards."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
+from allocator.packing import NodeWords, read_node
+from deviceplugin.daemon import Daemon
+from deviceplugin.profile import parse_profile
+from deviceplugin.settings import Settings
+from deviceplugin.simulated import SimulatedGpus
+from gpupack.standins.apiserver import ApiServer
+from gpupack.standins.kubelet import Kubelet
+from gpupack.standins.kubelet_process import Delays
+
+GIB = RESOURCE_PREFIX + "gib"
+NODE = "n1"
+DEADLINE_S = 20.0
+
+
+def profile_text(*sizes_gib: int) -> str:
+    """Cards of these sizes, nothing reserved."""
+    devices = [
+        {
+            "index": i,
+            "uuid": card(i),
+            "minor_number": i,
+            "pci": {"bus_id": f"0000:{i + 1:02x}:00.0"},
+            "memory": {"total_bytes": size * 2**30, "reserved_bytes": 0, "used_bytes": 0},
+        }
+        for i, size in enumerate(sizes_gib)
+    ]
+    return json.dumps(
+        {
+            "version": "1.0",
+            "system": {"driver_version": "1"},
+            "device_defaults": {"name": "Test card", "architecture": "none"},
+            "devices": devices,
+        }
+    )
+
+
+def card(index: int) -> str:
+    """UUID of a card."""
+    return f"GPU-0000000{index}-0000-0000-0000-000000000000"
+
+
+async def until(condition: Callable[[], Any], what: str = "") -> Any:
+    """Wait until the condition is true and return its value; a deadline far beyond any real wait ends it."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + DEADLINE_S
+    while not (value := condition()):
+        assert loop.time() < end, f"not within {DEADLINE_S} s: {what or condition}"
+        await asyncio.sleep(0.02)
+    return value
+
+
+class KubeletCgroups:
+    """The containers of the stand-in kubelet stand for the kernel's cgroups."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self.kubelet = kubelet
+
+    def alive(self, uids: Collection[str]) -> frozenset[str]:
+        return frozenset(uids) & self.kubelet.running_pods()
+
+    def owners(self, pids: Collection[int]) -> Mapping[int, str | None]:
+        return dict.fromkeys(pids)
+
+
+class NodeWorld:
+    """One node; `start_daemon` and `stop_daemon` may come often."""
+
+    def __init__(self, folder: Path, sizes_gib: Sequence[int], **kubelet: Any) -> None:
+        self.folder = folder
+        self.source = SimulatedGpus(parse_profile("test", profile_text(*sizes_gib)))
+        self.api = ApiServer(seed=1)
+        self.kubelet_options = kubelet
+        self.kubelet: Kubelet
+        self.daemon: Daemon
+        self.stop = asyncio.Event()
+        self.running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.api.start()
+        self.api.add_node(NODE)
+        self.kubelet = Kubelet(self.folder, NODE, self.api.url, **self.kubelet_options)
+        await self.kubelet.start()
+        await self.start_daemon()
+
+    def settings(self, **changes: Any) -> Settings:
+        base: dict[str, Any] = {
+            "node_name": NODE,
+            "gpus": "simulated",
+            "profile": "unused",
+            "kubeconfig": self.api.kubeconfig(self.folder / "kubeconfig"),
+            "device_plugin_dir": self.kubelet.device_plugin_dir,
+            "pod_resources_socket": self.kubelet.pod_resources_socket,
+            "http": "127.0.0.1:0",
+        }
+        return Settings(**{**base, **changes})
+
+    async def start_daemon(self, **changes: Any) -> None:
+        self.stop = asyncio.Event()
+        fake = KubeletCgroups(self.kubelet)
+        self.daemon = Daemon(self.settings(**changes), source=self.source, cgroups=fake, owners=fake)
+        self.running = asyncio.create_task(self.daemon.run(self.stop))
+        await until(lambda: self.daemon.ready.is_set() or self.running.done(), "registered")
+        if self.running.done():
+            self.running.result()
+
+    async def stop_daemon(self) -> None:
+        """Stop it as a signal does."""
+        assert self.running is not None
+        self.stop.set()
+        await self.running
+
+    async def kill_daemon(self) -> None:
+        """End it in the middle of whatever it does."""
+        assert self.running is not None
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+    async def end(self) -> None:
+        if self.running is not None and not self.running.done():
+            await self.stop_daemon()
+        await self.kubelet.stop()
+        await self.api.stop()
+
+    # Pods
+
+    def bind(
+        self,
+        name: str,
+        units: int,
+        on: int | None = None,
+        *,
+        init: int = 0,
+        annotations: Mapping[str, str] | None = None,
+        containers: Sequence[Mapping[str, Any]] | None = None,
+        assigned: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Create a pod and bind it as the extender does; returns its UID."""
+        spec: dict[str, Any] = {"containers": containers or [container("main", units)]}
+        if init:
+            spec["initContainers"] = [container("setup", init)]
+        pod = self.api.add_pod(
+            {
+                "metadata": {"name": name, "namespace": "default", "annotations": dict(annotations or {})},
+                "spec": spec,
+            }
+        )
+        notes = {}
+        if assigned is None and on is not None:
+            assigned = {"main": [[card(on), units]]}
+            if init:
+                assigned["setup"] = [[card(on), init]]
+        if assigned is not None:
+            notes[POD_ASSIGNED] = json.dumps(assigned)
+        self.api.bind_pod("default", name, NODE, notes)
+        return str(pod["metadata"]["uid"])
+
+    def phase(self, name: str) -> str:
+        return str(self.api.pod("default", name)["status"].get("phase", ""))
+
+    async def run(self, name: str, units: int, on: int | None = None, **more: Any) -> str:
+        """Bind a pod and wait until it runs."""
+        uid = self.bind(name, units, on, **more)
+        await until(lambda: self.phase(name) == "Running", f"{name} runs")
+        return uid
+
+    def env(self, uid: str, name: str = "main") -> Mapping[str, str]:
+        return self.kubelet.containers[uid, name].envs
+
+    def allocation(self, name: str) -> Any:
+        text = self.api.pod("default", name)["metadata"].get("annotations", {}).get(POD_ALLOCATION)
+        return None if text is None else json.loads(text)
+
+    # The Node
+
+    def words(self) -> NodeWords | None:
+        status = self.api.node(NODE)["status"]
+        packed = read_node(status["allocatable"])
+        assert packed == read_node(status["capacity"])
+        return packed
+
+    @property
+    def used(self) -> list[int] | None:
+        words = self.words()
+        return None if words is None else list(words.used)
+
+    @property
+    def holds(self) -> set[str]:
+        text = self.api.node(NODE)["metadata"].get("annotations", {}).get(NODE_HOLDS)
+        return set() if text is None else set(json.loads(text)["uids"])
+
+    async def settled(self, used: list[int], holds: set[str]) -> None:
+        """Wait until the Node says exactly this."""
+        await until(
+            lambda: (self.used, self.holds) == (used, holds),
+            f"used {used} holds {holds}",
+        )
+
+
+def container(name: str, units: int, **more: Any) -> dict[str, Any]:
+    """A container that asks for units."""
+    limits = {GIB: str(units)} if units else {}
+    return {"name": name, "image": "x", "resources": {"limits": limits}, **more}
+
+
+@asynccontextmanager
+async def node_world(*sizes_gib: int, **kubelet: Any) -> AsyncIterator[NodeWorld]:
+    """A running node, torn down afterwards."""
+    # Short: a socket's path has at most 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="gp"))
+    world = NodeWorld(folder, sizes_gib or (8, 8), **kubelet)
+    try:
+        await world.start()
+        yield world
+    finally:
+        await world.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+__all__ = ["Delays", "NodeWorld", "card", "container", "node_world", "until"]

@@ -1,0 +1,197 @@
+"""A node's daemon on the stand-ins: pods' whole lives, what they are given and what the Node says."""
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS
+from allocator.records import load_cards
+from tests.integration.node_world import GIB, NODE, card, container, node_world, until
+
+
+async def test_a_pods_whole_life():
+    async with node_world(8, 8) as world:
+        await world.settled([0, 0], set())
+        uid = await world.run("a", 3, on=1)
+        assert world.env(uid) == {
+            "NVIDIA_VISIBLE_DEVICES": card(1),
+            "GPUPACK_MEMORY_MIB": "3072",
+            "GPUPACK_CARDS": f"{card(1)}:3",
+        }
+        await world.settled([0, 3], {uid})
+        await until(lambda: world.allocation("a"))
+        assert world.allocation("a") == {"uid": uid, "containers": {"main": [[card(1), 3]]}}
+        world.api.delete_pod("default", "a")
+        await world.settled([0, 0], set())
+
+
+async def test_what_the_node_says_of_itself():
+    async with node_world(8, 4) as world:
+        await world.settled([0, 0], set())
+        words = world.words()
+        assert words is not None
+        assert (words.sizes, words.layout.bits, words.layout.unit_mib) == ((8, 4), 4, 1024)
+        inventory = load_cards(world.api.node(NODE)["metadata"]["annotations"][NODE_CARDS])
+        assert [(c.uuid, c.mib, c.healthy) for c in inventory] == [
+            (card(0), 8192, True),
+            (card(1), 4096, True),
+        ]
+        await until(lambda: world.api.node(NODE)["status"]["allocatable"].get(GIB) == "12")
+
+
+async def test_a_finished_pod_frees_its_card_though_its_object_stays():
+    async with node_world(8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        world.kubelet.finish(uid)
+        await world.settled([0], set())
+        assert world.phase("a") == "Succeeded"
+
+
+async def test_an_init_container_shares_the_card_and_its_larger_part_stays_charged():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 2, on=1, init=5)
+        assert world.env(uid, "setup")["NVIDIA_VISIBLE_DEVICES"] == card(1)
+        assert world.env(uid)["GPUPACK_CARDS"] == f"{card(1)}:2"
+        await world.settled([0, 5], {uid})
+        await until(lambda: world.allocation("a"))
+        assert world.allocation("a")["containers"] == {"setup": [[card(1), 5]], "main": [[card(1), 2]]}
+        world.api.delete_pod("default", "a")
+        await world.settled([0, 0], set())
+
+
+async def test_containers_of_one_pod_get_cards_of_their_own():
+    async with node_world(8, 8) as world:
+        uid = await world.run(
+            "a",
+            0,
+            containers=[container("one", 5), container("two", 6)],
+            assigned={"one": [[card(1), 5]], "two": [[card(0), 6]]},
+        )
+        assert world.env(uid, "one")["NVIDIA_VISIBLE_DEVICES"] == card(1)
+        assert world.env(uid, "two")["NVIDIA_VISIBLE_DEVICES"] == card(0)
+        await world.settled([6, 5], {uid})
+
+
+async def test_two_cards_are_split_evenly():
+    async with node_world(8, 8, 8) as world:
+        uid = await world.run(
+            "a", 6, annotations={POD_CARDS: "2"}, assigned={"main": [[card(2), 3], [card(0), 3]]}
+        )
+        assert world.env(uid) == {
+            "NVIDIA_VISIBLE_DEVICES": f"{card(0)},{card(2)}",
+            "GPUPACK_MEMORY_MIB": "3072",
+            "GPUPACK_CARDS": f"{card(0)}:3,{card(2)}:3",
+        }
+        await world.settled([3, 0, 3], {uid})
+
+
+async def test_pods_of_other_schedulers_are_placed_by_the_policy():
+    async with node_world(8, 8) as world:
+        first = await world.run("a", 3)
+        second = await world.run("b", 3)
+        assert {world.env(uid)["NVIDIA_VISIBLE_DEVICES"] for uid in (first, second)} == {card(0), card(1)}
+        await world.settled([3, 3], {first, second})
+
+
+async def test_a_burst_of_pods_is_told_in_few_patches():
+    async with node_world(80, 80) as world:
+        await world.settled([0, 0], set())
+        before = world.daemon._publisher.patches
+        uids = {world.bind(f"p{i}", 2, on=i % 2) for i in range(30)}
+        await world.settled([30, 30], uids)
+        assert world.daemon._publisher.patches - before <= 8
+
+
+async def test_nothing_is_written_when_nothing_changes():
+    async with node_world(8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        await until(lambda: world.allocation("a"))
+        patches = dict(world.api.http.requests)
+        await world.daemon._reconciler._once()
+        await world.daemon._sampler._once()
+        assert {k: n for k, n in world.api.http.requests.items() if k[0] == "PATCH"} == {
+            k: n for k, n in patches.items() if k[0] == "PATCH"
+        }
+
+
+async def test_a_cordoned_card_is_full_and_its_pod_runs_on():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3, 0], {uid})
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: card(0)}}})
+        await world.settled([8, 0], {uid})
+        other = await world.run("b", 1)
+        assert world.env(other)["NVIDIA_VISIBLE_DEVICES"] == card(1)
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: None}}})
+        await world.settled([3, 1], {uid, other})
+
+
+async def test_a_cordon_that_cannot_be_read_changes_nothing():
+    async with node_world(8) as world:
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: card(0)}}})
+        await world.settled([8], set())
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: "no:uuid"}}})
+        uid = world.bind("a", 1, on=0)
+        await until(lambda: uid in world.holds)
+        assert world.used == [8]
+
+
+async def test_a_lost_card_is_full_until_it_is_mended():
+    async with node_world(8, 8) as world:
+        await world.settled([0, 0], set())
+        world.source.fail(card(1))
+        await world.daemon._sampler._once()
+        await world.settled([0, 8], set())
+        await until(lambda: world.kubelet.allocatable()[GIB] == 8)
+        world.source.heal(card(1))
+        await until(lambda: world.daemon._sampler._health._troubles[card(1)][1] < 0)
+        await world.daemon._sampler._once()
+        await world.settled([0, 0], set())
+        await until(lambda: world.kubelet.allocatable()[GIB] == 16)
+
+
+async def test_foreign_use_is_published():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3, 0], {uid})
+        world.source.set_used(card(0), 2 * 1024)
+        world.source.set_used(card(1), 4 * 1024)
+        await world.daemon._sampler._once()
+        assert world.daemon.account is not None
+        assert world.daemon.account.ledger.used()[1] == 4
+        await until(lambda: world.used is not None and world.used[1] == 4)
+
+
+async def test_http_tells_probes_prometheus_and_people():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        base = f"http://127.0.0.1:{world.daemon.http_port}"
+        for path in ("/healthz", "/readyz"):
+            async with session.get(base + path) as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
+        async with session.get(f"{base}/metrics") as answer:
+            families = {f.name: f for f in text_string_to_metric_families(await answer.text())}
+        labels = {"model": "Test card", "uuid": card(0)}
+        for name, value in (("size_bytes", 8 * 2**30), ("promised_bytes", 3 * 2**30), ("healthy", 1)):
+            assert [(s.labels, s.value) for s in families[f"gpupack_card_{name}"].samples] == [
+                (labels, value)
+            ]
+        calls = {tuple(s.labels.values()): s.value for s in families["gpupack_node_kubelet_calls"].samples}
+        assert calls["OK", "Allocate"] == calls["OK", "GetPreferredAllocation"] == 1
+        async with session.get(f"{base}/explain") as answer:
+            told = await answer.json()
+        assert told["ledger"]["pods"][0]["held"] is True
+        await world.kubelet.kill()
+        await until(lambda: not world.daemon._registrar.registered)
+        async with session.get(f"{base}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (503, "not registered with the kubelet\n")
+
+
+async def test_cdi_names_are_given_on_request():
+    async with node_world(8) as world:
+        await world.stop_daemon()
+        await world.start_daemon(cdi=True)
+        uid = await world.run("a", 3, on=0)
+        assert world.kubelet.containers[uid, "main"].cdi_devices == (f"nvidia.com/gpu={card(0)}",)

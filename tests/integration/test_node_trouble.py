@@ -1,0 +1,261 @@
+"""A node's daemon on the stand-ins: restarts, outages, names that come again; no charge is lost or stays."""
+
+import asyncio
+import sys
+
+import pytest
+from aiohttp import web
+
+from allocator.names import POD_ALLOCATION
+from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
+from tests.integration.node_world import GIB, NODE, Delays, card, node_world, profile_text, until
+
+
+async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 2, on=1, init=5)
+        await world.settled([0, 5], {uid})
+        before = world.words()
+        await world.kill_daemon()
+        await world.start_daemon()
+        await until(lambda: world.daemon._publisher._wanted().holds == {uid})
+        assert world.daemon.account is not None
+        assert world.daemon.account.ledger.used() == (0, 5)
+        assert world.words() == before
+        assert world.daemon._publisher.patches == 0
+        world.api.delete_pod("default", "a")
+        await world.settled([0, 0], set())
+        after = world.words()
+        assert before is not None
+        assert after is not None
+        assert after.revision > before.revision
+
+
+async def test_pods_that_come_and_go_while_the_daemon_is_down():
+    async with node_world(8, 8) as world:
+        gone = await world.run("gone", 3, on=0)
+        await world.settled([3, 0], {gone})
+        await world.kill_daemon()
+        world.api.delete_pod("default", "gone")
+        await until(lambda: not world.api.has_pod("default", "gone"))
+        await world.start_daemon()
+        await world.settled([0, 0], set())
+
+
+async def test_a_pod_that_ended_unseen_is_charged_while_its_containers_run():
+    async with node_world(8, 8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
+        gone = await world.run("gone", 3, on=0)
+        await world.settled([3, 0], {gone})
+        await world.kill_daemon()
+        world.api.delete_pod("default", "gone", 0)
+        await until(lambda: world.kubelet._alive().pod(gone) is None)
+        await world.start_daemon()
+        assert world.daemon.account is not None
+        ledger = world.daemon.account.ledger
+        await until(lambda: ledger.complete)
+        assert ledger.used() == (3, 0)
+        world.kubelet._runtime.stop_pod(gone)
+        await world.settled([0, 0], set())
+
+
+async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_again():
+    """SIGKILL of a real process, with a socket of its own left behind."""
+    async with node_world(8, 8) as world:
+        await world.stop_daemon()
+        profile = world.folder / "profile.yaml"
+        profile.write_text(profile_text(8, 8), encoding="utf-8")
+        settings = world.settings(profile=str(profile), cgroup_root=world.folder)
+        code = (
+            "import asyncio\n"
+            "from pathlib import PosixPath\n"
+            "from deviceplugin.daemon import run\n"
+            "from deviceplugin.settings import Settings\n"
+            f"asyncio.run(run({settings!r}))\n"
+        )
+        registrations = world.kubelet.registrations
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        try:
+            await until(lambda: world.kubelet.registrations > registrations)
+            await until(lambda: world.kubelet.allocatable()[GIB] == 16)
+            uid = await world.run("a", 3, on=1)
+            await world.settled([0, 3], {uid})
+            process.kill()
+            await process.wait()
+            assert world.used == [0, 3]
+            registrations = world.kubelet.registrations
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+            await until(lambda: world.kubelet.registrations > registrations)
+            await until(lambda: world.kubelet.allocatable()[GIB] == 16)
+            other = await world.run("b", 5, on=1)
+            await world.settled([0, 8], {uid, other})
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_a_restarted_kubelet_keeps_charges():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {uid})
+        registrations = world.kubelet.registrations
+        await world.kubelet.restart()
+        await until(lambda: world.kubelet.registrations >= 1 and world.daemon._registrar.registered)
+        assert registrations >= 1
+        await world.kubelet.synced()
+        await world.daemon._reconciler._once()
+        assert (world.used, world.holds) == ([0, 3], {uid})
+        other = await world.run("b", 4, on=1)
+        await world.settled([0, 7], {uid, other})
+
+
+async def test_a_kubelet_that_lost_its_checkpoint_keeps_charges():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {uid})
+        await world.kubelet.restart(lose_checkpoint=True)
+        await world.kubelet.synced()
+        await until(lambda: world.daemon._registrar.registered)
+        await world.daemon._reconciler._once()
+        assert world.daemon.account is not None
+        assert world.daemon.account.ledger.used() == (0, 3)
+        assert (world.used, world.holds) == ([0, 3], {uid})
+
+
+async def test_a_kubelet_restart_with_the_api_away_keeps_charges():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {uid})
+        await world.api.away(True)
+        await world.kubelet.restart()
+        await until(lambda: world.daemon._registrar.registered)
+        await world.daemon._reconciler._once()
+        assert world.daemon.account is not None
+        assert world.daemon.account.ledger.used() == (0, 3)
+        await world.api.away(False)
+        await world.kubelet.synced()
+        other = await world.run("b", 4, on=1)
+        await world.settled([0, 7], {uid, other})
+        world.api.delete_pod("default", "a")
+        await world.settled([0, 4], {other})
+
+
+async def test_the_node_allocates_while_its_api_is_away_and_tells_afterwards():
+    async with node_world(8, 8) as world:
+        await world.settled([0, 0], set())
+
+        async def refuse(request: web.Request) -> web.Response | None:
+            if request.headers.get("User-Agent") == "gpupack-node":
+                return web.Response(status=503, text="away")
+            return None
+
+        world.api.http.intercept = refuse
+        world.api.end_watches()
+        await until(lambda: not world.daemon._pods.connected)
+        uid = await world.run("a", 3, on=1)
+        assert world.used == [0, 0]
+        world.api.http.intercept = None
+        on = 0 if world.env(uid)["NVIDIA_VISIBLE_DEVICES"] == card(0) else 1
+        await world.settled([3 - 3 * on, 3 * on], {uid})
+
+
+async def test_a_force_deleted_pod_is_charged_while_its_container_runs():
+    async with node_world(8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        world.api.delete_pod("default", "a", 0)
+        await until(lambda: not world.kubelet.held(uid, "main"))
+        await world.daemon._reconciler._once()
+        assert (world.used, world.holds) == ([3], {uid})
+        world.kubelet._runtime.stop_pod(uid)
+        await world.settled([0], set())
+
+
+async def test_a_pod_of_an_old_name_is_another_pod():
+    async with node_world(8, 8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
+        old = await world.run("web-0", 3, on=0)
+        await world.settled([3, 0], {old})
+        world.api.delete_pod("default", "web-0", 0)
+        new = await world.run("web-0", 4, on=1)
+        await world.settled([3, 4], {old, new})
+        world.kubelet._runtime.stop_pod(old)
+        await world.settled([0, 4], {new})
+        await until(lambda: (world.allocation("web-0") or {}).get("uid") == new)
+
+
+async def test_a_copied_allocation_holds_nobody():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3, 0], {uid})
+        await until(lambda: world.allocation("a"))
+        copied = world.api.pod("default", "a")["metadata"]["annotations"][POD_ALLOCATION]
+        await world.kubelet.kill()
+        other = world.bind("b", 3, on=1, annotations={POD_ALLOCATION: copied})
+        await until(lambda: other in world.daemon._pods.seats)
+        await world.daemon._reconciler._once()
+        assert world.holds == {uid}
+        assert world.daemon.account is not None
+        assert world.daemon.account.ledger.used() == (3, 0)
+
+
+async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
+    async with node_world(8) as world:
+        await world.settled([0], set())
+        await world.kubelet.kill()
+        uid = world.bind("a", 3, on=0)
+        await until(lambda: uid in world.daemon._pods.seats)
+        before = world.daemon._publisher.patches
+        world.api.delete_pod("default", "a", 0)
+        await until(lambda: world.daemon._publisher.patches > before)
+        assert world.used == [0]
+        holds = world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/holds"]
+        assert f'"seen":"{world.daemon._pods.owed}"' in holds
+
+
+async def test_a_node_that_was_created_again_gets_its_words_back():
+    async with node_world(8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        before = world.words()
+        world.api.delete_node(NODE)
+        await until(lambda: world.daemon._node_view.node is None)
+        world.api.add_node(NODE)
+        await world.settled([3], {uid})
+        after = world.words()
+        assert before is not None
+        assert after is not None
+        assert after.revision > before.revision
+
+
+async def test_words_that_somebody_else_wrote_are_set_right():
+    async with node_world(8) as world:
+        await world.settled([0], set())
+        wrong = {"gpupack.io/packed-used-0": 1, "gpupack.io/packed-used-7": 3}
+        world.api.patch_node(NODE, {"status": {"capacity": wrong, "allocatable": wrong}})
+        await until(lambda: "gpupack.io/packed-used-7" not in world.api.node(NODE)["status"]["capacity"])
+        await world.settled([0], set())
+
+
+async def test_another_unit_in_use_stops_the_start():
+    async with node_world(8) as world:
+        await world.run("a", 3, on=0)
+        await world.stop_daemon()
+        with pytest.raises(UnitInUseError, match=r"default/a holds gpupack.io/gpu-memory-gib.*drain"):
+            await world.start_daemon(unit_mib=512)
+
+
+async def test_a_unit_that_is_too_small_is_refused_with_the_one_that_fits():
+    async with node_world(80, 80, 80, 80) as world:
+        await world.stop_daemon()
+        with pytest.raises(DeviceListError, match=r"units of \d+ MiB or more"):
+            await world.start_daemon(unit_mib=1)
+
+
+async def test_an_address_in_use_is_a_fault_of_the_settings():
+    async with node_world(8) as world:
+        taken = world.daemon.http_port
+        other = type(world.daemon)(world.settings(http=f"127.0.0.1:{taken}"), source=world.source)
+        with pytest.raises(SettingsError, match=f"--http 127.0.0.1:{taken}"):
+            await other.run(asyncio.Event())
