@@ -32,11 +32,16 @@ def cards_in_units(gpus: Sequence[GpuCard], unit_mib: int) -> tuple[Card, ...]:
 
 
 def check_units(gpus: Sequence[GpuCard], unit_mib: int) -> None:
-    """Refuse a unit whose list of devices no kubelet could take.
+    """Refuse a unit that no card holds once, and one whose list of devices no kubelet could take.
 
     Raises:
-        DeviceListError: names the smallest unit in MiB that would fit.
+        DeviceListError: names the largest, or the smallest unit in MiB that would fit.
     """
+    largest_mib = max((gpu.schedulable_mib for gpu in gpus if gpu.error is None), default=unit_mib)
+    if largest_mib < unit_mib:
+        raise DeviceListError(
+            f"unit of {unit_mib} MiB: no card holds one; allowed here are units of up to {largest_mib} MiB"
+        )
     weight_bytes = list_bytes(cards_in_units(gpus, unit_mib))
     if weight_bytes > MAX_MESSAGE_BYTES:
         raise DeviceListError(

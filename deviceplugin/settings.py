@@ -110,7 +110,7 @@ class Settings:
             faults.append("--profile: required with --gpus simulated")
         elif self.gpus == "nvml" and self.profile is not None:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
-        if self.quiet_s < 0:
+        if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
         return faults
 

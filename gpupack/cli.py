@@ -31,7 +31,9 @@ With simulated ones:
 /readyz answers 200 once the kubelet knows the devices. Shipped profiles: 8xa100-40, 8xh100-80, 8xh200,
 4xl40s, 2xt4, mixed. Card policies: fragmentation, least-used, most-used.
 """
-SCHEDULER_HELP: Final = """Run the scheduler extender: /filter /prioritize /bind /preempt /healthz /readyz /metrics.
+SCHEDULER_HELP: Final = """Run the scheduler extender.
+
+It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /readyz /metrics.
 
 \b
 Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
@@ -239,7 +241,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.settings import Settings
 
     configure(options["log_level"])
-    _run(run(Settings(**options)), SchedulerError, KubeApiError, OSError)
+    _run(run(Settings(**options)), SchedulerError, KubeApiError)
 
 
 @cli.command(help=TOP_HELP)

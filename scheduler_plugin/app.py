@@ -14,6 +14,7 @@ from kubeapi.client import KubeClient
 from kubeapi.lease import LeaseElector
 from scheduler_plugin.binding import Binder
 from scheduler_plugin.commit import Committer, Offers
+from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.extender import Extender
 from scheduler_plugin.metrics import Metrics
 from scheduler_plugin.scores import Policies
@@ -39,9 +40,8 @@ async def run(
         started: Called once with the server's URL and the live state.
 
     Raises:
-        SettingsError: the settings cannot work.
+        SettingsError: the settings cannot work, or the address or the TLS files cannot be used.
         KubeApiError: no usable way to the API server.
-        OSError: the address cannot be listened on.
     """
     settings.check()
     if stop is None:
@@ -69,13 +69,7 @@ async def run(
         runner = web.AppRunner(make_app(service), access_log=None, handle_signals=False)
         await runner.setup()
         try:
-            site = web.TCPSite(
-                runner,
-                settings.host or None,
-                settings.port,
-                ssl_context=tls_context(settings.tls_cert, settings.tls_key),
-            )
-            await site.start()
+            await _listen(runner, settings)
             url = _url(runner, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if started is not None:
@@ -86,6 +80,25 @@ async def run(
             await binder.close()
             gc.set_threshold(*collecting)
             gc.unfreeze()
+
+
+async def _listen(runner: web.AppRunner, settings: Settings) -> None:
+    """Serve on the address of the settings.
+
+    Raises:
+        SettingsError: the TLS files or the address cannot be used.
+    """
+    try:
+        tls = tls_context(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise SettingsError(
+            f"TLS certificate {settings.tls_cert!r} and key {settings.tls_key!r} cannot be used: "
+            f"{error.strerror or error}; allowed are PEM files that belong together"
+        ) from error
+    try:
+        await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=tls).start()
+    except OSError as error:
+        raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
 
 
 async def _work(stop: asyncio.Event, watcher: Watcher, elector: LeaseElector | None) -> None:
