@@ -1,31 +1,31 @@
 """Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
 Card choice matters only to pods with several demands: what the first container leaves depends on the card
-it gets. The card policies that are a sign times the used units are placed for all nodes at once, others one
-node at a time after a check that rules most nodes out.
+it gets. The known card policies are placed on all nodes at once, others one node at a time after a check
+that rules most nodes out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from allocator.cards import Card
+from allocator.fragmentation import fragmentation
 from allocator.place import Placement, place
 from allocator.request import PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.nodes import Exclusion, NodeArrays
 from scheduler_plugin.pods import Shape
-from scheduler_plugin.policies.registry import Ask, BoolArray, LongArray, RowArray
+from scheduler_plugin.policies.registry import Ask, BoolArray, FloatArray, LongArray, RowArray
 
-SIGNS: Final = {"least-used": 1, "most-used": -1}
-"""Card policies whose cost is this times the used units."""
-
+CardCosts = Callable[[LongArray, LongArray, int], FloatArray]
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 _NUMA_BITS: Final = 62
-_NEVER: Final = np.iinfo(np.int64).max
 
 
 class Misfit(IntEnum):
@@ -157,30 +157,32 @@ def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
 
 def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Place all demands in order on every row."""
-    sign = SIGNS.get(query.ask.card_policy)
-    if sign is None:
+    costs = CARD_COSTS.get(query.ask.card_policy)
+    if costs is None:
         return np.array([place_on(nodes, int(row), query) is not None for row in rows], dtype=np.bool_)
-    return place_many(nodes, query.ask, rows, sign)
+    return place_many(nodes, query.ask, rows, costs)
 
 
-def place_many(nodes: NodeArrays, ask: Ask, rows: RowArray, sign: int, *, emptied: bool = False) -> BoolArray:
+def place_many(
+    nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
+) -> BoolArray:
     """Do what `allocator.place` does, for many nodes at once.
 
-    A card is chosen by the smallest `(sign * used, not near, position)`, packed into one integer; near means
-    on a NUMA node that the pod's earlier cards are on, kept as a bit set.
+    A card is chosen by the smallest (cost, not near, position); near means on a NUMA node that the pod's
+    earlier cards are on, kept as a bit set.
 
     Args:
         nodes: The arrays.
         ask: What the pod asks for.
         rows: intp[m].
-        sign: Of the used units in the card policy's cost.
+        costs_of: The card policy.
         emptied: Place on cards as if every pod had been evicted.
 
     Returns:
         bool[m], every demand found its cards.
     """
+    size = nodes.size[rows].astype(np.int64)
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    used = nodes.size[rows].astype(np.int64) - free
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)
     bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
@@ -193,17 +195,50 @@ def place_many(nodes: NodeArrays, ask: Ask, rows: RowArray, sign: int, *, emptie
         fits = free >= demand.units
         if admits is not None:
             fits &= admits
+        costs = costs_of(size, free, demand.units)
         for _ in range(demand.cards):
+            costs[~fits] = np.inf
             far = (bits & near[:, None]) == 0
-            cost = (sign * used * 2 + far) * width + position
-            cost[~fits] = _NEVER
-            best = cost.argmin(axis=1)
+            order = np.where(costs == costs.min(axis=1)[:, None], far * width + position, 2 * width)
+            best = order.argmin(axis=1)
             ok &= fits[count, best]
             fits[count, best] = False
-            used[count, best] += demand.units
             free[count, best] -= demand.units
             near |= bits[count, best]
     return ok
+
+
+def _least_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
+    return (size - free).astype(np.float64)
+
+
+def _most_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
+    return (free - size).astype(np.float64)
+
+
+def _fragmentation(size: LongArray, free: LongArray, units: int) -> FloatArray:
+    """Look the costs up in a table for each card size."""
+    costs: FloatArray = np.full(size.shape, np.inf, dtype=np.float64)
+    for each in np.unique(size).tolist():
+        if each >= units:
+            here = (size == each) & (free >= units)
+            costs[here] = _fragmentation_table(each, units)[free[here]]
+    return costs
+
+
+@lru_cache(maxsize=1024)
+def _fragmentation_table(size: int, units: int) -> FloatArray:
+    """Ask the card policy itself about a card of every fill: float64[size + 1] by free units."""
+    cards = [Card(0, "", "", size, size - free) for free in range(size + 1)]
+    return np.array(fragmentation(cards, units), dtype=np.float64)
+
+
+CARD_COSTS: Final[dict[str, CardCosts]] = {
+    "fragmentation": _fragmentation,
+    "least-used": _least_used,
+    "most-used": _most_used,
+}
+"""The card policies of `allocator.policy`, for many cards at once: size, free and units give costs."""
 
 
 def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
@@ -247,7 +282,8 @@ def _large_enough(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough)
-        enough[left] = place_many(nodes, ask, rows[left], SIGNS.get(ask.card_policy, 1), emptied=True)
+        costs = CARD_COSTS.get(ask.card_policy, _least_used)
+        enough[left] = place_many(nodes, ask, rows[left], costs, emptied=True)
     return enough
 
 

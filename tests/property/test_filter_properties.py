@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> PodRequest:
         tuple(ContainerRequest(f"c{index}", size * count, kinds[index]) for index, size in enumerate(sizes)),
         cards=count,
         selector=draw(selectors),
-        card_policy=draw(st.sampled_from([None, "least-used", "most-used"])),
+        card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation"])),
     )
 
 

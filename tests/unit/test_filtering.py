@@ -1,0 +1,118 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from allocator.cards import Card
+from allocator.policy import CARD_POLICIES
+from allocator.request import ContainerRequest, PodRequest
+from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.filtering import CARD_COSTS, Misfit, Selectors, fitting, misfits, place_on
+from scheduler_plugin.nameindex import NameIndex, cut_names
+from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.policies.registry import RowArray
+from scheduler_plugin.scores import Policies
+
+
+def rows_of(*rows: int) -> RowArray:
+    return np.array(rows, dtype=np.intp)
+
+
+def request(
+    *units: int, cards: int = 1, policy: str | None = None, selector: Selector = ANY_CARD
+) -> PodRequest:
+    containers = tuple(ContainerRequest(f"c{i}", size * cards, "main") for i, size in enumerate(units))
+    return PodRequest(containers, cards=cards, card_policy=policy, selector=selector)
+
+
+def test_more_cards_than_any_node_has() -> None:
+    nodes = NodeArrays(cards=2)
+    row = nodes.add("n")
+    nodes.set_cards(row, (8, 8), (0, 0))
+    for asked in (request(1, cards=3), request(1, cards=3, selector=Selector.parse("!T4", None))):
+        query = Policies().query(nodes, asked, 0, 0)
+        assert fitting(nodes, query, rows_of(row)).tolist() == [False]
+        assert misfits(nodes, query, rows_of(row)).tolist()[0] in {Misfit.TOO_SMALL, Misfit.NOT_ADMITTED}
+
+
+def test_every_card_policy_is_known_to_the_filter() -> None:
+    assert set(CARD_COSTS) == set(CARD_POLICIES)
+
+
+def first_free(cards: Sequence[Card], _units: int) -> Sequence[float]:
+    return [card.index for card in cards]
+
+
+def test_a_card_policy_of_others_is_placed_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CARD_POLICIES, "first", first_free)
+    nodes = NodeArrays()
+    for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
+        nodes.set_cards(nodes.add(name), (8, 8), used)
+    # First 3, then 6: on "a" the first card keeps 5 and the other has 4; on "b" the 8 are left alone.
+    query = Policies().query(nodes, request(3, 6, policy="first"), 0, 0)
+    rows = rows_of(*nodes.rows.values())
+    assert fitting(nodes, query, rows).tolist() == [False, True, False, True]
+    assert misfits(nodes, query, rows_of(nodes.rows["a"])).tolist() == [Misfit.NOT_FREE]
+
+
+def test_nothing_is_placed_on_an_unusable_node() -> None:
+    nodes = NodeArrays()
+    row = nodes.add("n")
+    query = Policies().query(nodes, request(1), 0, 0)
+    assert place_on(nodes, row, query) is None
+    assert fitting(nodes, query, rows_of(row)).tolist() == [False]
+
+
+def test_selectors_follow_inventories_and_wider_nodes() -> None:
+    nodes = NodeArrays(rows=1, cards=1)
+    selectors = Selectors()
+    selector = Selector.parse("T4", "!GPU-a-1")
+    first = nodes.add("a")
+    nodes.set_cards(first, (8,), (0,), models=("T4",), uuids=("GPU-a-0",))
+    mask = selectors.mask(nodes, selector)
+    assert mask is not None
+    assert mask.tolist() == [[True]]
+    assert selectors.mask(nodes, selector) is mask
+    second = nodes.add("b")
+    nodes.set_cards(second, (8, 8), (0, 0), models=("T4", "A100"))
+    nodes.set_cards(first, (8, 8), (0, 0), models=("T4", "T4"), uuids=("GPU-a-0", "GPU-a-1"))
+    mask = selectors.mask(nodes, selector)
+    assert mask is not None
+    assert mask.tolist() == [[True, False], [True, False]]
+    nodes.set_cards(second, (8, 8), (0, 0), models=("A100", "T4"))
+    mask = selectors.mask(nodes, selector)
+    assert mask is not None
+    assert mask[second].tolist() == [False, True]
+
+
+def test_selectors_that_are_not_used_are_forgotten() -> None:
+    nodes = NodeArrays()
+    nodes.set_cards(nodes.add("a"), (8,), (0,), models=("T4",))
+    selectors = Selectors(limit=2)
+    first = selectors.mask(nodes, Selector.parse("T4", None))
+    selectors.mask(nodes, Selector.parse("A*", None))
+    assert selectors.mask(nodes, Selector.parse("T4", None)) is first
+    selectors.mask(nodes, Selector.parse("H*", None))
+    assert selectors.mask(nodes, Selector.parse("T4", None)) is first
+    selectors.mask(nodes, Selector.parse("A*", None))
+    selectors.mask(nodes, Selector.parse("H*", None))
+    assert selectors.mask(nodes, Selector.parse("T4", None)) is not first
+
+
+def test_names_longer_than_any_known_one() -> None:
+    nodes = NodeArrays()
+    nodes.add("short")
+    index = NameIndex()
+    for text, expected in ((b'["much-longer-name"]', [-1]), (b'["much-longer-name","short"]', [-1, 0])):
+        cut = cut_names(text)
+        assert cut is not None
+        assert index.rows(nodes, cut).tolist() == expected
+
+
+def test_a_name_too_long_for_the_index_is_not_found() -> None:
+    nodes = NodeArrays()
+    nodes.add("x" * 300)
+    nodes.add("y")
+    cut = cut_names(b'["' + b"x" * 300 + b'","y"]')
+    assert cut is not None
+    assert NameIndex().rows(nodes, cut).tolist() == [-1, 1]

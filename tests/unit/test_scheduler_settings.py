@@ -1,0 +1,69 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.settings import Settings
+
+
+def test_the_defaults_work() -> None:
+    Settings().check()
+
+
+@pytest.mark.parametrize(
+    ("http", "host", "port"),
+    [
+        ("0.0.0.0:80", "0.0.0.0", 80),
+        (":8910", "", 8910),
+        ("[::1]:0", "::1", 0),
+        ("localhost:65535", "localhost", 65535),
+    ],
+)
+def test_addresses(http: str, host: str, port: int) -> None:
+    settings = Settings(http=http)
+    settings.check()
+    assert (settings.host, settings.port) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
+        ({"http": "h:"}, "http 'h:'"),
+        ({"http": "h:65536"}, "a port from 0 to 65535"),
+        ({"http": "h:-1"}, "http 'h:-1'"),
+        ({"node_policy": "fastest"}, "node policy 'fastest' does not exist; allowed are"),
+        ({"node_policy_parameters": {"speed": "11"}}, "takes no parameters, got speed"),
+        ({"card_policy": "any"}, 'card policy "any": allowed are'),
+        ({"unit_mib": 0}, "unit of 0 MiB"),
+        ({"shortlist": -1}, "shortlist -1: allowed are 0"),
+        ({"shortlist": 100_001}, "shortlist 100001"),
+        ({"tls_cert": "/x"}, "allowed are both files or none"),
+        ({"tls_cert": "/x", "tls_key": "/y"}, "TLS certificate '/x': no such file"),
+        ({"kubeconfig": "/missing"}, "kubeconfig '/missing': no such file"),
+        ({"log_level": "loud"}, "log level 'loud': allowed are debug, info, warning, error"),
+        ({"stale_s": 0}, "stale limit 0 s"),
+        ({"stale_s": float("nan")}, "stale limit nan s"),
+        ({"bind_timeout_s": 0}, "bind timeout 0 s: allowed is more than 0"),
+        ({"bind_timeout_s": 5.0, "leader_elect": True}, "less than a third of the lease, 5 s"),
+        ({"lease_s": 0}, "lease 0 s"),
+        ({"leader_elect": True, "lease_name": ""}, "lease name is empty"),
+    ],
+)
+def test_a_fault_is_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**options).check()
+    assert message in str(caught.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(http="x", node_policy="y", card_policy="z", shortlist=-1, log_level="w").check()
+    assert len(str(caught.value).splitlines()) == 5
+
+
+def test_files_that_are_there(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    Settings(kubeconfig=str(file), tls_cert=str(file), tls_key=str(file), leader_elect=True).check()
