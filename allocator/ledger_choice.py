@@ -138,12 +138,22 @@ class Choice(Charges):
         return guess
 
     def _open_slots(self, size: int, *, admitted: bool) -> Iterator[Slot]:
+        """Yield containers of that size that have nothing yet, of the oldest pod first.
+
+        The kubelet goes through a pod's containers in order: those before one that has something are served,
+        though we may not know with what.
+        """
         for tracked in self._live():
-            if tracked.admitted is admitted:
-                for container in tracked.pod.request.containers:
-                    slot = Slot(tracked.pod.uid, container.name)
-                    if container.units == size and not self._of_slot(slot):
-                        yield slot
+            if tracked.admitted is not admitted:
+                continue
+            later: list[Slot] = []
+            for container in reversed(tracked.pod.request.containers):
+                slot = Slot(tracked.pod.uid, container.name)
+                if self._of_slot(slot):
+                    break
+                if container.units == size:
+                    later.append(slot)
+            yield from reversed(later)
 
     def _cards_for(
         self, slot: Slot | None, offered: frozenset[str], fixed: frozenset[str], size: int

@@ -49,7 +49,7 @@ def hole_values(size: int, demands: Mapping[int, float]) -> tuple[float, ...]:
     slots = size // step
     widths = [units // step for units in sizes]
     prices = _prices(slots, widths, [asked[units] for units in sizes])
-    values = _fill(slots, widths, prices)[0]
+    values = best_filling(slots, widths, prices)[0]
     return tuple(values[free // step] / values[slots] for free in range(size + 1))
 
 
@@ -82,22 +82,22 @@ def _prices(slots: int, widths: Sequence[int], weights: Sequence[float]) -> list
         if prices[worst] < -_EPSILON:
             entering, cost = [-1.0 if j == worst else 0.0 for j in rows], 0.0
         else:
-            values, last = _fill(slots, widths, prices)
+            values, last = best_filling(slots, widths, prices)
             if values[slots] <= 1 + _EPSILON:
                 break
-            entering, cost = _pattern(slots, widths, last), 1.0
+            entering, cost = read_filling(slots, widths, last), 1.0
         column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
         leaving = min(
             (i for i in rows if column[i] > _EPSILON), key=lambda i: (amounts[i] / column[i], i), default=None
         )
         if leaving is None:
             break
-        _pivot(inverse, amounts, column, leaving)
+        exchange(inverse, amounts, column, leaving)
         costs[leaving] = cost
     return [max(0.0, price) for price in prices]
 
 
-def _pivot(inverse: list[list[float]], amounts: list[float], column: Sequence[float], leaving: int) -> None:
+def exchange(inverse: list[list[float]], amounts: list[float], column: Sequence[float], leaving: int) -> None:
     """Exchange one basic column: Gauss-Jordan on the inverse and the basic values."""
     scale = 1.0 / column[leaving]
     row = [value * scale for value in inverse[leaving]]
@@ -110,7 +110,7 @@ def _pivot(inverse: list[list[float]], amounts: list[float], column: Sequence[fl
     amounts[leaving] = amount
 
 
-def _fill(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], list[int]]:
+def best_filling(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], list[int]]:
     """Find the best filling of every amount of slots: its value, and its last size (-1: a slot empty)."""
     values = [0.0] * (slots + 1)
     last = [-1] * (slots + 1)
@@ -126,7 +126,7 @@ def _fill(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[l
     return values, last
 
 
-def _pattern(slots: int, widths: Sequence[int], last: Sequence[int]) -> list[float]:
+def read_filling(slots: int, widths: Sequence[int], last: Sequence[int]) -> list[float]:
     """Read how many of each size the best filling of a whole card holds."""
     counts = [0.0] * len(widths)
     free = slots

@@ -18,6 +18,7 @@ class ModelDaemon(Plugin):
     Attributes:
         away: nothing reaches the API server or comes from it.
         answer: a PodResources answer on its way.
+        listed: the kubelet's list has been read since the start; the daemon registers only then.
         view: a list of pods on its way.
     """
 
@@ -44,6 +45,7 @@ class ModelDaemon(Plugin):
         self.revision = 0
         self.remembered = False
         self.synced = False
+        self.listed = False
         self.answer: tuple[Mark, list[Listed]] | None = None
         self.view: tuple[Mark, list[ModelPod], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
@@ -133,6 +135,7 @@ class ModelDaemon(Plugin):
         if self.answer is not None:
             mark, entries = self.answer
             self.answer = None
+            self.listed = True
             self.ledger.listed(entries, mark)
 
     def look_at_cgroups(self) -> None:

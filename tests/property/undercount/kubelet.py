@@ -98,8 +98,8 @@ class ModelKubelet:
         if self.admitting is None:
             if not self.queue:
                 return False
-            batch = sorted(self.queue, key=lambda uid: self.known[uid].created)
-            uid = batch[0] if self.random.random() < 0.8 else self.random.choice(batch)  # noqa: S311
+            oldest = min(self.queue, key=lambda uid: self.known[uid].created)
+            uid = oldest if self.random.random() < 0.7 else self.queue[0]  # one batch, or as they came
             self.queue.remove(uid)
             self.admitting = Admission(self.known[uid])
         admission = self.admitting

@@ -196,7 +196,7 @@ class Simulation:
         # know whom the scheduler promised what. It serves the kubelet all the same, but what it chooses blindly
         # is outside the invariant.
         blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
-        if node.daemon_up and not blind:
+        if node.daemon_up and node.daemon.listed and not blind:
             before = node.kubelet.admitting
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
@@ -350,7 +350,8 @@ class Simulation:
         """No pod that the extender bound was refused, and no card serves more than it has."""
         for node in self.nodes:
             for pod, reason in node.kubelet.refused:
-                if pod.ours:
+                now = self.world.pods.get(pod.name)
+                if pod.ours and now is not None and now.uid == pod.uid:
                     self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
             node.kubelet.refused.clear()
             for uuid, units in node.kubelet.occupied().items():
@@ -391,10 +392,13 @@ class Simulation:
             node.daemon.start()
         if not node.kubelet.synced:
             node.kubelet.sync()
+        node.daemon.begin_list()
+        node.daemon.end_list()
         moved = True
         while moved:
             moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
             moved = node.kubelet.start_one() or node.kubelet.reap_one() or moved
+            self._say(f"{node.name} settles, devices {_shown(node.kubelet)}")
             self.check()
         node.daemon.view = None
         node.daemon.begin_view()
