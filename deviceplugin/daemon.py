@@ -136,6 +136,7 @@ class Daemon:
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
             inventory=inventory,
+            gap_s=settings.publish_gap_s,
         )
         self._annotator = Annotator(client, account, pods)
         self._registrar = Registrar(

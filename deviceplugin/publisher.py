@@ -12,7 +12,7 @@ from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.account import Account
 from deviceplugin.objects import NodeObject
-from deviceplugin.publishing import Wanted, due_s, next_revision, patch, urgency
+from deviceplugin.publishing import GAP_S, Wanted, due_s, next_revision, patch, urgency
 from deviceplugin.views import NodeView, PodView
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -41,6 +41,7 @@ class Publisher:
         node_name: of the own Node.
         unit_mib: MiB a unit.
         inventory: describes the cards as they are now.
+        gap_s: least seconds between two patches that only bring gains.
         now_ms: milliseconds since the epoch.
 
     Attributes:
@@ -59,6 +60,7 @@ class Publisher:
         node_name: str,
         unit_mib: int,
         inventory: Callable[[], Sequence[CardRecord]],
+        gap_s: float = GAP_S,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._client = client
@@ -68,6 +70,7 @@ class Publisher:
         self._node_name = node_name
         self._unit_mib = unit_mib
         self._inventory = inventory
+        self._gap_s = gap_s
         self._now_ms = now_ms
         self._backoff = Backoff(0.2, 15.0)
         self._wake = asyncio.Event()
@@ -105,7 +108,8 @@ class Publisher:
             return None
         now_s = self._account.now_s()
         self._since_s = now_s if self._since_s is None else self._since_s
-        left_s = due_s(reason, self._since_s, self._last_s, settled=self._settled()) - now_s
+        due = due_s(reason, self._since_s, self._last_s, settled=self._settled(), gap_s=self._gap_s)
+        left_s = due - now_s
         if left_s > 0:
             return left_s
         return await self._patch(wanted, node, reason)

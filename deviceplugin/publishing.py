@@ -64,7 +64,7 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
     return None
 
 
-def due_s(reason: str, since_s: float, last_s: float, *, settled: bool) -> float:
+def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = GAP_S) -> float:
     """Tell when to patch, in the same seconds as the arguments.
 
     Args:
@@ -72,10 +72,11 @@ def due_s(reason: str, since_s: float, last_s: float, *, settled: bool) -> float
         since_s: when the reason was first seen.
         last_s: the last patch.
         settled: the kubelet's list has shown everything that was handed out.
+        gap_s: least time between two patches that only bring gains.
     """
     if reason != "gained":
         return since_s
-    return max(last_s + GAP_S, since_s if settled else since_s + SETTLE_S)
+    return max(last_s + gap_s, since_s if settled else since_s + SETTLE_S)
 
 
 def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:

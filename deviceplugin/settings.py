@@ -9,6 +9,7 @@ from allocator.names import MIB_PER_GIB, resource_name
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
 from deviceplugin.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.publishing import GAP_S
 
 GPU_SOURCES: Final = ("nvml", "simulated")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -34,6 +35,7 @@ class Settings:
         cgroup_root: where the host's cgroups are mounted.
         quiet_s: seconds without trouble after which a card is healthy again.
         ignored_xids: XID errors that leave a card healthy.
+        publish_gap_s: least seconds between two patches that bring gains only; releases go out at once.
         log_level: one of debug, info, warning, error.
     """
 
@@ -50,6 +52,7 @@ class Settings:
     cgroup_root: Path = Path("/sys/fs/cgroup")
     quiet_s: float = DEFAULT_QUIET_S
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
+    publish_gap_s: float = GAP_S
     log_level: str = "info"
 
     @property
@@ -112,6 +115,8 @@ class Settings:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
+        if self.publish_gap_s < 0:
+            faults.append(f"--publish-gap-s {self.publish_gap_s}: allowed is 0 or more")
         return faults
 
     def _place_faults(self) -> list[str]:

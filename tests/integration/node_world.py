@@ -103,6 +103,7 @@ class NodeWorld:
             "device_plugin_dir": self.kubelet.device_plugin_dir,
             "pod_resources_socket": self.kubelet.pod_resources_socket,
             "http": "127.0.0.1:0",
+            "publish_gap_s": 0.2,
         }
         return Settings(**{**base, **changes})
 

@@ -1,0 +1,163 @@
+"""Pods and Nodes as the API server sends them, rubbish included."""
+
+import json
+
+import msgspec
+import pytest
+
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, POD_CARDS
+from allocator.packing import Layout, NodeWords, node_resources
+from deviceplugin.objects import MIRROR, NodeObject, PodObject, version_of
+
+GIB = "gpupack.io/gpu-memory-gib"
+
+
+def pod(annotations=None, *, units="3", init=None, **more) -> PodObject:
+    manifest = {
+        "metadata": {
+            "name": "a",
+            "namespace": "ns",
+            "uid": "u1",
+            "resourceVersion": "17",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": annotations,
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "main", "image": "x", "resources": {"limits": {GIB: units}}}],
+        },
+        **more,
+    }
+    if init is not None:
+        manifest["spec"]["initContainers"] = [
+            {"name": "setup", "restartPolicy": init, "resources": {"limits": {GIB: 2, "cpu": "1"}}}
+        ]
+    return msgspec.json.decode(json.dumps(manifest), type=PodObject)
+
+
+def node(annotations=None, capacity=None, allocatable=None) -> NodeObject:
+    manifest = {
+        "metadata": {"name": "n1", "resourceVersion": "9", "annotations": annotations},
+        "status": {"capacity": capacity, "allocatable": allocatable if allocatable is not None else capacity},
+    }
+    return msgspec.json.decode(json.dumps(manifest), type=NodeObject)
+
+
+def words() -> dict:
+    return node_resources(NodeWords(layout=Layout(4, 2, 1024), sizes=(8, 8), used=(3, 0), revision=5))
+
+
+def test_a_pod_as_the_ledger_wants_it():
+    read, problem = pod({POD_ASSIGNED: '{"main":[["c0",3]]}'}).read(GIB)
+    assert problem is None
+    assert read is not None
+    assert (read.uid, read.namespace, read.name, read.version) == ("u1", "ns", "a", 17)
+    assert read.request.effective_units == 3
+    assert read.assigned == {"main": (("c0", 3),)}
+    assert (read.started, read.terminal, read.allocation) == (False, False, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "started", "terminal"),
+    [
+        pytest.param({"phase": "Running", "startTime": "2026-01-01T00:00:01Z"}, True, False, id="running"),
+        pytest.param({"phase": "Succeeded", "startTime": "x"}, True, True, id="succeeded"),
+        pytest.param({"phase": "Failed"}, False, True, id="failed"),
+        pytest.param({"phase": "Pending"}, False, False, id="pending"),
+    ],
+)
+def test_how_far_a_pod_is(status, started, terminal):
+    read, _ = pod(status=status).read(GIB)
+    assert read is not None
+    assert (read.started, read.terminal) == (started, terminal)
+
+
+def test_a_pod_that_does_not_ask_is_none():
+    assert pod(units="0").read(GIB) == (None, None)
+    assert pod().read("gpupack.io/gpu-memory-1mib") == (None, None)
+
+
+def test_annotations_that_cannot_be_read_are_left_out_and_told():
+    read, problem = pod({POD_CARDS: "many"}).read(GIB)
+    assert read is not None
+    assert read.request.cards == 1
+    assert "many" in str(problem)
+    read, problem = pod({POD_ASSIGNED: "rubbish"}).read(GIB)
+    assert read is not None
+    assert read.assigned is None
+    assert "rubbish" in str(problem)
+
+
+def test_a_request_that_cannot_be_read_is_told():
+    read, problem = pod(units="3500m").read(GIB)
+    assert read is None
+    assert "3500m" in str(problem)
+
+
+def test_init_containers_and_sidecars_are_told_apart():
+    read, _ = pod(init=None).read(GIB)
+    assert read is not None
+    assert not read.request.shared
+    for restart, shared in (("Always", False), ("", True)):
+        read, _ = pod(init=restart).read(GIB)
+        assert read is not None
+        assert read.request.shared is shared
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        pytest.param('{"uid":"u1","containers":{"main":[["c0",3]]}}', True, id="own"),
+        pytest.param('{"uid":"u2","containers":{"main":[["c0",3]]}}', False, id="copied"),
+        pytest.param("rubbish", False, id="rubbish"),
+    ],
+)
+def test_only_the_pods_own_allocation_counts(text, known):
+    read, problem = pod({POD_ALLOCATION: text}).read(GIB)
+    assert read is not None
+    assert problem is None
+    assert (read.allocation is not None) is known
+
+
+def test_a_static_pods_cgroups_have_another_uid():
+    assert pod().cgroup_uid == "u1"
+    assert pod({MIRROR: "abc"}).cgroup_uid == "abc"
+
+
+def test_a_nodes_words_and_annotations():
+    notes = {NODE_HOLDS: '{"seen":"7","uids":["u1"]}', NODE_CARDS: "[]", NODE_CORDON: "c0, c1"}
+    told = node(notes, {"cpu": "4", **words()})
+    assert told.version == 9
+    read, holds = told.words(), told.holds()
+    assert read is not None
+    assert holds is not None
+    assert (read.used, read.revision) == ((3, 0), 5)
+    assert (holds.seen, holds.uids) == (7, {"u1"})
+    assert told.cards() == ()
+    assert told.cordon() == ({"c0", "c1"}, None)
+    assert told.packed_keys() == set(words())
+
+
+def test_a_node_that_says_nothing():
+    told = node()
+    assert (told.words(), told.holds(), told.cards(), told.packed_keys()) == (None, None, None, frozenset())
+    assert told.cordon() == (frozenset(), None)
+
+
+def test_words_that_are_corrupt_or_unlike_are_none():
+    assert node({}, words(), {}).words() is None
+    assert node({}, {**words(), "gpupack.io/packed-used-0": "1.5"}).words() is None
+
+
+def test_rubbish_in_annotations_is_none():
+    told = node({NODE_HOLDS: "x", NODE_CARDS: "x", NODE_CORDON: "no:uuid"})
+    assert (told.holds(), told.cards()) == (None, None)
+    cordoned, problem = told.cordon()
+    assert cordoned == frozenset()
+    assert "no:uuid" in str(problem)
+
+
+def test_versions_are_numbers():
+    assert version_of("12") == 12
+    assert version_of("") == 0
+    assert version_of("¹") == 0

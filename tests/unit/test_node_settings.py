@@ -1,0 +1,64 @@
+"""Settings of the node daemon: every fault at once, each naming its option."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.errors import SettingsError
+from deviceplugin.settings import Settings
+
+
+def good(folder: Path, **changes) -> Settings:
+    return Settings(**{"node_name": "n1", "device_plugin_dir": folder, **changes})
+
+
+def test_good_settings_pass(tmp_path):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text("{}")
+    good(tmp_path, kubeconfig=str(kubeconfig), http="[::1]:0").check()
+    good(tmp_path, gpus="simulated", profile="8xh100-80", http=":8911").check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"node_name": ""}, "--node-name ''", id="no name"),
+        pytest.param({"node_name": "a/b"}, "--node-name 'a/b'", id="path in name"),
+        pytest.param({"gpus": "amd"}, "--gpus 'amd': allowed are nvml, simulated", id="source"),
+        pytest.param({"gpus": "simulated"}, "--profile: required", id="no profile"),
+        pytest.param({"profile": "x"}, "--profile 'x': allowed with", id="profile of real cards"),
+        pytest.param({"unit_mib": 0}, "--unit-mib: unit of 0 MiB", id="unit"),
+        pytest.param({"card_policy": "best"}, '--card-policy: card policy "best"', id="policy"),
+        pytest.param({"device_plugin_dir": Path("/nowhere")}, "--device-plugin-dir '/nowhere'", id="folder"),
+        pytest.param({"kubeconfig": "/nowhere"}, "--kubeconfig '/nowhere'", id="kubeconfig"),
+        pytest.param({"http": "8911"}, "--http '8911': allowed is HOST:PORT", id="no host"),
+        pytest.param({"http": "::1:80"}, "--http '::1:80'", id="bare IPv6"),
+        pytest.param({"http": "h:http"}, "--http 'h:http'", id="named port"),
+        pytest.param({"http": "h:65536"}, "ports up to 65535", id="port"),
+        pytest.param({"quiet_s": -1}, "--quiet-s -1", id="quiet"),
+        pytest.param({"publish_gap_s": -1}, "--publish-gap-s -1", id="gap"),
+        pytest.param({"log_level": "loud"}, "--log-level 'loud'", id="level"),
+    ],
+)
+def test_each_fault_names_its_option(tmp_path, changes, message):
+    with pytest.raises(SettingsError) as caught:
+        good(tmp_path, **changes).check()
+    assert len(caught.value.faults) == 1
+    assert message in caught.value.faults[0]
+
+
+def test_all_faults_come_at_once(tmp_path):
+    with pytest.raises(SettingsError) as caught:
+        good(tmp_path, gpus="amd", log_level="loud", http="x").check()
+    assert len(caught.value.faults) == 3
+    assert str(caught.value) == "; ".join(caught.value.faults)
+
+
+def test_what_follows_from_settings(tmp_path):
+    settings = good(tmp_path, http="[::1]:80", unit_mib=512)
+    assert (settings.host, settings.port) == ("::1", 80)
+    assert settings.resource == "gpupack.io/gpu-memory-512mib"
+    assert settings.endpoint == "gpupack.io-gpu-memory-512mib.sock"
+    shown = settings.shown()
+    assert shown["device_plugin_dir"] == str(tmp_path)
+    assert shown["ignored_xids"] == [13, 31, 43, 45, 68, 109]

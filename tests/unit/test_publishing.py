@@ -1,0 +1,110 @@
+"""What the Node has to say, and when."""
+
+import json
+
+import msgspec
+import pytest
+
+from allocator.records import CardRecord
+from deviceplugin.objects import NodeObject
+from deviceplugin.publishing import SETTLE_S, Wanted, due_s, next_revision, patch, urgency
+
+
+def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
+    return tuple(CardRecord(f"c{i}", i, "M", 8192, None, healthy) for i in range(2))
+
+
+def wanted(used=(3, 0), holds=("u1",), sizes=(8, 8), seen=7, cards=None) -> Wanted:
+    return Wanted(1024, sizes, used, frozenset(holds), cards or inventory(), seen)
+
+
+def node_saying(said: Wanted, revision: int = 5, **extra: int) -> NodeObject:
+    """The Node after such a patch."""
+    body = patch(said, NodeObject(metadata=metadata()), revision)
+    for part in ("capacity", "allocatable"):
+        body["status"][part] |= extra
+    body["metadata"]["name"] = "n1"
+    return msgspec.json.decode(json.dumps(body), type=NodeObject)
+
+
+def metadata():
+    return msgspec.json.decode('{"name":"n1"}', type=NodeObject.__annotations__["metadata"])
+
+
+def test_a_node_that_says_it_all_needs_nothing():
+    assert urgency(wanted(), node_saying(wanted()), 0) is None
+    assert urgency(wanted(seen=99), node_saying(wanted()), 7) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "owed", "reason"),
+    [
+        pytest.param(wanted(used=(4, 0)), 0, "gained", id="more used"),
+        pytest.param(wanted(holds=("u1", "u2")), 0, "gained", id="more pods"),
+        pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
+        pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
+        pytest.param(wanted(used=(2, 8)), 0, "released", id="less and more used"),
+        pytest.param(wanted(holds=()), 0, "released", id="a pod less"),
+        pytest.param(wanted(), 8, "released", id="seen is owed"),
+        pytest.param(wanted(sizes=(8, 4), used=(3, 0)), 0, "lost", id="other sizes"),
+        pytest.param(wanted(sizes=(8, 80), used=(3, 0)), 0, "lost", id="other layout"),
+    ],
+)
+def test_why_a_node_must_be_patched(now, owed, reason):
+    assert urgency(now, node_saying(wanted()), owed) == reason
+
+
+def test_words_or_holds_that_are_missing_are_lost():
+    assert urgency(wanted(), NodeObject(metadata=metadata()), 0) == "lost"
+    said = node_saying(wanted())
+    said.metadata.annotations = {}
+    assert urgency(wanted(), said, 0) == "lost"
+
+
+def test_releases_are_due_at_once_and_gains_wait():
+    for reason in ("lost", "released"):
+        assert due_s(reason, 100.0, 99.0, settled=False) == 100.0
+    assert due_s("gained", 100.0, 0.0, settled=True) == 100.0
+    assert due_s("gained", 100.0, 99.0, settled=True) == 101.0
+    assert due_s("gained", 100.0, 0.0, settled=False) == 100.0 + SETTLE_S
+
+
+def test_the_patch_says_everything_at_once():
+    body = patch(wanted(), NodeObject(metadata=metadata()), 6)
+    assert body["status"]["capacity"] == body["status"]["allocatable"]
+    assert body["status"]["capacity"] == {
+        "gpupack.io/packed-layout": 1 | 4 << 4 | 2 << 10 | 1024 << 20,
+        "gpupack.io/packed-size-0": 8 | 8 << 4,
+        "gpupack.io/packed-used-0": 3,
+        "gpupack.io/packed-revision": 6,
+    }
+    assert json.loads(body["metadata"]["annotations"]["gpupack.io/holds"]) == {"seen": "7", "uids": ["u1"]}
+    assert len(json.loads(body["metadata"]["annotations"]["gpupack.io/cards"])) == 2
+
+
+def test_words_of_more_cards_are_removed():
+    said = node_saying(wanted(), **{"gpupack.io/packed-used-1": 1})
+    body = patch(wanted(), said, 6)
+    assert body["status"]["capacity"]["gpupack.io/packed-used-1"] is None
+    assert body["status"]["capacity"]["gpupack.io/packed-used-0"] == 3
+
+
+def test_no_cards_make_no_words():
+    none = wanted(sizes=(), used=(), holds=(), cards=())
+    assert urgency(none, node_saying(none), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("previous", "on_node", "now_ms", "next_one"),
+    [
+        pytest.param(0, 5, 3, 6, id="node ahead"),
+        pytest.param(9, 5, 3, 10, id="own ahead"),
+        pytest.param(9, 5, 12, 13, id="clock ahead"),
+    ],
+)
+def test_revisions_only_grow(previous, on_node, now_ms, next_one):
+    assert next_revision(previous, node_saying(wanted(), on_node), now_ms) == next_one
+
+
+def test_a_node_without_words_starts_from_the_clock():
+    assert next_revision(0, NodeObject(metadata=metadata()), 41) == 42
