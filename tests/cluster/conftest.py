@@ -1,7 +1,7 @@
 """Real cluster tests: skipped with a plain reason where they cannot run, failed where they must (CI)."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,14 +34,14 @@ def make_cluster() -> Iterator[Any]:
     """A function that starts a cluster which lives until the module's tests are through."""
     started: list[Cluster] = []
 
-    def start(*arguments: Any, **options: Any) -> Cluster:
+    def make(*arguments: Any, start: Callable[[Cluster], None] = Cluster.start, **options: Any) -> Cluster:
         cluster = Cluster(*arguments, **options)
         started.append(cluster)
         LIVE.append(cluster)
-        cluster.start()
+        start(cluster)
         return cluster
 
-    yield start
+    yield make
     for cluster in reversed(started):
         LIVE.remove(cluster)
         cluster.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.cluster.harness import binaries, cgroups
-from tests.cluster.harness.controlplane import RESOURCE, ControlPlane, free_ports
+from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPlane, free_ports
 from tests.cluster.harness.daemons import Extender, NodeDaemon
 from tests.cluster.harness.node import NodeSide
 from tests.cluster.harness.polling import until
@@ -47,9 +47,14 @@ class Cluster:
         self.node = (
             NodeSide(self.home, programs, name, self.control.node_config, kubelet_port) if with_node else None
         )
-        self.extender = Extender(self.control.admin_config, self.control.log_dir, extender_port)
+        # Administrators until a test says otherwise, see `use_identity`.
+        for part in ("gpupack-node", "gpupack-scheduler"):
+            self.use_identity(part, ADMIN_TOKEN)
+        self.extender = Extender(
+            self.home / "gpupack-scheduler.kubeconfig", self.control.log_dir, extender_port
+        )
         self._daemon = (
-            NodeDaemon(self.node, self.control.admin_config, profile, node_port)
+            NodeDaemon(self.node, self.home / "gpupack-node.kubeconfig", profile, node_port)
             if self.node and profile
             else None
         )
@@ -119,6 +124,10 @@ class Cluster:
         """The node's side."""
         assert self.node is not None, "this cluster was started without a kubelet"
         return self.node
+
+    def use_identity(self, part: str, token: str) -> Path:
+        """Write the kubeconfig of `gpupack-node` or `gpupack-scheduler`, for the next start of it."""
+        return self.control.write_kubeconfig(part, token)
 
     def token(self, namespace: str, service_account: str, bound_node: str | None = None) -> str:
         """A token of a service account, carrying a node's name as a DaemonSet pod's token does."""

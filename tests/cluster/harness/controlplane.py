@@ -100,6 +100,10 @@ class ControlPlane:
         }
         if extender_url is not None:
             config["extenders"] = [extender_entry(extender_url)]
+        self.use_scheduler_config(config)
+
+    def use_scheduler_config(self, config: dict[str, Any]) -> None:
+        """Write a KubeSchedulerConfiguration for the next start of kube-scheduler."""
         self.scheduler_config.write_text(json.dumps(config))
 
     def start(self) -> None:
@@ -182,7 +186,7 @@ class ControlPlane:
             "kube-controller-manager",
             [str(self._programs / "kube-controller-manager")],
             {
-                **self._client_flags(self._controllers),
+                **self._client_flags(self._controllers, self.admin_config),
                 "kubeconfig": self.admin_config,
                 "leader-elect": "false",
                 "service-account-private-key-file": self._signing_key,
@@ -191,12 +195,11 @@ class ControlPlane:
             },
         )
 
-    def start_scheduler(self) -> None:
-        self._start(
-            "kube-scheduler",
-            [str(self._programs / "kube-scheduler")],
-            {**self._client_flags(self._scheduler), "config": self.scheduler_config, "v": 3},
-        )
+    def start_scheduler(self, kubeconfig: Path | None = None) -> None:
+        """Start kube-scheduler; `kubeconfig` is whom it asks about its own callers."""
+        flags = self._client_flags(self._scheduler, kubeconfig or self.admin_config)
+        command = [str(self._programs / "kube-scheduler")]
+        self._start("kube-scheduler", command, {**flags, "config": self.scheduler_config, "v": 3})
 
     def kill(self, name: str) -> None:
         """SIGKILL one program by its name."""
@@ -207,13 +210,13 @@ class ControlPlane:
         for name in reversed(list(self.running)):
             self.kill(name)
 
-    def _client_flags(self, port: int) -> dict[str, object]:
+    def _client_flags(self, port: int, kubeconfig: Path) -> dict[str, object]:
         return {
             "bind-address": "127.0.0.1",
             "secure-port": port,
             "cert-dir": self.certificates,
-            "authentication-kubeconfig": self.admin_config,
-            "authorization-kubeconfig": self.admin_config,
+            "authentication-kubeconfig": kubeconfig,
+            "authorization-kubeconfig": kubeconfig,
         }
 
     def _start(self, name: str, command: Sequence[str], flags: Mapping[str, object]) -> None:

@@ -38,9 +38,9 @@ def build(folder: Path) -> list[Json]:
     )
 
 
-def apply_all(api: Api, objects: list[Json]) -> list[Json]:
-    """Server-side apply of every object; returns them as the API server stored them."""
-    return [api.apply(path_of(api, one), one) for one in objects]
+def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[Json]:
+    """Server-side apply of every object; returns them as the API server stored them, or would."""
+    return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
 
 
 def path_of(api: Api, one: Json) -> str:

@@ -53,11 +53,10 @@ class Api:
         """JSON merge patch."""
         return self.call("PATCH", path, body, content_type=MERGE_PATCH)
 
-    def apply(self, path: str, body: Json, manager: str = "cluster-test") -> Json:
-        """Server-side apply."""
-        return self.call(
-            "PATCH", path, body, content_type=APPLY, query={"fieldManager": manager, "force": "true"}
-        )
+    def apply(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
+        """Server-side apply; with `dry_run` everything is checked and nothing kept."""
+        query = {"fieldManager": "cluster-test", "force": "true", **({"dryRun": "All"} if dry_run else {})}
+        return self.call("PATCH", path, body, content_type=APPLY, query=query)
 
     def call(
         self,

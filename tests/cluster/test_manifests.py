@@ -1,0 +1,227 @@
+"""`manifests/` on the real API server: all of it applies, its policies refuse, its rights suffice."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.harness import Api, ApiError, Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all, build, path_of
+from tests.cluster.harness.views import wait_agree
+
+MANIFESTS = REPOSITORY / "manifests"
+OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
+NAMESPACE = "gpupack-system"
+SCHEDULER = "gpupack-scheduler"
+OTHER_NODE = "n2"
+
+
+def start_as_installed(cluster: Cluster) -> None:
+    """Apply the base, then run daemon, extender and kube-scheduler as the accounts it makes for them."""
+    control = cluster.control
+    control.start_etcd()
+    control.start_api_server()
+    control.start_controllers()
+    apply_all(cluster.api, build(MANIFESTS / "overlays" / "set-scheduler-name"))
+    cluster.host.start()
+    until(cluster.node_ready, "node ready", 60)
+    cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
+    for account in ("gpupack-node", SCHEDULER):
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
+        until(lambda path=path: cluster.api.get(path), f"service account {account}")
+    cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
+    control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
+    control.start_scheduler(scheduler)
+    cluster.extender.start()
+    cluster.daemon.start()
+    until(cluster.allocatable, "the kubelet's count of units", 20)
+    until(
+        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
+        "default service account",
+    )
+
+
+def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> dict:
+    """The configuration of the ConfigMap, with this machine's addresses in it."""
+    text = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{SCHEDULER}")["data"]["scheduler.yaml"]
+    config = yaml.safe_load(text)
+    config["clientConnection"]["kubeconfig"] = str(kubeconfig)
+    (extender,) = config["extenders"]
+    extender["urlPrefix"] = cluster.extender.url
+    return config
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192, 8192), start=start_as_installed)
+
+
+@pytest.fixture
+def node_daemon(cluster) -> Api:
+    """The API server as the node daemon of the real node sees it."""
+    return cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+
+
+def refused(call, *arguments, **options) -> str:
+    """Make a call that a policy must refuse, and return what it says."""
+    with pytest.raises(ApiError) as error:
+        call(*arguments, **options)
+    assert error.value.status in {403, 422}, error.value
+    assert "ValidatingAdmissionPolicy" in error.value.message, error.value
+    return error.value.message
+
+
+def test_applied_twice_is_applied_once(cluster):
+    objects = build(MANIFESTS / "base")
+    kinds = {one["kind"] for one in objects}
+    assert kinds >= {"DaemonSet", "Deployment", "ConfigMap", "ValidatingAdmissionPolicy", "ClusterRole"}
+    before = [
+        cluster.api.get(path_of(cluster.api, one))["metadata"]["generation"]
+        for one in objects
+        if "spec" in one
+    ]
+    apply_all(cluster.api, objects)
+    after = [
+        cluster.api.get(path_of(cluster.api, one))["metadata"]["generation"]
+        for one in objects
+        if "spec" in one
+    ]
+    assert after == before
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_is_accepted(cluster, overlay):
+    stored = apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
+    assert len(stored) > 5
+
+
+def test_policies_have_no_type_warnings(cluster):
+    for kind in ("validatingadmissionpolicies",):
+        path = f"/apis/admissionregistration.k8s.io/v1/{kind}"
+
+        def checked(path=path) -> list:
+            policies = [
+                one for one in cluster.api.get(path)["items"] if one["metadata"]["name"].startswith("gpupack")
+            ]
+            assert all("typeChecking" in one.get("status", {}) for one in policies), "not checked yet"
+            return policies
+
+        policies = until(checked, "policies type-checked", 30)
+        assert len(policies) >= 3
+        assert [one["status"]["typeChecking"].get("expressionWarnings", []) for one in policies] == [
+            []
+        ] * len(policies)
+
+
+def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
+    cluster.create(w.pod("one", w.container(gib=5)))
+    cluster.wait_running("one")
+    assert cluster.pod("one")["spec"]["schedulerName"] == SCHEDULER
+    assert sorted(wait_agree(cluster).used) == [0, 5]
+    until(lambda: cluster.allocation("one"), "allocation annotation")
+    lease = cluster.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{SCHEDULER}")
+    assert lease["spec"]["holderIdentity"]
+    cluster.delete("one")
+    cluster.wait_used([0, 0], 40)
+
+
+def test_scheduler_name_is_set_only_where_nobody_chose(cluster):
+    def scheduler_of(pod: dict) -> str:
+        return cluster.api.post(f"{PODS}?dryRun=All", pod)["spec"]["schedulerName"]
+
+    assert scheduler_of(w.pod("asks", w.container(gib=1))) == SCHEDULER
+    assert scheduler_of(w.pod("init", w.container(), init=[w.container("i", gib=1)])) == SCHEDULER
+    assert scheduler_of(w.pod("plain", w.container())) == "default-scheduler"
+    assert scheduler_of(w.pod("chose", w.container(gib=1), schedulerName="other")) == "other"
+
+
+@pytest.mark.parametrize("where", ["container", "init container"])
+def test_packed_words_cannot_be_requested(cluster, where):
+    greedy = w.container("greedy", limits={"gpupack.io/packed-used-0": 1})
+    pod = w.pod("p", greedy) if where == "container" else w.pod("p", w.container(), init=[greedy])
+    assert "cannot be requested" in refused(cluster.create, pod)
+
+
+def words(value: str) -> dict:
+    return {
+        "capacity": {"gpupack.io/packed-used-9": value},
+        "allocatable": {"gpupack.io/packed-used-9": value},
+    }
+
+
+def test_daemon_writes_words_to_its_own_node_only(cluster, node_daemon):
+    own, other = (f"/api/v1/nodes/{name}/status" for name in (cluster.node_name, OTHER_NODE))
+    body = {"metadata": {"annotations": {"gpupack.io/holds": "{}"}}, "status": words("1")}
+    assert f"may not write to node {OTHER_NODE}" in refused(node_daemon.merge, other, body)
+    # On its own node it may; the running daemon repairs what this test writes.
+    node_daemon.merge(own, {"status": words("1")})
+    cluster.api.merge(
+        own, {"status": {part: {"gpupack.io/packed-used-9": None} for part in ("capacity", "allocatable")}}
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"annotations": {"example.com/foreign": "x"}}},
+        {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-0"}}},
+        {"metadata": {"labels": {"example.com/foreign": "x"}}},
+        {"status": {"capacity": {"cpu": "1000"}}},
+        {"status": {"allocatable": {RESOURCE: "1000"}}},
+        {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}},
+    ],
+    ids=lambda change: json.dumps(change)[:60],
+)
+def test_daemon_changes_nothing_else_of_its_node(cluster, node_daemon, change):
+    path = f"/api/v1/nodes/{cluster.node_name}/status"
+    assert "may change" in refused(node_daemon.merge, path, change)
+
+
+def test_daemon_annotates_pods_of_its_own_node_only(cluster, node_daemon):
+    here = w.pod("here", w.container(), nodeName=cluster.node_name)
+    there = w.pod("there", w.container(), nodeName=OTHER_NODE)
+    for pod in (here, there):
+        cluster.create(pod)
+    try:
+        allocation = {"metadata": {"annotations": {"gpupack.io/allocation": "{}"}}}
+        node_daemon.merge(f"{PODS}/here", allocation)
+        assert "not on its node" in refused(node_daemon.merge, f"{PODS}/there", allocation)
+        foreign = {"metadata": {"annotations": {"gpupack.io/assigned": "{}"}}}
+        assert "gpupack.io/allocation" in refused(node_daemon.merge, f"{PODS}/here", foreign)
+        label = {"metadata": {"labels": {"a": "b"}}}
+        refused(node_daemon.merge, f"{PODS}/here", label)
+    finally:
+        for name in ("here", "there"):
+            cluster.delete(name)
+
+
+def test_token_without_a_node_may_write_nothing(cluster):
+    homeless = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
+    path = f"/api/v1/nodes/{cluster.node_name}/status"
+    assert "does not name a node" in refused(homeless.merge, path, {"status": words("1")})
+
+
+def test_daemon_has_no_further_rights(cluster, node_daemon):
+    for call in (
+        lambda: node_daemon.delete(f"/api/v1/nodes/{OTHER_NODE}"),
+        lambda: node_daemon.post("/api/v1/nodes", {"metadata": {"name": "n3"}}),
+        lambda: node_daemon.merge(f"/api/v1/nodes/{cluster.node_name}", {"metadata": {"labels": {"a": "b"}}}),
+        lambda: node_daemon.get(f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+        lambda: node_daemon.delete(f"{PODS}/any"),
+    ):
+        with pytest.raises(ApiError) as error:
+            call()
+        assert error.value.status == 403
+
+
+def test_others_are_not_held_back(cluster):
+    node = copy.deepcopy(cluster.api.get(f"/api/v1/nodes/{OTHER_NODE}"))
+    node["metadata"]["annotations"]["gpupack.io/cordon"] = "GPU-0"
+    cluster.api.put(f"/api/v1/nodes/{OTHER_NODE}", node)
