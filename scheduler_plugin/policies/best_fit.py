@@ -218,7 +218,8 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         (view.gpu_capacity, view.gpu_used),
     ):
         share += (capacity[rows] - used[rows]) / (3.1 * max(1, int(capacity.max())))
-    return np.round(np.clip(share, 0.0, 0.999), DECIMALS)
+    np.clip(share, 0.0, 0.999, out=share)
+    return np.round(share, DECIMALS, out=share)
 
 
 def _insert(index: Buckets, view: ClusterView, name: str, cards: int, rows: RowArray) -> None:

@@ -66,8 +66,7 @@ class Cluster:
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
         if pod.models:
-            wanted = [at for at, name in enumerate(self.arrays.model_names) if selector.admits_model(name)]
-            nodes = np.isin(self._model_of_row, wanted)
+            nodes = self.admitted(selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
         ask = Ask(
             cpu_milli=pod.cpu_milli,
@@ -78,6 +77,13 @@ class Cluster:
             selector=selector,
         )
         return Shape(ask, nodes, units * pod.cards, pod.asked)
+
+    def admitted(self, selector: Selector) -> BoolArray:
+        """Nodes whose model a selector admits; all cards of a node are of one."""
+        names = self.arrays.model_names
+        wanted = [at for at, name in enumerate(names) if selector.admits_model(name)]
+        result: BoolArray = np.isin(self._model_of_row, wanted)
+        return result
 
     def fitting(self, shape: Shape) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""

@@ -80,6 +80,8 @@ def run(
     card_policy: str,
     pods: Sequence[TracePod],
     clock: Callable[[], float],
+    *,
+    last: str = "130",
     measure: Callable[[Cluster], float] | None = None,
 ) -> Outcome:
     """Place pods in order.
@@ -90,6 +92,7 @@ def run(
         card_policy: Chooses cards, unless the node policy does.
         pods: In the order in which they arrive.
         clock: Seconds, for `wall_s`.
+        last: Key of the end in `allocated_percent`.
         measure: Called at every percent that has arrived, for `Point.fragmented`; its time does not count.
 
     Returns:
@@ -128,7 +131,11 @@ def run(
                 outcome.allocated_percent["100"] = 100.0 * taken / whole
             next_point += 1
     outcome.wall_s = clock() - start - apart
-    return _finish(outcome, 100.0 * asked / total, 100.0 * taken / whole)
+    allocated = 100.0 * taken / whole
+    fragmented = None if measure is None else measure(cluster)
+    outcome.curve.append(Point(100.0 * asked / total, allocated, fragmented))
+    outcome.allocated_percent[last] = allocated
+    return outcome
 
 
 def _place(
@@ -164,11 +171,3 @@ def _place(
 def _count(units: Counter[int], shape: Shape) -> None:
     for demand in shape.ask.demands:
         units[demand.units] += demand.cards
-
-
-def _finish(outcome: Outcome, arrived: float, allocated: float) -> Outcome:
-    """Write down the end, at the percent that was asked for in whole numbers."""
-    last = str(int(arrived))
-    outcome.curve.append(Point(arrived, allocated, outcome.curve[-1].fragmented if outcome.curve else None))
-    outcome.allocated_percent[last] = allocated
-    return outcome

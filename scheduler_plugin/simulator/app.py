@@ -1,0 +1,148 @@
+"""`gpupack simulate`: every policy with every seed, in parallel processes."""
+
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.policies.fragmentation_workload import Workload
+from scheduler_plugin.simulator.causes import causes, fragmented
+from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.engine import policy_for, typical
+from scheduler_plugin.simulator.engine import run as run_pods
+from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.plot import library, plot
+from scheduler_plugin.simulator.report import report
+from scheduler_plugin.simulator.results import Run, means, run_result
+from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw, read_nodes, read_pods
+
+Progress = Callable[[int, int], None]
+
+
+def run(options: Options, out: Callable[[str], None] = print, progress: Progress | None = None) -> None:
+    """Simulate, and write what was asked for.
+
+    Args:
+        options: What to do.
+        out: Takes lines for people; with JSON on standard output they go to standard error.
+        progress: Called with runs done and runs in all; None: a bar on standard error, if that is a terminal.
+
+    Raises:
+        SettingsError: wrong options, or a file that cannot be written.
+        TraceError: a trace that cannot be used.
+    """
+    if options.json == "-" and out is print:
+        out = _to_stderr
+    everything = simulate(options, _to_stderr, _bar if progress is None else progress)
+    for line in report(everything["mean"]):
+        out(line)
+    if options.plot is not None:
+        for path in plot(everything["runs"], options.plot):
+            out(f"wrote {path}")
+    if options.json is not None:
+        _write(options.json, json.dumps(everything, indent=1))
+
+
+def simulate(options: Options, warn: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+    """Run everything.
+
+    Args:
+        options: What to do.
+        warn: Takes a line for every row of the trace that is left out or odd.
+        progress: Called with runs done and runs in all.
+
+    Returns:
+        `{"runs": [...], "mean": {policy: ...}}`, in the order of policies, then seeds; the same whatever
+        the number of processes, but for `wall_s`.
+
+    Raises:
+        SettingsError: wrong options.
+        TraceError: a trace that cannot be used.
+    """
+    options.check()
+    if options.plot is not None:
+        library()
+    nodes = read_nodes(options.nodes, warn)
+    pods = read_pods(options.pods, nodes, warn)
+    if not any(pod.cards for pod in pods):
+        warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
+    tasks = [(policy, seed) for policy in options.policies for seed in options.seeds]
+    one = partial(run_one, options, nodes, pods)
+    runs: dict[tuple[str, int], Run] = {}
+    progress(0, len(tasks))
+    for task, result in _each(one, tasks, min(options.jobs, len(tasks))):
+        runs[task] = result
+        progress(len(runs), len(tasks))
+    ordered = [runs[task] for task in tasks]
+    return {"runs": ordered, "mean": means(ordered)}
+
+
+def run_one(
+    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], policy: str, seed: int
+) -> Run:
+    """Run one policy with one seed."""
+    cluster = Cluster(nodes, options.card_units)
+    workload = typical(cluster, pods)
+    ranked = policy_for(policy, options.parameters.get(policy, {}), workload)
+    card_policy = options.card_policy_of(policy)
+    drawn = draw(pods, cluster.gpus, options.inflation, seed)
+    measure = None
+    if options.plot is not None:
+        measure = partial(_fragmented, workload)
+    last = str(round(100 * options.inflation))
+    outcome = run_pods(cluster, ranked, card_policy, drawn, time.perf_counter, last=last, measure=measure)
+    return run_result(policy, card_policy, seed, outcome, cluster, causes(cluster, workload))
+
+
+def _fragmented(workload: Workload, cluster: Cluster) -> float:
+    return fragmented(causes(cluster, workload))
+
+
+def _each(
+    one: Callable[[str, int], Run], tasks: Sequence[tuple[str, int]], jobs: int
+) -> Iterator[tuple[tuple[str, int], Run]]:
+    """Run tasks here or in processes, and give results as they come."""
+    if jobs == 1:
+        for task in tasks:
+            yield task, one(*task)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(one, *task): task for task in tasks}
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield waiting.pop(future), future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _write(target: str, text: str) -> None:
+    if target == "-":
+        sys.stdout.write(text + "\n")
+        return
+    try:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"JSON file {target}: {error}") from error
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _bar(done: int, total: int) -> None:
+    """Draw a progress bar, on a terminal only."""
+    if not sys.stderr.isatty():
+        return
+    width = 40
+    filled = width * done // total
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{total} runs{end}")
+    sys.stderr.flush()

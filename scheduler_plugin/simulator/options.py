@@ -1,0 +1,139 @@
+"""What `gpupack simulate` is asked to do, checked as a whole."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from allocator.errors import AllocatorError
+from allocator.policy import card_policy
+from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.policies import names
+from scheduler_plugin.policies.registry import make
+from scheduler_plugin.simulator.trace import CARD
+
+MAX_SEEDS: Final = 10_000
+MAX_INFLATION: Final = 100.0
+MAX_CARD_UNITS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a simulation.
+
+    Attributes:
+        nodes: Path of the node list.
+        pods: Path of the pod list.
+        policies: Node policies, each run with every seed.
+        card_policy: Card policy; None: `fragmentation` for the node policy of that name, else `most-used`.
+        inflation: GPUs to ask for, as a multiple of the cluster's.
+        seeds: Of the random draws.
+        jobs: Processes.
+        card_units: Units of a card; requests are rounded up to whole units. 1000: as the trace has them.
+        plot: Folder for PNG files.
+        json: File for everything, `-`: standard output.
+        parameters: Of node policies, text by policy and name.
+    """
+
+    nodes: str
+    pods: str
+    policies: tuple[str, ...] = ("fragmentation",)
+    card_policy: str | None = None
+    inflation: float = 1.3
+    seeds: tuple[int, ...] = (42,)
+    jobs: int = 1
+    card_units: int = CARD
+    plot: str | None = None
+    json: str | None = None
+    parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def card_policy_of(self, policy: str) -> str:
+        """The card policy that goes with a node policy."""
+        return self.card_policy or ("fragmentation" if policy == "fragmentation" else "most-used")
+
+    def check(self) -> None:
+        """Check everything.
+
+        Raises:
+            SettingsError: lists every fault, one a line.
+        """
+        faults = [*self._policy_faults(), *self._number_faults()]
+        if faults:
+            raise SettingsError("\n".join(faults))
+
+    def _policy_faults(self) -> list[str]:
+        faults = []
+        if not self.policies:
+            faults.append(f"no policy; allowed are {', '.join(names())}")
+        for policy in self.policies:
+            try:
+                make(policy, self.parameters.get(policy, {}))
+            except PolicyError as error:
+                faults.append(str(error))
+        faults += [
+            f"parameters for policy {policy!r}, which is not run; allowed are {', '.join(self.policies)}"
+            for policy in sorted(set(self.parameters) - set(self.policies))
+        ]
+        if self.card_policy is not None:
+            try:
+                card_policy(self.card_policy)
+            except AllocatorError as error:
+                faults.append(str(error))
+        return faults
+
+    def _number_faults(self) -> list[str]:
+        faults = []
+        if not 0 < self.inflation <= MAX_INFLATION:
+            faults.append(f"inflation {self.inflation:g}: allowed is more than 0 up to {MAX_INFLATION:g}")
+        if not 1 <= len(self.seeds) <= MAX_SEEDS:
+            faults.append(f"{len(self.seeds)} seeds: allowed are 1 to {MAX_SEEDS}")
+        if self.jobs < 1:
+            faults.append(f"jobs {self.jobs}: allowed is 1 or more")
+        if not 1 <= self.card_units <= MAX_CARD_UNITS:
+            faults.append(f"card units {self.card_units}: allowed are 1 to {MAX_CARD_UNITS}")
+        return faults
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read seeds like `42`, `42-51` or `1,5,42-51`, in order, without repetitions.
+
+    Raises:
+        SettingsError: anything else.
+    """
+    seeds: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() for end in ends) or max(len(end) for end in ends) > 18:  # noqa: PLR2004
+            raise SettingsError(f"seeds {text!r}: allowed are numbers and ranges like 42-51, by commas")
+        low, high = int(ends[0]), int(ends[1])
+        if high < low or high - low >= MAX_SEEDS:
+            raise SettingsError(f"seeds {text!r}: allowed are growing ranges of at most {MAX_SEEDS} seeds")
+        seeds.update(dict.fromkeys(range(low, high + 1)))
+    return tuple(seeds)
+
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """Read a comma list of policies, in order, without repetitions."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_parameters(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read parameters like `best-fit.mode=pick`.
+
+    Raises:
+        SettingsError: anything else.
+    """
+    parameters: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        policy, dot, parameter = name.partition(".")
+        if not (equals and dot and policy and parameter):
+            raise SettingsError(f"policy parameter {text!r}: allowed is POLICY.NAME=VALUE")
+        parameters.setdefault(policy, {})[parameter] = value
+    return parameters
+
+
+def default_jobs() -> int:
+    """Processes to use unless told otherwise: the cores this process may run on."""
+    return max(1, len(os.sched_getaffinity(0)))

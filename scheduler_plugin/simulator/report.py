@@ -1,0 +1,38 @@
+"""Results for people: a text of a few tables."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+_LEAST_SHOWN: Final = 0.005
+
+
+def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Write lines about the mean of each policy's runs.
+
+    Args:
+        means: Of `results.means`.
+    """
+    arrived = list(dict.fromkeys(at for mean in means.values() for at in mean["allocated_percent"]))
+    head = "".join(f"{f'at {at} %':>10}{'+-':>7}" for at in arrived)
+    yield f"{'GPUs allocated, %':<20}{'cards by':<15}{head}{'at most':>10}{'runs':>6}{'s/run':>8}"
+    for policy, mean in means.items():
+        cells = "".join(
+            f"{mean['allocated_percent'].get(at, float('nan')):>10.2f}{mean['spread'].get(at, 0.0):>7.2f}"
+            for at in arrived
+        )
+        end = f"{100.0 - mean['unavoidable_percent']:>10.2f}{mean['runs']:>6}{mean['wall_s']:>8.2f}"
+        yield f"{policy:<20}{mean['card_policy']:<15}{cells}{end}"
+    for policy, mean in means.items():
+        yield ""
+        free, lost = mean["free_percent"], mean["unavoidable_percent"]
+        share = f"{100 * lost / free:.0f} % of that" if free else "nothing"
+        yield f"{policy}: {free:.2f} % of the GPUs are free at the end"
+        yield f"  no placement of the same pods could have used {share}"
+        yield f"  pods dropped: {_listed(mean['failed'], '.1f', '')}"
+        yield f"  free GPU as a typical pod sees it: {_listed(mean['fragmentation'], '.2f', ' %')}"
+
+
+def _listed(amounts: dict[str, float], form: str, unit: str) -> str:
+    ranked = sorted(amounts.items(), key=lambda item: -item[1])
+    shown = [f"{name} {amount:{form}}{unit}" for name, amount in ranked if amount >= _LEAST_SHOWN]
+    return ", ".join(shown) or "none"

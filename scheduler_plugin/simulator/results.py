@@ -1,0 +1,96 @@
+"""Results of runs as plain values: what the JSON holds."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from scheduler_plugin.simulator.bound import unavoidable_waste
+from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.engine import Outcome
+
+Run = dict[str, Any]
+"""One run, ready for JSON; see `run_result`."""
+
+
+def run_result(
+    policy: str, card_policy: str, seed: int, outcome: Outcome, cluster: Cluster, split: dict[str, float]
+) -> Run:
+    """Write a run down.
+
+    Args:
+        policy: Node policy.
+        card_policy: Card policy.
+        seed: Of the draw.
+        outcome: Of the engine.
+        cluster: As the run left it.
+        split: Of `causes`.
+
+    Returns:
+        `policy, card_policy, seed, pods, placed, allocated_percent {"100": x, "130": y}, failed {reason: n},
+        free_percent, unavoidable_percent` (of all GPUs: free in every placement of the same pods),
+        `fragmentation {cause: percent}, curve [[arrived, allocated, fragmented or null]], wall_s`.
+    """
+    whole = cluster.gpus * cluster.card_units
+    free = 100.0 * (whole - int(cluster.arrays.gpu_used.sum())) / whole
+    waste = unavoidable_waste(cluster.card_units, cluster.gpus, outcome.placed_units, outcome.failed_units)
+    return {
+        "policy": policy,
+        "card_policy": card_policy,
+        "seed": seed,
+        "pods": outcome.pods,
+        "placed": outcome.placed,
+        "allocated_percent": {at: round(value, 6) for at, value in outcome.allocated_percent.items()},
+        "failed": dict(sorted(outcome.failed.items())),
+        "free_percent": round(free, 6),
+        "unavoidable_percent": round(min(free, 100.0 * waste / whole), 6),
+        "fragmentation": {cause: round(amount, 6) for cause, amount in split.items()},
+        "curve": [
+            [at.arrived, round(at.allocated, 6), None if at.fragmented is None else round(at.fragmented, 6)]
+            for at in outcome.curve
+        ],
+        "wall_s": round(outcome.wall_s, 3),
+    }
+
+
+def means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Average the runs of each policy.
+
+    Returns:
+        By policy: `card_policy, runs, pods, allocated_percent, spread` (standard deviation over the seeds),
+        `failed, free_percent, unavoidable_percent, fragmentation, wall_s`.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for policy in dict.fromkeys(run["policy"] for run in runs):
+        mine = [run for run in runs if run["policy"] == policy]
+        allocated = [run["allocated_percent"] for run in mine]
+        result[policy] = {
+            "card_policy": mine[0]["card_policy"],
+            "runs": len(mine),
+            "pods": round(fmean(run["pods"] for run in mine), 1),
+            "allocated_percent": _means(allocated),
+            "spread": {at: _spread([each[at] for each in allocated]) for at in _keys(allocated)},
+            "failed": _totals([run["failed"] for run in mine]),
+            "free_percent": round(fmean(run["free_percent"] for run in mine), 6),
+            "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in mine), 6),
+            "fragmentation": _means([run["fragmentation"] for run in mine]),
+            "wall_s": round(fmean(run["wall_s"] for run in mine), 3),
+        }
+    return result
+
+
+def _spread(values: Sequence[float]) -> float:
+    return round(pstdev(values), 6)
+
+
+def _keys(tables: Sequence[Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(key for table in tables for key in table))
+
+
+def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean by key; all tables have the same keys."""
+    return {key: round(fmean(table[key] for table in tables), 6) for key in _keys(tables)}
+
+
+def _totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Mean by key over all tables, 0 where it is missing."""
+    return {key: round(sum(t.get(key, 0) for t in tables) / len(tables), 1) for key in sorted(_keys(tables))}
