@@ -1,0 +1,159 @@
+"""`gpupack node` and `gpupack scheduler` as processes: they serve, say how they are, and stop when told."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from allocator.packing import read_node
+from gpupack.standins.apiserver import ApiServer
+from gpupack.standins.kubelet import Kubelet
+
+NODE = "n1"
+DEADLINE_S = 30.0
+GIB = "gpupack.io/gpu-memory-gib"
+
+
+@pytest.fixture
+async def world():
+    """A folder, an API server with one node, and the node's kubelet."""
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))
+    async with ApiServer() as api:
+        api.add_node(NODE)
+        kubelet = Kubelet(folder, NODE, api.url)
+        await kubelet.start()
+        api.kubeconfig(folder / "kubeconfig")
+        try:
+            yield folder, api, kubelet
+        finally:
+            await kubelet.stop()
+            shutil.rmtree(folder)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@asynccontextmanager
+async def process(*arguments):
+    """The command as a process, and where it serves; it must end by itself when told."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "gpupack", *map(str, arguments), "--http", url.removeprefix("http://")]
+    running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    lines = []
+
+    async def read():
+        while line := await running.stderr.readline():
+            lines.append(line.decode())
+
+    reading = asyncio.create_task(read())
+    try:
+        yield running, url, lines
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+        await reading
+
+
+async def status_of(session, url):
+    try:
+        async with session.get(url) as answer:
+            return answer.status, await answer.text()
+    except aiohttp.ClientConnectionError:
+        return 0, ""
+
+
+async def until(ask, expected):
+    """Ask until the answer is as expected."""
+    end = asyncio.get_running_loop().time() + DEADLINE_S
+    while (answer := await ask()) != expected:
+        assert asyncio.get_running_loop().time() < end, f"{answer} instead of {expected}"
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_node(world, number):
+    folder, api, kubelet = world
+    arguments = [
+        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
+        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
+        *("--pod-resources-socket", kubelet.pod_resources_socket),
+    ]
+    async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
+
+        async def ready():
+            return await status_of(session, f"{url}/readyz")
+
+        async def used():
+            words = read_node(api.node(NODE)["status"]["allocatable"])
+            return words and words.used
+
+        await until(ready, (200, "ok\n"))
+        await until(used, (0, 0))
+        container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
+        pod = {"metadata": {"name": "p"}, "spec": {"nodeName": NODE, "containers": [container]}}
+        uid = api.add_pod(pod)["metadata"]["uid"]
+        await until(used, (5, 0))
+        (record,) = kubelet.containers.values()
+        assert record.envs["GPUPACK_MEMORY_MIB"] == str(5 * 1024)
+        _, metrics = await status_of(session, f"{url}/metrics")
+        promised = re.findall(r"^gpupack_card_promised_bytes\{.*\} (\S+)$", metrics, re.MULTILINE)
+        assert [float(amount) for amount in promised] == [5 * 2**30, 0]
+        status, explained = await status_of(session, f"{url}/explain")
+        assert status == 200
+        assert json.loads(explained)["not_ready"] == []
+        assert uid in explained
+        daemon.send_signal(signal.SIGHUP)
+        daemon.send_signal(number)
+        assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
+    events = [re.search(r'event="?([^"=]+)"?( |$)', line) for line in lines]
+    assert all(events), lines
+    assert "level=error" not in "".join(lines)
+    assert "Traceback" not in "".join(lines)
+    # The effective settings are there, once.
+    assert len([line for line in lines if "unit_mib=1024" in line and "card_policy=least-used" in line]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_scheduler(world, number):
+    folder, _, _ = world
+    arguments = ["scheduler", "--kubeconfig", folder / "kubeconfig"]
+    async with process(*arguments) as (extender, url, lines), aiohttp.ClientSession() as session:
+
+        async def ready():
+            return (await status_of(session, f"{url}/readyz"))[0]
+
+        await until(ready, 200)
+        assert (await status_of(session, f"{url}/healthz"))[0] == 200
+        assert "gpupack_" in (await status_of(session, f"{url}/metrics"))[1]
+        async with session.post(f"{url}/filter", data=b"rubbish") as answer:
+            assert answer.status == 400
+            assert "\n" not in (await answer.text()).strip()
+        extender.send_signal(number)
+        assert await asyncio.wait_for(extender.wait(), DEADLINE_S) == 0
+    assert "Traceback" not in "".join(lines)
+
+
+async def test_a_scheduler_without_api_server_is_alive_and_not_ready(world):
+    folder, api, _ = world
+    await api.stop()
+    arguments = ["scheduler", "--kubeconfig", folder / "kubeconfig"]
+    async with process(*arguments) as (_, url, lines), aiohttp.ClientSession() as session:
+
+        async def alive():
+            return (await status_of(session, f"{url}/healthz"))[0]
+
+        await until(alive, 200)
+        assert (await status_of(session, f"{url}/readyz"))[0] == 503
+    assert "Traceback" not in "".join(lines)

@@ -1,0 +1,200 @@
+"""`gpupack top` as people and scripts call it: files, pipes, a cluster, rubbish."""
+
+import asyncio
+import io
+import json
+import sys
+
+import pytest
+
+from allocator.packing import NodeWords, node_resources
+from allocator.quantity import canonical
+from allocator.records import CardRecord, dump_cards
+from gpupack.cli import main
+from gpupack.standins.apiserver import ApiServer
+
+INVENTORY = dump_cards([CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 0, True)])
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `gpupack top` in this process; returns its exit status, stdout and stderr."""
+
+    def command(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["gpupack", "top", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exit_of:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return exit_of.value.code or 0, out, err
+
+    return command
+
+
+def node(name, words=None, **annotations):
+    resources = {key: canonical(value) for key, value in node_resources(words).items()} if words else {}
+    return {
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {f"gpupack.io/{key}": value for key, value in annotations.items()},
+        },
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def words(sizes, used):
+    return NodeWords.of(1024, sizes, used, 1_763_000_000_000)
+
+
+CLUSTER = {
+    "kind": "List",
+    "items": [
+        node("gpu-1", words([44], [8]), cards=INVENTORY),
+        node("gpu-0", words([14, 14], [14, 0])),
+        node("cpu-0"),
+        node("odd", words([14], [1]), cards="soup"),
+    ],
+}
+RECORDS = [
+    {
+        "node": "gpu-0",
+        "cards": [
+            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 14, "healthy": True},
+            {"index": 1, "uuid": None, "model": None, "size_units": 14, "used_units": 0, "healthy": True},
+        ],
+        "unit_mib": 1024,
+        "error": None,
+    },
+    {
+        "node": "gpu-1",
+        "cards": [
+            {
+                "index": 0,
+                "uuid": "GPU-a",
+                "model": "NVIDIA L40S",
+                "size_units": 44,
+                "used_units": 8,
+                "healthy": True,
+            }
+        ],
+        "unit_mib": 1024,
+        "error": None,
+    },
+    {
+        "node": "odd",
+        "cards": [
+            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 1, "healthy": True}
+        ],
+        "unit_mib": 1024,
+        "error": 'annotation gpupack.io/cards is "soup": not JSON',
+    },
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(CLUSTER))
+    return path
+
+
+@pytest.mark.parametrize("option", ["-f", "--filename"])
+def test_json_of_a_file(run, file, option):
+    status, out, err = run(option, file, "-o", "json")
+    assert (status, err) == (0, "")
+    records = json.loads(out)
+    assert records[2]["error"].startswith(RECORDS[2]["error"])
+    records[2]["error"] = RECORDS[2]["error"]
+    assert records == RECORDS
+
+
+def test_a_pipe_says_the_same_as_the_file(run, file):
+    assert run("-f", "-", "-o", "json", stdin=file.read_bytes()) == run("-f", file, "-o", "json")
+
+
+def test_table(run, file):
+    status, out, err = run("-f", file)
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split() == ["NODE", "UNIT", "USED", "CARDS"]
+    assert [line.split()[0] for line in lines] == ["gpu-0", "gpu-1", "odd"]
+    assert "14/28" in lines[0]
+    assert "8/44" in lines[1]
+    assert '"soup"' in lines[2]
+    assert "\x1b" not in out
+
+
+def test_wide(run, file):
+    status, out, _ = run("-f", file, "-o", "wide")
+    assert status == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == [
+        ["gpu-0", "0"],
+        ["gpu-0", "1"],
+        ["gpu-1", "0"],
+        ["odd", "0"],
+    ]
+    assert "GPU-a" in out
+
+
+def test_no_cards_at_all(run):
+    nothing = json.dumps({"kind": "List", "items": [node("cpu-0")]}).encode()
+    assert run("-f", "-", stdin=nothing) == (0, "No node publishes GPU cards.\n", "")
+    assert run("-f", "-", "-o", "json", stdin=nothing) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the input is empty"),
+        (b"\n", "the input is empty"),
+        (b"NAME STATUS\nn1 Ready\n", "the input is not JSON"),
+        (b"\xff\xfe\x00", "the input is not JSON"),
+        (b"[" * 100_000, "the input is not JSON"),
+        (b'{"items": 5}', "the input does not hold nodes"),
+        (b'{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', 'the input holds a "Pod", "p"'),
+        (b"17", "the input does not hold nodes"),
+    ],
+    ids=["empty", "blank", "table", "bytes", "deep", "items", "pods", "number"],
+)
+@pytest.mark.parametrize("through", ["file", "pipe"])
+def test_rubbish(run, tmp_path, content, said, through):
+    path = tmp_path / "rubbish"
+    path.write_bytes(content)
+    status, out, err = run("-f", path) if through == "file" else run("-f", "-", stdin=content)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"gpupack: {said}")
+    assert err.endswith("allowed is the output of `kubectl get nodes -o json`\n")
+    assert err.count("\n") == 1
+
+
+def test_files_that_cannot_be_read(run, tmp_path):
+    missing = tmp_path / "missing"
+    assert run("-f", missing) == (2, "", f"gpupack: {missing}: No such file or directory\n")
+    assert run("-f", tmp_path) == (2, "", f"gpupack: {tmp_path}: Is a directory\n")
+
+
+def test_a_cluster(run, tmp_path):
+    async def ask(look):
+        async with ApiServer() as api:
+            for item in CLUSTER["items"]:
+                meta = item["metadata"]
+                api.add_node(meta["name"], None, item["status"]["capacity"], meta["annotations"])
+            config = api.kubeconfig(tmp_path / "kubeconfig")
+            return await asyncio.to_thread(look, config)
+
+    status, out, err = asyncio.run(ask(lambda config: run("--kubeconfig", config, "-o", "json")))
+    assert (status, err) == (0, "")
+    assert [record["node"] for record in json.loads(out)] == ["gpu-0", "gpu-1", "odd"]
+    assert json.loads(out)[:2] == RECORDS[:2]
+
+
+def test_a_cluster_that_does_not_answer(run, tmp_path):
+    """Nothing wrong with the command line: status 1, so that a script can try again."""
+    never_started = ApiServer()
+    config = never_started.kubeconfig(tmp_path / "kubeconfig")
+    status, out, err = run("--kubeconfig", config)
+    assert (status, out) == (1, "")
+    assert err.startswith("gpupack: GET /api/v1/nodes: http://127.0.0.1:0: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,264 @@
+"""The command line against what people get wrong: one clear line on stderr, exit status 2, no traceback."""
+
+import json
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import structlog
+
+import gpupack
+from allocator.policy import CARD_POLICIES
+from deviceplugin.profile import shipped_profiles
+from gpupack.cli import cli, main
+from scheduler_plugin.policies import registry
+
+COMMANDS = sorted(cli.commands)
+ONE_LINE = re.compile(r"\A[^\n]+\n\Z")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command in this process; returns its exit status, stdout and stderr."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpupack", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_of:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return exit_of.value.code or 0, out, err
+
+    handlers = list(logging.getLogger().handlers)
+    yield command
+    # The command sets up logging on the stderr of this test, which is gone after it.
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def folder():
+    """A folder with a short path, a kubeconfig that names nobody, and an empty device plugin folder."""
+    path = Path(tempfile.mkdtemp(prefix="gp-"))
+    (path / "plugins").mkdir()
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "x",
+        "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "x", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+    }
+    (path / "kubeconfig").write_text(json.dumps(kubeconfig))
+    (path / "rubbish").write_text("rubbish: : [")
+    (path / "empty").write_text("")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def taken():
+    """An address that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def node_arguments(folder, **changes):
+    """A working command line of `gpupack node`, with changes; None leaves an option out."""
+    options = {
+        "node-name": "n1",
+        "gpus": "simulated",
+        "profile": "2xt4",
+        "kubeconfig": folder / "kubeconfig",
+        "device-plugin-dir": folder / "plugins",
+        "pod-resources-socket": folder / "pods.sock",
+        "http": "127.0.0.1:0",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    return ["node", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
+
+
+# --- help and version ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_teaches(run, command):
+    status, out, err = run(*([command] if command else []), "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"Usage: gpupack {command or '[OPTIONS]'}")
+    assert "--version" in out
+    # No escape that was meant for the formatter, and an example or an explanation of a paragraph at least.
+    assert "\\b" not in out
+    assert len(out.partition("Options:")[0]) > 150
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_version(run, command):
+    expected = f"gpupack, version {gpupack.__version__}\n"
+    assert run(*([command] if command else []), "--version") == (0, expected, "")
+
+
+def test_the_node_policies_are_in_the_help(run):
+    text = " ".join(run("scheduler", "--help")[1].split()).replace("- ", "-")
+    assert [name for name in registry.names() if name not in text] == []
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler"])
+def test_the_card_policies_are_in_the_help(run, command):
+    text = " ".join(run(command, "--help")[1].split())
+    assert "Card policies: " + ", ".join(sorted(CARD_POLICIES)) in text
+
+
+def test_the_profiles_are_in_the_help(run):
+    text = " ".join(run("node", "--help")[1].split()).replace("- ", "-")
+    assert [name for name in shipped_profiles() if name not in text] == []
+
+
+# --- wrong usage --------------------------------------------------------------------------------------------
+
+
+def test_no_command_shows_the_help(run):
+    status, out, err = run()
+    assert status == 2
+    assert "Usage: gpupack" in out + err
+    assert all(command in out + err for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bogus"], "no such command 'bogus'"),
+        (["--bogus"], "no such option '--bogus'"),
+        (["node"], "missing option '--node-name'"),
+        (["node", "--unit-mib", "half"], "'--unit-mib': 'half' is not a valid integer"),
+        (["node", "--ignored-xids", "13,x"], "XID 'x': allowed are whole numbers"),
+        (["scheduler", "--shortlist"], "'--shortlist' requires an argument"),
+        (["scheduler", "--node-policy-parameter", "alpha"], "'alpha': allowed is NAME=VALUE"),
+        (["scheduler", "surplus"], "unexpected extra argument (surplus)"),
+        (["top", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json'"),
+        (["demo", "--seed", "one"], "'--seed': 'one' is not a valid integer"),
+    ],
+)
+def test_options_that_do_not_parse(run, arguments, said):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert ONE_LINE.match(err), err
+    assert err.lower().find(said.lower()) > 0, err
+    assert "--help" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": "amd"}, "--gpus 'amd': allowed are nvml, simulated"),
+        ({"profile": None}, "--profile: required with --gpus simulated"),
+        ({"gpus": "nvml"}, "--profile '2xt4': allowed with --gpus simulated only"),
+        ({"profile": "9xt4"}, "profile 9xt4: cannot be read: No such file or directory; allowed are"),
+        ({"profile": "{folder}/rubbish"}, "/rubbish: not YAML"),
+        ({"profile": "{folder}/empty"}, "/empty: "),
+        ({"profile": "{folder}"}, "Is a directory"),
+        ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': allowed is a file that exists"),
+        ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
+        ({"kubeconfig": "{folder}/empty"}, "/empty cannot be used: "),
+        ({"device_plugin_dir": "{folder}/nowhere"}, "allowed is a folder that exists"),
+        ({"node_name": ""}, "--node-name '': allowed is the name of a Node object"),
+        ({"unit_mib": 0}, "unit of 0 MiB: allowed are 1 to 16777215 MiB"),
+        ({"unit_mib": 20000}, "unit of 20000 MiB: no card holds one; allowed here are units of up to 14912"),
+        ({"profile": "8xh200", "unit_mib": 1}, "allowed here are units of "),
+        ({"http": "8911"}, "--http '8911': allowed is HOST:PORT"),
+        ({"http": "localhost:99999"}, "--http 'localhost:99999': allowed are ports up to 65535"),
+        ({"http": "{taken}"}, "address already in use"),
+        ({"card_policy": "best"}, 'card policy "best": allowed are fragmentation, least-used, most-used'),
+        ({"quiet_s": "nan"}, "--quiet-s nan: allowed is 0 or more"),
+        ({"log_level": "loud"}, "--log-level 'loud': allowed are debug, info, warning, error"),
+    ],
+)
+def test_a_daemon_that_cannot_start(run, folder, taken, changes, said):
+    filled = {
+        name: value.format(folder=folder, taken=taken) if isinstance(value, str) else value
+        for name, value in changes.items()
+    }
+    status, out, err = run(*node_arguments(folder, **filled))
+    assert (status, out) == (2, "")
+    assert ONE_LINE.match(err), err
+    assert said in err
+
+
+def test_all_faults_at_once(run, folder):
+    status, _, err = run(*node_arguments(folder, gpus="amd", http="here", log_level="loud"))
+    assert status == 2
+    assert all(said in err for said in ("--gpus 'amd'", "--http 'here'", "--log-level 'loud'"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': no such file"),
+        ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
+        ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
+        ({"http": "{taken}"}, "address already in use"),
+        ({"node-policy": "best"}, "node policy 'best' does not exist; allowed are balanced, "),
+        ({"node-policy-parameter": "alpha=1"}, "takes no parameters"),
+        ({"card-policy": "best"}, 'card policy "best": allowed are '),
+        ({"shortlist": -1}, "shortlist -1: allowed are 0 (all) to 100000 nodes"),
+        ({"unit-mib": -5}, "unit of -5 MiB: allowed are 1 to 16777215 MiB"),
+        ({"bind-timeout": 0}, "bind timeout 0 s: allowed is more than 0"),
+        ({"stale-after": "nan"}, "stale limit nan s: allowed is more than 0"),
+        ({"tls-cert-file": "{folder}/rubbish"}, "allowed are both files or none"),
+        (
+            {"tls-cert-file": "{folder}/rubbish", "tls-key-file": "{folder}/rubbish"},
+            "cannot be used: ",
+        ),
+        ({"log-level": "loud"}, "log level 'loud': allowed are debug, info, warning, error"),
+    ],
+)
+def test_an_extender_that_cannot_start(run, folder, taken, options, said):
+    options = {"kubeconfig": "{folder}/kubeconfig", "http": "127.0.0.1:0", **options}
+    arguments = [
+        f"--{name}={str(value).format(folder=folder, taken=taken)}" for name, value in options.items()
+    ]
+    status, out, err = run("scheduler", *arguments)
+    assert (status, out) == (2, "")
+    assert ONE_LINE.match(err), err
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler", "top"])
+def test_no_kubeconfig_anywhere(run, folder, monkeypatch, command):
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    arguments = {
+        "node": node_arguments(folder, kubeconfig=None),
+        "scheduler": ["scheduler", "--http=127.0.0.1:0"],
+        "top": ["top"],
+    }[command]
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert (
+        err == "gpupack: kubeconfig ~/.kube/config is not a file; name one with --kubeconfig or $KUBECONFIG\n"
+    )
+
+
+@pytest.mark.parametrize("option", ["--node-policy", "--card-policy"])
+def test_a_demo_of_an_unknown_policy(run, option):
+    status, out, err = run("demo", option, "best")
+    assert (status, out) == (2, "")
+    assert ONE_LINE.match(err), err
+    assert "best" in err
+    assert "allowed are" in err
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpupack", "node"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == "gpupack node: missing option '--node-name'; see gpupack node --help\n"
