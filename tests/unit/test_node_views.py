@@ -1,0 +1,188 @@
+"""The own Node and its pods as reflectors deliver them."""
+
+import json
+
+import msgspec
+
+from allocator.ledger import Ledger
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
+from allocator.packing import Layout, NodeWords, node_resources
+from allocator.records import CardRecord, dump_cards
+from deviceplugin.account import Account
+from deviceplugin.objects import MIRROR, NodeObject, PodObject
+from deviceplugin.views import NodeView, PodView
+from kubeapi.errors import Unreachable
+from tests.ledger_world import cards
+
+GIB = "gpupack.io/gpu-memory-gib"
+
+
+def account() -> Account:
+    return Account(Ledger(cards(8, 8)), 1024)
+
+
+def pods(of: Account) -> PodView:
+    return PodView(of, GIB, POD_ALLOCATION)
+
+
+def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **annotations: str) -> PodObject:
+    manifest = {
+        "metadata": {
+            "name": f"pod-{uid}",
+            "namespace": "ns",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "annotations": annotations,
+        },
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {GIB: units}}}]},
+        "status": {"phase": phase},
+    }
+    return msgspec.json.decode(json.dumps(manifest), type=PodObject)
+
+
+def node(version: int, **annotations: str) -> NodeObject:
+    words = node_resources(NodeWords(layout=Layout(4, 2, 1024), sizes=(8, 8), used=(5, 2), revision=5))
+    manifest = {
+        "metadata": {"name": "n1", "resourceVersion": str(version), "annotations": annotations},
+        "status": {"capacity": words, "allocatable": words},
+    }
+    return msgspec.json.decode(json.dumps(manifest), type=NodeObject)
+
+
+def test_pods_come_by_list_and_by_events():
+    of = account()
+    view = pods(of)
+    view.replace([pod("a", 4), pod("free", 5, units=0)], "7")
+    assert (view.seen, view.owed, view.connected) == (7, 0, True)
+    view.event("ADDED", pod("b", 8), "8")
+    assert of.ledger.unheld() == {"a", "b"}
+    assert set(view.seats) == {"a", "b"}
+    view.event("MODIFIED", pod("free", 9, units=0), "9")
+    view.bookmark("12")
+    assert view.seen == 12
+
+
+def test_a_pod_that_vanishes_unheld_is_owed():
+    of = account()
+    view = pods(of)
+    view.replace([pod("a", 4), pod("b", 5)], "7")
+    view.event("DELETED", pod("a", 9), "9")
+    assert view.owed == 9
+    view.event("MODIFIED", pod("b", 11, phase="Failed"), "11")
+    assert view.owed == 11
+    view.event("DELETED", pod("b", 12, phase="Failed"), "12")
+    assert view.owed == 11
+    assert view.seats == {}
+
+
+def test_a_later_list_owes_what_may_have_happened_unseen():
+    view = pods(account())
+    view.replace([], "7")
+    assert view.owed == 0
+    view.replace([], "9")
+    assert view.owed == 9
+
+
+def test_a_list_is_asked_for_once_and_only_when_connected():
+    of = account()
+    view = pods(of)
+    asked: list[str] = []
+    view.on_relist(lambda: asked.append("list"))
+    view.want_list()
+    assert asked == []
+    view.replace([], "7")
+    view.want_list()
+    view.want_list()
+    assert asked == ["list"]
+    view.replace([], "8")
+    view.want_list()
+    assert asked == ["list", "list"]
+    view.disconnected(Unreachable("gone"))
+    assert not view.connected
+    view.want_list()
+    assert asked == ["list", "list"]
+
+
+def test_a_list_after_a_disconnection_proves_what_happened_before():
+    of = account()
+    view = pods(of)
+    view.replace([], "7")
+    of.ledger.kubelet_restarted()
+    assert of.ledger.wants_view()
+    view.replace([], "8")
+    assert of.ledger.wants_view()
+    view.disconnected(Unreachable("gone"))
+    view.replace([], "9")
+    assert not of.ledger.wants_view()
+
+
+def test_static_pods_have_another_uid_in_cgroups():
+    view = pods(account())
+    view.replace([pod("a", 4, **{MIRROR: "static"}), pod("b", 5)], "7")
+    assert (view.cgroup_uid("a"), view.cgroup_uid("b"), view.cgroup_uid("x")) == ("static", "b", "x")
+
+
+def test_a_pod_that_cannot_be_read_harms_nobody():
+    of = account()
+    view = pods(of)
+    bad = pod("bad", 4)
+    bad.spec.containers[0].resources.limits = {GIB: "1500m"}
+    view.replace([bad, pod("a", 5)], "7")
+    view.event("MODIFIED", bad, "8")
+    assert of.ledger.unheld() == {"a"}
+    assert view.seen == 8
+
+
+def test_what_the_node_said_before_is_remembered_once():
+    inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in (1, 0)])
+    notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"]}', NODE_CARDS: inventory}
+    of = account()
+    view = NodeView(of)
+    assert not view.first.is_set()
+    view.replace([node(3, **notes)], "3")
+    assert view.first.is_set()
+    pod_view = pods(of)
+    pod_view.replace([], "3")
+    of.ledger.listed([], of.ledger.mark(0.0))
+    # The words were written in another order of the cards.
+    assert of.ledger.promised() == {"c0": 2, "c1": 5}
+
+
+def test_a_node_without_inventory_is_remembered_by_its_pods_only():
+    of = account()
+    NodeView(of).replace([node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}'})], "3")
+    pods(of).replace([pod("a", 4)], "7")
+    assert of.ledger.holds() == {"a"}
+
+
+def test_a_node_that_is_not_there_comes_and_goes():
+    view = NodeView(account())
+    view.replace([], "1")
+    assert view.node is None
+    view.event("ADDED", node(4), "4")
+    assert view.node is not None
+    view.bookmark("5")
+    view.disconnected(Unreachable("gone"))
+    assert view.node is not None
+    view.event("DELETED", node(6), "6")
+    assert view.node is None
+
+
+def test_an_older_state_of_the_node_is_ignored():
+    view = NodeView(account())
+    view.take(node(9))
+    view.take(node(8))
+    assert view.node is not None
+    assert view.node.version == 9
+
+
+def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
+    of = account()
+    view = NodeView(of)
+    view.take(node(1, **{NODE_CORDON: "c1"}))
+    assert of.ledger.used() == (0, 8)
+    for version in (2, 3):
+        view.take(node(version, **{NODE_CORDON: "no:uuid"}))
+        assert of.ledger.used() == (0, 8)
+    view.take(node(4))
+    assert of.ledger.used() == (0, 0)

@@ -1,0 +1,297 @@
+"""Patches of the Node and annotations of pods: as many as needed, again when they fail."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from allocator.ledger import Ledger, Listed
+from allocator.names import NODE_HOLDS, POD_ALLOCATION
+from deviceplugin.account import Account
+from deviceplugin.inventory import records
+from deviceplugin.objects import NodeObject
+from deviceplugin.publisher import Annotator, Publisher
+from deviceplugin.views import NodeView, PodView, Seat
+from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, Unreachable
+from tests.ledger_world import cards, ids, pod
+
+GIB = "gpupack.io/gpu-memory-gib"
+
+
+class FakeApi:
+    """One Node; merges patches of its status as the API server does."""
+
+    def __init__(self) -> None:
+        self.node = {
+            "metadata": {"name": "n1", "annotations": {}},
+            "status": {"capacity": {}, "allocatable": {}},
+        }
+        self.version = 1
+        self.failures: list[KubeApiError] = []
+        self.patches: list[dict] = []
+        self.notes: list[tuple[str, str, str, dict[str, str]]] = []
+
+    def body(self) -> bytes:
+        self.node["metadata"]["resourceVersion"] = str(self.version)
+        return json.dumps(self.node).encode()
+
+    def decoded(self) -> NodeObject:
+        return msgspec.json.decode(self.body(), type=NodeObject)
+
+    async def patch_node_status(self, name: str, body: dict, *, timeout_s: float) -> bytes:
+        assert name == "n1"
+        if self.failures:
+            raise self.failures.pop(0)
+        self.patches.append(body)
+        self.version += 1
+        self.node["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        for part in ("capacity", "allocatable"):
+            merged = self.node["status"][part] | body["status"][part]
+            self.node["status"][part] = {key: value for key, value in merged.items() if value is not None}
+        return self.body()
+
+    async def annotate_pod(self, namespace, name, uid, annotations, *, timeout_s) -> bytes:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.notes.append((namespace, name, uid, annotations))
+        return b"{}"
+
+
+class Bench:
+    """A node with pod `a` on its way."""
+
+    def __init__(self, gap_s: float = 2.0) -> None:
+        self.now_s = 100.0
+        self.api = FakeApi()
+        self.account = Account(Ledger(cards(8, 8)), 1024, clock=lambda: self.now_s)
+        self.ledger = self.account.ledger
+        self.nodes = NodeView(self.account)
+        self.pods = PodView(self.account, GIB, POD_ALLOCATION)
+        self.publisher = Publisher(
+            self.api,
+            self.account,
+            self.nodes,
+            self.pods,
+            node_name="n1",
+            unit_mib=1024,
+            inventory=lambda: records(self.ledger.cards(), GPUS),
+            gap_s=gap_s,
+            now_ms=lambda: 50,
+        )
+        self.nodes.replace([self.api.decoded()], "1")
+
+    def complete(self) -> None:
+        self.ledger.pods_synced([], self.ledger.mark(self.now_s))
+        self.ledger.listed([], self.ledger.mark(self.now_s))
+
+    def admit(self, *, listed: bool = True) -> None:
+        self.ledger.pod_changed(pod("a", 3, "c0"))
+        self.ledger.allocate(ids("c0", 0, 1, 2), self.now_s)
+        self.ledger.pod_changed(replace(pod("a", 3, "c0"), started=True))
+        if listed:
+            self.look([Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2))])
+
+    def look(self, entries: list[Listed]) -> None:
+        self.ledger.listed(entries, self.ledger.mark(self.now_s))
+
+    async def step(self) -> float | None:
+        return await self.publisher._step()
+
+    def said(self) -> tuple[tuple[int, ...], set[str]]:
+        told = self.api.decoded()
+        words, holds = told.words(), told.holds()
+        assert words is not None
+        assert holds is not None
+        return words.used, set(holds.uids)
+
+
+class _Gpu:
+    schedulable_mib = 8192
+
+
+GPUS = (_Gpu(), _Gpu())
+
+
+async def test_nothing_is_said_before_everything_was_read():
+    bench = Bench()
+    assert await bench.step() is None
+    bench.ledger.pods_synced([], bench.ledger.mark(0.0))
+    assert await bench.step() is None
+    bench.ledger.listed([], bench.ledger.mark(0.0))
+    assert await bench.step() == 0.0
+    assert bench.said() == ((0, 0), set())
+    assert await bench.step() is None
+    assert bench.publisher.patches == 1
+    assert bench.publisher.revision == 51
+
+
+async def test_nothing_is_said_where_there_is_no_node():
+    bench = Bench()
+    bench.complete()
+    bench.nodes.replace([], "2")
+    assert await bench.step() is None
+    assert bench.api.patches == []
+
+
+async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    bench.now_s += 0.5
+    bench.admit(listed=False)
+    assert await bench.step() == 1.5
+    bench.now_s += 1.2
+    bench.look([Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2))])
+    assert await bench.step() == pytest.approx(0.3)
+    bench.now_s += 0.3
+    assert await bench.step() == 0.0
+    assert bench.said() == ((3, 0), {"a"})
+    assert bench.publisher.patches == 2
+
+
+async def test_a_gain_whose_pod_the_list_does_not_show_waits_a_second():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    bench.now_s += 60
+    bench.admit(listed=False)
+    assert await bench.step() == 1.0
+    bench.now_s += 1
+    assert await bench.step() == 0.0
+    assert bench.said()[0] == (3, 0)
+
+
+async def test_a_release_goes_out_at_once():
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    await bench.step()
+    assert bench.said() == ((3, 0), {"a"})
+    bench.ledger.pod_gone("a")
+    bench.look([])
+    bench.ledger.containers_ended("a")
+    assert await bench.step() == 0.0
+    assert bench.said() == ((0, 0), set())
+
+
+async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    bench.pods.seen = bench.pods.owed = 77
+    assert await bench.step() == 0.0
+    assert json.loads(bench.api.node["metadata"]["annotations"][NODE_HOLDS])["seen"] == "77"
+    assert await bench.step() is None
+
+
+async def test_words_of_another_are_overwritten_and_revisions_grow():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    for part in ("capacity", "allocatable"):
+        bench.api.node["status"][part]["gpupack.io/packed-revision"] = 900
+        bench.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
+    bench.api.version += 1
+    bench.nodes.take(bench.api.decoded())
+    assert await bench.step() == 0.0
+    assert bench.publisher.revision == 901
+    assert bench.said() == ((0, 0), set())
+
+
+async def test_a_failed_patch_is_tried_again():
+    bench = Bench()
+    bench.complete()
+    bench.publisher._backoff._base_s = 0.001
+    bench.api.failures = [Unreachable("away"), NotFound("no node"), Forbidden("no right")]
+    for _ in range(3):
+        assert await bench.step() == 0.0
+    assert (bench.publisher.errors, bench.publisher.patches) == (3, 0)
+    await bench.step()
+    assert bench.said() == ((0, 0), set())
+
+
+async def test_the_loop_follows_the_ledger():
+    bench = Bench(gap_s=0.0)
+    bench.complete()
+    task = asyncio.create_task(bench.publisher.run())
+    for _ in range(1000):
+        if bench.api.patches:
+            break
+        await asyncio.sleep(0.001)
+    bench.admit()
+    bench.account.changed()
+    for _ in range(1000):
+        if len(bench.api.patches) > 1:
+            break
+        await asyncio.sleep(0.001)
+    assert bench.said() == ((3, 0), {"a"})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def annotated(bench: Bench, annotator: Annotator) -> list:
+    await annotator._all()
+    return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
+
+
+async def test_an_allocation_is_written_once():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    assert await annotated(bench, annotator) == []
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
+    assert await annotated(bench, annotator) == told
+    assert await annotated(bench, annotator) == told
+
+
+async def test_an_allocation_that_is_there_already_is_left_alone():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    assert await annotated(bench, annotator) == []
+
+
+async def test_a_copied_allocation_is_overwritten():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    assert len(await annotated(bench, annotator)) == 1
+
+
+@pytest.mark.parametrize("failure", [Conflict("another uid"), NotFound("gone")])
+async def test_a_pod_that_is_gone_is_not_tried_again(failure):
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.api.failures = [failure]
+    assert await annotated(bench, annotator) == []
+    assert await annotated(bench, annotator) == []
+
+
+async def test_a_failed_annotation_is_tried_again():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator._backoff._base_s = 0.001
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.api.failures = [Unreachable("away")]
+    task = asyncio.create_task(annotator.run())
+    for _ in range(1000):
+        if bench.api.notes:
+            break
+        await asyncio.sleep(0.001)
+    assert annotator.errors == 1
+    assert len(bench.api.notes) == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
