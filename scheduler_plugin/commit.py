@@ -15,7 +15,9 @@ from allocator.place import Placement
 from allocator.records import Assignment, dump_assigned
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.filtering import Misfit, Query, misfits, place_on
+from scheduler_plugin.nodes import NodeArrays
 from scheduler_plugin.pods import PodRecord
+from scheduler_plugin.policies.registry import NodePolicy
 from scheduler_plugin.reasons import reason
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
@@ -110,8 +112,30 @@ class Commitment:
     moved: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One answer of the first tier.
+
+    Attributes:
+        policy: What ranked the nodes.
+        candidates: The nodes returned, best first.
+    """
+
+    policy: NodePolicy
+    candidates: tuple[Candidate, ...]
+
+    def still_holds(self, nodes: NodeArrays, candidate: Candidate) -> bool:
+        """Tell whether neither the node nor the weights have changed since."""
+        row = nodes.rows.get(candidate.node)
+        return (
+            row is not None
+            and candidate.version == nodes.version[row]
+            and candidate.epoch == self.policy.epoch
+        )
+
+
 class Offers:
-    """What the first tier answered, by pod UID: versions and scores of the nodes returned.
+    """The first tier's answers by pod UID, for prioritize and the commit that follow.
 
     Args:
         limit: Pods that are remembered.
@@ -119,20 +143,25 @@ class Offers:
 
     def __init__(self, limit: int = _OFFERS) -> None:
         self._limit = limit
-        self._offers: OrderedDict[str, tuple[Candidate, ...]] = OrderedDict()
+        self._offers: OrderedDict[str, Offer] = OrderedDict()
 
-    def put(self, uid: str, candidates: tuple[Candidate, ...]) -> None:
+    def put(self, uid: str, offer: Offer) -> None:
         """Remember an answer; it replaces the pod's earlier one."""
-        self._offers[uid] = candidates
+        self._offers[uid] = offer
         self._offers.move_to_end(uid)
         if len(self._offers) > self._limit:
             self._offers.popitem(last=False)
 
-    def take(self, uid: str, node: str) -> Candidate | None:
+    def look(self, uid: str) -> Offer | None:
+        """A pod's answer."""
+        return self._offers.get(uid)
+
+    def take(self, uid: str, node: str) -> tuple[Offer, Candidate] | None:
         """Forget a pod's answer and return the candidate for a node, None where there is none."""
-        for candidate in self._offers.pop(uid, ()):
-            if candidate.node == node:
-                return candidate
+        offer = self._offers.pop(uid, None)
+        for candidate in offer.candidates if offer is not None else ():
+            if candidate.node == node and offer is not None:
+                return offer, candidate
         return None
 
 
@@ -161,7 +190,7 @@ class Committer:
         """
         self.state.expire(now)
         pod = self._pod(namespace, name, uid)
-        offered = self.offers.take(uid, node)
+        taken = self.offers.take(uid, node)
         if pod.charged is None:
             return Commitment(pod, node, None, None)
         if pod.request is None:
@@ -172,7 +201,7 @@ class Committer:
                 f"node {node} is not known to the gpupack scheduler; allowed is a node it watches"
             )
         query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
-        moved = offered is None or offered.version != int(self.state.nodes.version[row])
+        moved = taken is None or not taken[0].still_holds(self.state.nodes, taken[1])
         placement = self._place(query, node, row)
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)

@@ -6,7 +6,7 @@ import numpy as np
 
 from allocator.errors import RequestError
 from allocator.request import PodRequest, parse_pod
-from scheduler_plugin.commit import Candidate, Offers
+from scheduler_plugin.commit import Candidate, Offer, Offers
 from scheduler_plugin.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
 from scheduler_plugin.objects import PodLite, container_mappings, has_preferences
 from scheduler_plugin.pods import asks, pod_requests
@@ -24,7 +24,7 @@ from scheduler_plugin.protocol import (
     encode_refused,
     encode_scores,
 )
-from scheduler_plugin.ranking import best, protocol_scores
+from scheduler_plugin.ranking import BEST, best, protocol_scores
 from scheduler_plugin.reasons import reason
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
@@ -97,6 +97,10 @@ class Extender:
         """
         pod, candidates = self._calls.decode(body)
         result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
+        offered = self._as_offered(pod.metadata.uid, candidates)
+        if offered is not None and not stale:
+            result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
+            return encode_scores(candidates, self.state.nodes, result)
         query: Query | None = None
         if not stale:
             self.state.expire(now)
@@ -146,6 +150,25 @@ class Extender:
         """Answer for a pod that asks for nothing of ours."""
         nodes = self.state.nodes
         return encode_passed(candidates, nodes, range(len(candidates.rows(nodes))))
+
+    def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
+        """Order nodes as filter did a moment ago.
+
+        Returns:
+            Positions among the candidates, best first; None unless every candidate was in filter's answer, no
+            node has changed since, and the policy's weights have not either.
+        """
+        names = candidates.few
+        offer = self.offers.look(uid)
+        if offer is None or not names:
+            return None
+        places = {name: position for position, name in enumerate(names)}
+        asked = [candidate for candidate in offer.candidates if candidate.node in places]
+        if len(asked) != len(names):
+            return None
+        if not all(offer.still_holds(self.state.nodes, candidate) for candidate in asked):
+            return None
+        return [places[candidate.node] for candidate in asked]
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
@@ -220,16 +243,15 @@ class Extender:
     def _offer(self, pod: PodLite, query: Query, rows: RowArray, scores: FloatArray) -> None:
         """Remember versions and scores of the best nodes for the commit."""
         nodes = self.state.nodes
-        epoch = self.policies.of(query.request).epoch
-        self.offers.put(
-            pod.metadata.uid,
-            tuple(
-                Candidate(nodes.names[row], score, version, epoch)
-                for row, score, version in zip(
-                    rows.tolist(), scores.tolist(), nodes.version[rows].tolist(), strict=True
-                )
-            ),
+        policy = self.policies.of(query.request)
+        epoch = policy.epoch
+        candidates = tuple(
+            Candidate(nodes.names[row], score, version, epoch)
+            for row, score, version in zip(
+                rows.tolist(), scores.tolist(), nodes.version[rows].tolist(), strict=True
+            )
         )
+        self.offers.put(pod.metadata.uid, Offer(policy, candidates))
 
     def _with_nominated(
         self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray

@@ -20,6 +20,8 @@ from scheduler_plugin.policies.registry import IntArray, RowArray
 _MARK: Final = b'"NodeNames":["'
 _END: Final = b'"]}'
 _KEPT_LISTS: Final = 4
+_SHORT_LIST: Final = 4096
+"""Bytes of a list of names up to which Python objects are quicker than arrays."""
 _SHOWN: Final = 256
 
 T = TypeVar("T")
@@ -124,6 +126,11 @@ class Candidates:
         self._quoted: list[bytes] | None = None
         self._epoch = -1
 
+    @property
+    def few(self) -> Sequence[str]:
+        """The names, where they are few enough to be worth a look one by one; else empty."""
+        return self._names
+
     def rows(self, nodes: NodeArrays) -> RowArray:
         """Rows of the nodes: intp[m], -1 for nodes without one."""
         if self._rows is None or self._epoch != nodes.epoch:
@@ -178,7 +185,7 @@ class CallDecoder:
         pod = _pod_before(body, mark) if mark > 0 else None
         if pod is not None and body.endswith(_END):
             raw = body[mark + len(_MARK) - 2 : -1]
-            cut = cut_names(raw)
+            cut = cut_names(raw) if len(raw) > _SHORT_LIST else None
             if cut is not None:
                 candidates = Candidates(cut=cut, index=self._index)
                 self._lists.insert(0, (body[mark:], candidates))

@@ -68,7 +68,7 @@ class Service:
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:
-            log.info("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
+            log.debug("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
         return self._done("bind", began, encode_bind(error))
 
     async def preempt(self, request: web.Request) -> web.Response:

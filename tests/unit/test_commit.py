@@ -3,9 +3,9 @@ import json
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.commit import Candidate, Commitment, Committer, Offers
+from scheduler_plugin.commit import Candidate, Commitment, Committer, Offer, Offers
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.policies import NODE_POLICIES
+from scheduler_plugin.policies import NODE_POLICIES, make
 from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
@@ -72,13 +72,15 @@ def test_several_containers_and_cards(world: World) -> None:
 
 def test_an_unchanged_node_has_not_moved(world: World) -> None:
     row = world.state.nodes.rows["n"]
-    world.offers.put("uid-p", (Candidate("n", 0.5, int(world.state.nodes.version[row])),))
+    candidate = Candidate("n", 0.5, int(world.state.nodes.version[row]))
+    world.offers.put("uid-p", Offer(make("balanced"), (candidate,)))
     assert not world.begin().moved
 
 
 def test_a_changed_node_is_filtered_again(world: World) -> None:
     row = world.state.nodes.rows["n"]
-    world.offers.put("uid-p", (Candidate("n", 0.5, int(world.state.nodes.version[row])),))
+    candidate = Candidate("n", 0.5, int(world.state.nodes.version[row]))
+    world.offers.put("uid-p", Offer(make("balanced"), (candidate,)))
     world.state.apply_node(node("n", (16, 16), (8, 4), version=5), 0)
     assert world.begin().moved
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.commit import Candidate, Offers
+from scheduler_plugin.commit import Candidate, Offer, Offers
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import Extender
-from scheduler_plugin.policies import NODE_POLICIES
+from scheduler_plugin.policies import NODE_POLICIES, make
 from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
@@ -257,20 +257,38 @@ def test_a_busy_name_without_a_node_is_harmless(world: World) -> None:
 
 def test_what_was_answered_is_remembered_for_the_commit(world: World) -> None:
     world.filter(pod_object("p", 8))
-    offered = world.offers.take("uid-p", "a")
+    taken = world.offers.take("uid-p", "a")
     row = world.state.nodes.rows["a"]
-    assert isinstance(offered, Candidate)
-    assert (offered.node, offered.version) == ("a", int(world.state.nodes.version[row]))
+    assert taken is not None
+    assert (taken[1].node, taken[1].version) == ("a", int(world.state.nodes.version[row]))
+    assert taken[0].still_holds(world.state.nodes, taken[1])
     assert world.offers.take("uid-p", "a") is None
 
 
 def test_offers_are_bounded() -> None:
     offers = Offers(limit=2)
+    candidate = Candidate("n", 0.0, 1)
+    offer = Offer(make("balanced"), (candidate,))
     for name in "abc":
-        offers.put(name, (Candidate("n", 0.0, 1),))
+        offers.put(name, offer)
     assert offers.take("a", "n") is None
     assert offers.take("b", "m") is None
-    assert offers.take("c", "n") == Candidate("n", 0.0, 1)
+    assert offers.take("c", "n") == (offer, candidate)
+
+
+def test_prioritize_repeats_filter_s_order_while_nothing_changes(world: World) -> None:
+    assert world.filter(pod_object("p", 4))["NodeNames"] == ["b", "a"]
+    offer = world.offers.look("uid-p")
+    assert offer is not None
+    # An order of its own shows that it is the remembered one.
+    world.offers.put("uid-p", Offer(offer.policy, offer.candidates[::-1]))
+    assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"a": 10, "b": 9}
+    assert world.prioritize(pod_object("p", 4), ["b"]) == {"b": 10}
+    assert world.prioritize(pod_object("p", 4), ["c", "b", "a"]) == {"b": 10, "a": 9, "c": 0}
+    world.node("a", (16, 16), (7, 8))
+    assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"b": 10, "a": 9}
+    world.state.delete_node("a", "99", 0)
+    assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"b": 10, "a": 0}
 
 
 def test_the_same_names_in_another_order(world: World) -> None:
@@ -367,6 +385,9 @@ def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.told == ["pending uid-p 2"]
     world.node("open", (16,))
     assert world.filter(pod_object("p", 8))["NodeNames"] == ["open"]
-    offered = world.offers.take("uid-p", "open")
-    assert offered is not None
-    assert offered.epoch == 3
+    offer = world.offers.look("uid-p")
+    assert offer is not None
+    assert [candidate.epoch for candidate in offer.candidates] == [3]
+    assert world.prioritize(pod_object("p", 8), ["open"]) == {"open": 10}
+    policy.epoch += 1
+    assert not offer.still_holds(world.state.nodes, offer.candidates[0])
