@@ -1,6 +1,7 @@
 """A stand-in kubelet with one device plugin of ours on it, for tests; nothing of it patches the product."""
 
 import asyncio
+import io
 import itertools
 import shutil
 import tempfile
@@ -9,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import grpc
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
@@ -32,8 +35,16 @@ async def until(condition: Callable[[], Any], deadline_s: float = 20.0) -> Any:
             result = await result
         if result:
             return result
-        assert time.monotonic() < end, f"did not happen within {deadline_s} s"
+        assert time.monotonic() < end, f"did not happen within {deadline_s} s; meanwhile:\n{_tasks()}"
         await asyncio.sleep(0.005)
+
+
+def _tasks() -> str:
+    """Where every task of the loop is waiting."""
+    out = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=4, file=out)
+    return out.getvalue()
 
 
 class SimpleAllocator:
@@ -44,6 +55,7 @@ class SimpleAllocator:
         self.preferred_calls: list[tuple[frozenset[str], frozenset[str], int]] = []
         self.allocate_calls: list[frozenset[str]] = []
         self.refuse: RefusedError | Exception | None = None
+        self.hangs = False
 
     def devices(self) -> Mapping[str, bool]:
         return self.health
@@ -67,6 +79,8 @@ class SimpleAllocator:
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         self.allocate_calls.append(frozenset(ids))
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.refuse is not None:
             raise self.refuse
         cards = sorted({parse_device_id(identifier)[0] for identifier in ids})
@@ -81,6 +95,24 @@ class ScriptedPlugin(DevicePlugin):
     def __init__(self, allocator: SimpleAllocator) -> None:
         super().__init__(allocator)
         self.simple = allocator
+        self.preferring = True
+        self.pre_start = ""
+        self.pre_started: list[frozenset[str]] = []
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the wire's name
+        self, _request: pb.Empty, _context: Any
+    ) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(
+            pre_start_required=bool(self.pre_start), get_preferred_allocation_available=self.preferring
+        )
+
+    async def PreStartContainer(  # noqa: N802 - the wire's name
+        self, request: pb.PreStartContainerRequest, context: Any
+    ) -> pb.PreStartContainerResponse:
+        self.pre_started.append(frozenset(request.devices_ids))
+        if self.pre_start == "refused":
+            await context.abort(grpc.StatusCode.ABORTED, "not now")
+        return pb.PreStartContainerResponse()
 
     async def GetPreferredAllocation(  # noqa: N802 - the wire's name
         self, request: pb.PreferredAllocationRequest, context: Any

@@ -122,6 +122,7 @@ class Kubelet:
         delay_s = self._sync_delay_s if restarted else 0.0
         if self._api_url is None:
             self._source = asyncio.create_task(self._sync_local(process, delay_s))
+            self._source.add_done_callback(_complain)
             return
         self._link = ApiLink(
             self._api_url,
@@ -131,6 +132,7 @@ class Kubelet:
             zero_resources=self._checkpoint is None,
         )
         self._source = asyncio.create_task(self._link.run())
+        self._source.add_done_callback(_complain)
 
     async def kill(self) -> None:
         """End the kubelet as SIGKILL does: connections break, its socket files stay, containers run on."""
@@ -301,3 +303,12 @@ class Kubelet:
             self._checkpoint = self._process.devices.checkpoint()
         if self._link is not None:
             self._link.capacity_changed()
+
+
+def _complain(task: asyncio.Task[None]) -> None:
+    """Say at once what ended a kubelet's source of pods: without it nothing more would happen, silently."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        task.get_loop().call_exception_handler(
+            {"message": "the stand-in kubelet lost its source of pods", "exception": error, "task": task}
+        )

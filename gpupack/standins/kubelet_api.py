@@ -22,6 +22,8 @@ _RETRY_S: Final = 0.2
 _STATUS_INTERVAL_S: Final = 10.0
 _STRATEGIC: Final = {"Content-Type": "application/strategic-merge-patch+json"}
 _HTTP_NOT_FOUND: Final = 404
+_NOBODY_THERE: Final = frozenset({404, 409})
+_ANSWER_S: Final = aiohttp.ClientTimeout(total=10)
 _HTTP_ERROR: Final = 400
 _BASE_CAPACITY: Final = {"cpu": "64", "memory": "512Gi", "pods": "250"}
 
@@ -95,7 +97,7 @@ class ApiLink:
             except _ApiError:
                 version = ""
                 await asyncio.sleep(_RETRY_S)
-            except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError):
                 await asyncio.sleep(_RETRY_S)
 
     async def _list(self, session: aiohttp.ClientSession) -> str:
@@ -155,12 +157,12 @@ class ApiLink:
             for uid, (pod, status) in tuple(self._statuses.items()):
                 try:
                     await self._write_status(session, pod, status)
-                except _ApiError:
-                    pass  # the pod is gone, or another one has its name: nobody is left to be told
-                except (aiohttp.ClientError, TimeoutError, ConnectionError):
-                    await asyncio.sleep(_RETRY_S)
-                    self._status_wake.set()
-                    continue
+                except (aiohttp.ClientError, TimeoutError, ConnectionError, _ApiError) as error:
+                    # Gone, or another pod has the name: nobody is left to be told.
+                    if getattr(error, "status", 0) not in _NOBODY_THERE:
+                        await asyncio.sleep(_RETRY_S)
+                        self._status_wake.set()
+                        continue
                 if self._statuses.get(uid) == (pod, status):
                     del self._statuses[uid]
 
@@ -269,7 +271,11 @@ def status_fields(pod: Pod, status: PodStatus) -> dict[str, Any]:
     }
     if status.reason:
         return fields | {"reason": status.reason, "message": status.message}
-    state = {"running": {"startedAt": now}} if running else {"terminated": {"exitCode": 0, "finishedAt": now}}
+    states: dict[str, dict[str, Any]] = {
+        "Pending": {"waiting": {"reason": "CreateContainerConfigError"}},
+        "Running": {"running": {"startedAt": now}},
+    }
+    state = states.get(status.phase, {"terminated": {"exitCode": 0, "finishedAt": now}})
     fields["containerStatuses"] = [
         {
             "name": container.name,
@@ -305,7 +311,9 @@ async def _request(
 ) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     sent = {"Content-Type": "application/json"} | dict(headers or {})
-    async with session.request(method, path, data=data, params=params, headers=sent) as response:
+    async with session.request(
+        method, path, data=data, params=params, headers=sent, timeout=_ANSWER_S
+    ) as response:
         text = await response.text()
         if response.status >= _HTTP_ERROR:
             raise _ApiError(response.status, text)

@@ -122,6 +122,13 @@ class PluginClient:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise AdmissionError(_as_go_prints(error)) from error
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            # The plugin's stream ended, and the connection was closed under the call.
+            raise AdmissionError(
+                "rpc error: code = Canceled desc = grpc: the client connection is closing"
+            ) from None
 
 
 class Registry(rpc.RegistrationServicer):

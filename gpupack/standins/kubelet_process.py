@@ -24,6 +24,7 @@ from gpupack.standins.kubelet_pods import TERMINAL, Container, Pod, effective_re
 from gpupack.standins.kubelet_runtime import ContainerRecord, Runtime
 
 UNEXPECTED: Final = "UnexpectedAdmissionError"
+_START_AGAIN_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PodStatus:
     """What the kubelet says of a pod.
 
     Attributes:
-        phase: Running, Succeeded or Failed.
+        phase: Pending, Running, Succeeded or Failed.
         reason: why the pod was refused; empty otherwise.
         message: the same for people.
         gone: the containers are stopped and the pod may leave the API server.
@@ -252,13 +253,14 @@ class Process:
                     running=(pod.uid, container.name) in self._ran_before,
                 )
             self._check_sum(pod)
-            await self._start_containers(pod)
         except AdmissionError as error:
             reason, message = refusal(error)
             self._runtime.stop_pod(pod.uid)
             self._say(pod, PodStatus("Failed", reason, message))
         else:
-            self._say(pod, PodStatus("Running"))
+            if not await self._start_containers(pod):
+                self._say(pod, PodStatus("Pending"))
+                self._spawn(self._keep_starting(pod))
         self._on_change()
 
     def _check_sum(self, pod: Pod) -> None:
@@ -281,11 +283,23 @@ class Process:
             if asked and used + asked > room:
                 raise OutOfError(resource, asked, used, room)
 
-    async def _start_containers(self, pod: Pod) -> None:
+    async def _start_containers(self, pod: Pod) -> bool:
+        """Start what has not been started; False when a plugin does not let a container start yet."""
         for container in pod.containers:
             if (pod.uid, container.name) not in self._runtime.containers:
-                await self.devices.pre_start(pod.uid, container)
+                try:
+                    await self.devices.pre_start(pod.uid, container)
+                except AdmissionError:
+                    return False
                 self._runtime.start(pod.uid, self._record(pod, container))
+        self._say(pod, PodStatus("Running"))
+        return True
+
+    async def _keep_starting(self, pod: Pod) -> None:
+        while True:
+            await asyncio.sleep(_START_AGAIN_S)
+            if pod.uid not in self._pods or await self._start_containers(pod):
+                return
 
     def _record(self, pod: Pod, container: Container) -> ContainerRecord:
         held = self.devices.held(pod.uid, container.name)

@@ -1,0 +1,181 @@
+"""Registration with kubelets that refuse, hang, never listen or hang up: what a healthy one does not do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin.plugin import DevicePlugin
+from deviceplugin.registration import Registrar, Timing
+from deviceplugin.wire import deviceplugin_pb2 as pb
+from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from kubeapi.backoff import Backoff
+from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
+
+
+class OddKubelet(rpc.RegistrationServicer):
+    """Does to each Register call what the next entry of `moods` says; the last one goes on for ever."""
+
+    def __init__(self, folder: Path, *moods: str) -> None:
+        self.folder = folder
+        self.moods = list(moods)
+        self.requests: list[pb.RegisterRequest] = []
+        self.channels: list[Any] = []
+        self.server: Any = None
+
+    async def start(self) -> None:
+        path = self.folder / "kubelet.sock"
+        path.unlink(missing_ok=True)
+        self.server = grpc.aio.server()
+        rpc.add_RegistrationServicer_to_server(self, self.server)
+        self.server.add_insecure_port(f"unix:{path}")
+        await self.server.start()
+
+    async def stop(self) -> None:
+        for channel in self.channels:
+            await channel.close()
+        await self.server.stop(None)
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: N802 - wire
+        self.requests.append(request)
+        mood = self.moods.pop(0) if len(self.moods) > 1 else self.moods[0]
+        if mood == "refuses":
+            await context.abort(grpc.StatusCode.UNKNOWN, "not today")
+        if mood == "hangs":
+            await asyncio.Event().wait()
+        if mood in {"listens", "hangs up"}:
+            channel = grpc.aio.insecure_channel(
+                f"unix:{self.folder / request.endpoint}", options=(("grpc.use_local_subchannel_pool", 1),)
+            )
+            self.channels.append(channel)
+            call = rpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
+            await call.read()
+            if mood == "hangs up":
+                call.cancel()
+        return pb.Empty()
+
+
+class Scene:
+    def __init__(self, folder: Path, kubelet: OddKubelet, registrar: Registrar, backoff: Backoff) -> None:
+        self.folder = folder
+        self.kubelet = kubelet
+        self.registrar = registrar
+        self.backoff = backoff
+        self.events: list[str] = []
+        self.task: asyncio.Task[None] | None = None
+
+
+@asynccontextmanager
+async def scene(
+    *moods: str, timing: Timing | None = None, endpoint: str = "gpupack.sock"
+) -> AsyncIterator[Scene]:
+    async with short_folder() as folder:
+        kubelet = OddKubelet(folder, *moods)
+        await kubelet.start()
+        backoff = Backoff(0.02, 0.1)
+        events: list[str] = []
+        registrar = Registrar(
+            DevicePlugin(SimpleAllocator()),
+            folder,
+            endpoint,
+            RESOURCE,
+            on_registered=lambda: events.append("registered"),
+            on_kubelet_restart=lambda: events.append("restarted"),
+            backoff=backoff,
+            timing=timing or Timing(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1),
+        )
+        here = Scene(folder, kubelet, registrar, backoff)
+        here.events = events
+        here.task = asyncio.create_task(registrar.run())
+        try:
+            yield here
+        finally:
+            here.task.cancel()
+            with suppress(asyncio.CancelledError):
+                await here.task
+            await kubelet.stop()
+
+
+async def test_the_request() -> None:
+    async with scene("listens") as here:
+        await until(lambda: here.registrar.registered)
+        assert here.kubelet.requests == [
+            pb.RegisterRequest(
+                version="v1beta1",
+                endpoint="gpupack.sock",
+                resource_name=RESOURCE,
+                options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+            )
+        ]
+
+
+async def test_a_kubelet_that_refuses_is_asked_again_with_growing_delays() -> None:
+    async with scene("refuses", "refuses", "refuses", "listens") as here:
+        await until(lambda: here.registrar.registered)
+        assert len(here.kubelet.requests) == 4
+        assert here.backoff.failures == 3
+        assert here.events == ["registered"]
+
+
+async def test_a_kubelet_that_never_listens_is_asked_again() -> None:
+    async with scene("ignores", "ignores", "listens") as here:
+        await until(lambda: here.registrar.registered)
+        assert len(here.kubelet.requests) == 3
+        assert here.registrar.registrations == 1
+
+
+async def test_a_kubelet_that_hangs_up_at_once_is_not_hammered() -> None:
+    async with scene("hangs up", "hangs up", "hangs up", "listens") as here:
+        await until(lambda: here.registrar.registered and len(here.kubelet.requests) == 4)
+        assert here.backoff.failures == 3
+
+
+async def test_a_stream_that_lasted_forgives_earlier_failures() -> None:
+    timing = Timing(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
+    async with scene("refuses", "listens", timing=timing) as here:
+        await until(lambda: here.registrar.registered)
+        assert here.backoff.failures == 1
+        await here.kubelet.channels[0].close()
+        await until(lambda: len(here.kubelet.channels) == 2 and here.registrar.registered)
+        assert here.backoff.failures == 0
+        assert here.events == ["registered", "restarted", "registered"]
+
+
+async def test_a_kubelet_that_hangs_in_register_and_is_replaced() -> None:
+    async with scene("hangs", "listens") as here:
+        await until(lambda: here.kubelet.requests)
+        assert not here.registrar.registered
+        await here.kubelet.stop()
+        await here.kubelet.start()
+        await until(lambda: here.registrar.registered)
+
+
+async def test_register_does_not_wait_for_ever() -> None:
+    timing = Timing(register_s=0.1, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1)
+    async with scene("hangs", "hangs", "listens", timing=timing) as here:
+        await until(lambda: here.registrar.registered)
+        assert here.backoff.failures == 2
+
+
+@pytest.mark.parametrize("mood", ["refuses", "hangs", "ignores", "listens"])
+async def test_stops_at_any_moment_and_takes_its_socket_away(mood: str) -> None:
+    async with scene(mood) as here:
+        await until(lambda: here.kubelet.requests)
+        assert here.task is not None
+        here.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await here.task
+        assert not (here.folder / "gpupack.sock").exists()
+        assert not here.registrar.registered
+
+
+async def test_a_socket_that_cannot_be_served_is_tried_again() -> None:
+    async with scene("ignores", endpoint="later/gpupack.sock") as here:
+        await until(lambda: here.backoff.failures >= 2)
+        assert not here.kubelet.requests
+        (here.folder / "later").mkdir()
+        await until(lambda: here.kubelet.requests)
