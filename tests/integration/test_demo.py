@@ -1,0 +1,242 @@
+"""`gpupack demo`: it shows the main job, and a lie told by any part ends it with an error."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from allocator.ids import device_id
+from allocator.packing import node_resources, read_node
+from gpupack import demo
+from gpupack.demo import NODES, PODS, DemoFailedError, play
+from gpupack.embedded import EmbeddedCluster
+from gpupack.views import environment_faults, faults, over_committed, views
+
+TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
+
+
+class Doctored:
+    """Another object with some of its methods replaced."""
+
+    def __init__(self, real, **lies):
+        self._real = real
+        self._lies = lies
+
+    def __getattr__(self, name):
+        if name in self._lies:
+            return self._lies[name]
+        return getattr(self._real, name)
+
+
+def doctor(cluster, name, part, **lies):
+    """Let a part of a node lie."""
+    node = cluster.nodes[name]
+    cluster.nodes[name] = replace(node, **{part: Doctored(getattr(node, part), **lies)})
+
+
+@pytest.fixture
+async def cluster():
+    async with EmbeddedCluster({"node-t4": "2xt4"}, card_policy="most-used") as started:
+        yield started
+
+
+async def place(cluster, **shape):
+    pod = cluster.create(cluster.pod_manifest("p", **shape))
+    await cluster.schedule(pod)
+    await demo.until(lambda: cluster.api.pod("default", "p")["status"].get("phase") == "Running", "pod runs")
+    await demo.until(lambda: not faults(cluster), "views agree")
+
+
+def test_the_demo():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpupack", "demo"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in TITLES] == TITLES
+    tables = [lines.index(title) + 1 for title in TITLES]
+    for start in tables:
+        assert lines[start].split() == ["NODE", "UNIT", "USED", "CARDS"]
+        assert [line.split()[0] for line in lines[start + 1 : start + 4]] == sorted(NODES)
+    used = [
+        sum(int(re.search(r"(\d+)/\d+", line)[1]) for line in lines[start + 1 : start + 4])
+        for start in tables
+    ]
+    assert used[0] == 0 < used[2] < used[1]
+    placed = re.findall(r"^  (pod-\d\d) +\S.* -> (node-\S+)$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in placed] == [f"pod-{number:02}" for number in range(len(PODS))]
+    assert {node for _, node in placed} == set(NODES)
+    assert "too-large" in done.stdout
+    assert "-> pending: no healthy card of 45 GiB or more" in done.stdout
+    assert lines[-1].startswith("Every check held")
+
+
+def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpupack", "demo", "--card-policy", "least-used"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^  pod-13 +44 GiB +-> pending: no card with 44 GiB free", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("Every check held")
+
+
+def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
+    """Through the command itself: status 1, a line per fault, no traceback."""
+    from gpupack.cli import main  # noqa: PLC0415
+
+    async def lying(cluster):
+        doctor(
+            cluster, "node-t4", "kubelet", running_pods=lambda: frozenset({"u"}), held=held, containers=one
+        )
+        await play(cluster, wait_s=0.5)
+
+    one = {("u", "c"): SimpleNamespace(running=False)}
+
+    def held(_uid, _container):
+        ids = [device_id("GPU-unknown", 0), device_id("GPU-00000074-0000-4000-8000-000000000000", 3)]
+        return {"gpupack.io/gpu-memory-gib": ids}
+
+    monkeypatch.setattr(sys, "argv", ["gpupack", "demo"])
+    monkeypatch.setattr(demo, "play", lying)
+    with pytest.raises(SystemExit) as exit_of:
+        main()
+    out, err = capsys.readouterr()
+    assert exit_of.value.code == 1
+    assert "Every check held" not in out
+    first, second = err.splitlines()
+    assert first == "gpupack: views disagree before:"
+    assert second.startswith(
+        "gpupack: node-t4: views of the units used differ: kubelet [1, 0], ledger [0, 0], words [0, 0]"
+    )
+
+
+async def test_views_of_a_running_pod(cluster):
+    await place(cluster, units=[5])
+    (node,) = cluster.nodes.values()
+    seen = views(cluster, node)
+    assert seen.sizes == {"cards": (14, 14), "words": (14, 14), "extender": (14, 14)}
+    assert set(seen.used.values()) == {(5, 0)}
+    assert set(seen.used) == {"kubelet", "ledger", "words", "extender"}
+    assert seen.assumed == (0, 0)
+
+
+async def test_what_an_init_container_holds_is_seen_by_all(cluster):
+    await place(cluster, units=[2], init=9)
+    (node,) = cluster.nodes.values()
+    assert set(views(cluster, node).used.values()) == {(9, 0)}
+
+
+def lie(cluster, who):
+    """Let one of those who speak of cards lie; returns what takes it back."""
+    node = cluster.nodes["node-t4"]
+    arrays = cluster.state.nodes
+    row = arrays.rows["node-t4"]
+
+    def back():
+        cluster.nodes["node-t4"] = node
+        cluster.api = api
+        arrays.used[row, 1] = arrays.assumed[row, 1] = 0
+        arrays.size[row, 1] = 14
+
+    api = cluster.api
+    match who:
+        case "kubelet":
+            doctor(cluster, "node-t4", "kubelet", held=lambda *_: {})
+        case "ledger":
+            ledger = Doctored(node.daemon.account.ledger, promised=dict)
+            doctor(cluster, "node-t4", "daemon", account=Doctored(node.daemon.account, ledger=ledger))
+        case "words":
+            told = api.node("node-t4")
+            words = replace(read_node(told["status"]["allocatable"]), used=(5, 1))
+            told["status"]["allocatable"].update(node_resources(words))
+            cluster.api = Doctored(api, node=lambda _: told)
+        case "extender":
+            arrays.used[row, 1] = 1
+        case "assumed":
+            arrays.assumed[row, 1] = 1
+        case "sizes":
+            arrays.size[row, 1] = 15
+        case "environment":
+            ((key, record),) = node.kubelet.containers.items()
+            blind = replace(record, envs={**record.envs, "NVIDIA_VISIBLE_DEVICES": "all"})
+            doctor(cluster, "node-t4", "kubelet", containers={key: blind})
+    return back
+
+
+async def test_any_view_that_differs_is_told(cluster):
+    await place(cluster, units=[5])
+    told = {
+        "kubelet": "units used differ: kubelet [0, 0], ledger [5, 0]",
+        "ledger": "units used differ: kubelet [5, 0], ledger [0, 0]",
+        "words": "words [5, 1], extender [5, 0]",
+        "extender": "words [5, 0], extender [5, 1]",
+        "assumed": "the extender still assumes [0, 1]",
+        "sizes": "views of the sizes differ: cards [14, 14], words [14, 14], extender [14, 15]",
+        "environment": "p/c0 on node-t4 sees 'all'",
+    }
+    for who, what in told.items():
+        back = lie(cluster, who)
+        (fault,) = faults(cluster)
+        assert what in fault, who
+        assert over_committed(cluster) == [], who
+        with pytest.raises(DemoFailedError, match="views disagree before"):
+            await play(cluster, wait_s=0)
+        back()
+        assert faults(cluster) == [], who
+
+
+async def test_a_card_that_holds_more_than_it_has_ends_it_at_once(cluster):
+    await place(cluster, units=[14])
+    node = cluster.nodes["node-t4"]
+    arrays = cluster.state.nodes
+    row = arrays.rows["node-t4"]
+    card = node.daemon.account.ledger.cards()[0].uuid
+    ids = frozenset(device_id(card, slot) for slot in range(15))
+    doctor(cluster, "node-t4", "kubelet", held=lambda *_: {cluster.resource: ids})
+    arrays.used[row, 0] = 15
+    expected = [
+        f"node-t4: card 0 is over-committed: {who} says 15 of 14 units" for who in ("kubelet", "extender")
+    ]
+    assert over_committed(cluster) == expected
+    with pytest.raises(DemoFailedError, match=re.escape(expected[0])):
+        await play(cluster)
+
+
+async def test_a_node_without_words_or_row_is_a_difference_not_a_crash(cluster):
+    bare = cluster.api.node("node-t4")
+    for broken in ({}, {"gpupack.io/packed-layout": "3"}):
+        bare["status"]["allocatable"] = broken
+        cluster.api = Doctored(cluster.api, node=lambda _: bare)
+        assert any("words []" in fault for fault in faults(cluster))
+    cluster.state.nodes.rows.pop("node-t4")
+    assert any("extender []" in fault for fault in faults(cluster))
+
+
+def test_environments():
+    gib = "gpupack.io/gpu-memory-gib"
+    ids = frozenset(
+        {device_id("GPU-a", 0), device_id("GPU-a", 7), device_id("GPU-b", 1), device_id("GPU-b", 0)}
+    )
+
+    def record(**changes):
+        envs = {"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a", "GPUPACK_CARDS": "GPU-a:2,GPU-b:2"}
+        base = {"pod": "p", "name": "c", "running": True, "devices": {gib: ids}, "envs": envs}
+        return SimpleNamespace(**{**base, **changes})
+
+    right = [record(), record(running=False, envs={}), record(devices={}, envs={})]
+    assert environment_faults("n", right, gib) == []
+    wrong = [
+        record(envs={}),
+        record(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-a", "GPUPACK_CARDS": "GPU-a:2,GPU-b:2"}),
+        record(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "GPUPACK_CARDS": "GPU-a:1,GPU-b:3"}),
+    ]
+    told = environment_faults("n", wrong, gib)
+    assert [fault.startswith("p/c on n sees ") for fault in told] == [True] * 3
+    assert all("the kubelet gave it ['GPU-a:2', 'GPU-b:2']" in fault for fault in told)
