@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.policies import make
+from scheduler_plugin.policies.best_fit import CPU, GPU, MEMORY, BestFit, Settings, dominant
+from tests.policy_view import ask, place, view
+
+ABC = {
+    "a": (40_000, 100 << 30, [16] * 4, 10_000, 20 << 30, [8, 8, 0, 0]),
+    "b": (40_000, 100 << 30, [16] * 4, 4_000, 10 << 30, [8, 8, 8, 4]),
+    "c": (40_000, 100 << 30, [16] * 4, 16_000, 40 << 30, [12] * 4),
+}
+REQUEST = ask(4_000, 10 << 30, (4, 1))
+
+
+def rows_of(arrays):
+    return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)
+
+
+def winner(arrays, scores, rows):
+    best = np.lexsort((arrays.name_rank[rows], scores))[0]
+    return arrays.names[int(rows[best])]
+
+
+@pytest.mark.parametrize("mode", ["pick", "candidates"])
+def test_golden_of_the_plain_scores(mode):
+    arrays = view(ABC)
+    rows = rows_of(arrays)
+    scores = make("best-fit", {"mode": mode}).score(arrays, REQUEST, rows)
+    assert winner(arrays, scores, rows) == "c"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [((8, 16, 20), GPU), ((16, 64, 8), CPU), ((4, 128, 20), MEMORY), ((0, 0, 0), GPU)],
+)
+def test_dominant_class(asked, expected):
+    totals = {CPU: 256, MEMORY: 1024, GPU: 320}
+    assert dominant(dict(zip((CPU, MEMORY, GPU), asked, strict=True)), totals) == expected
+
+
+def test_dominant_class_leaves_out_what_nobody_has():
+    assert dominant({GPU: 0, CPU: 1, MEMORY: 9}, {GPU: 0, CPU: 10, MEMORY: 0}) == CPU
+    assert dominant({GPU: 3, CPU: 3, MEMORY: 3}, {GPU: 9, CPU: 9, MEMORY: 9}, (MEMORY, CPU, GPU)) == MEMORY
+
+
+def test_pick_names_one_node_and_holds_the_rest():
+    arrays = view(ABC)
+    rows = rows_of(arrays)
+    scores = make("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows)
+    assert scores.tolist() == [np.inf, np.inf, 0.0]
+    # Not among the candidates: the next best.
+    assert make("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows[:2]).tolist() == [0.0, np.inf]
+
+
+def test_remaining_is_of_the_card_that_would_be_used():
+    arrays = view({"a": (0, 0, [16] * 4, 0, 0, [0, 16, 16, 16]), "b": (0, 0, [16] * 4, 0, 0, [4, 4, 4, 4])})
+    rows = rows_of(arrays)
+    policy = make("best-fit", {"mode": "pick"})
+    assert arrays.names[policy.pick(arrays, ask(0, 0, (10, 1))).key] == "b"
+    assert policy.pick(arrays, ask(0, 0, (13, 1))).key == rows[0]
+    assert policy.pick(arrays, ask(0, 0, (4, 2))).key == rows[1]
+    assert policy.pick(arrays, ask(0, 0, (13, 2))).key is None
+    assert policy.pick(arrays, ask(0, 0, (1, 9))).key is None
+
+
+def test_the_index_follows_changes():
+    arrays = view({"a": (100_000, 0, [16], 0, 0, [0]), "b": (100_000, 0, [16], 0, 0, [8])})
+    policy = BestFit(Settings(mode="pick"))
+    eight = ask(1000, 0, (8, 1))
+    picked = policy.pick(arrays, eight).key
+    assert arrays.names[picked] == "b"
+    place(arrays, picked, ((0,),), eight)
+    assert arrays.names[policy.pick(arrays, eight).key] == "a"
+    arrays.remove("a")
+    assert policy.pick(arrays, eight).key is None
+    for number in range(40):
+        row = arrays.add(f"c{number}")
+        arrays.set_capacity(row, 100_000, 0)
+        arrays.set_cards(row, [16], [0])
+    assert arrays.names[policy.pick(arrays, eight).key] == "c0"
+
+
+def test_other_classes_must_fit():
+    nodes = {"a": (1000, 9 << 30, [16], 0, 0, [8]), "b": (9000, 1 << 30, [16], 0, 0, [8])}
+    nodes["c"] = (9000, 9 << 30, [16], 0, 0, [0])
+    arrays = view(nodes)
+    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
+    assert arrays.names[found.key] == "c"
+
+
+def test_cpu_and_memory_can_dominate():
+    nodes = {"a": (8000, 64 << 30, [16], 0, 0, [0]), "b": (16_000, 32 << 30, [16], 0, 0, [0])}
+    arrays = view(nodes)
+    rows = rows_of(arrays)
+    for mode in ("pick", "candidates"):
+        policy = make("best-fit", {"mode": mode})
+        assert winner(arrays, policy.score(arrays, ask(6000, 0), rows), rows) == "a"
+        assert winner(arrays, policy.score(arrays, ask(0, 20 << 30), rows), rows) == "b"
+
+
+def test_selectors_limit_the_cards():
+    arrays = view({"a": (0, 0, [16, 16], 0, 0, [0, 8]), "b": (0, 0, [16, 16], 0, 0, [0, 0])})
+    admits = np.zeros(arrays.size.shape, dtype=bool)
+    a, b = (arrays.rows[name] for name in "ab")
+    admits[a, 1] = admits[b, 0] = True
+    wanted = ask(0, 0, (6, 1), admits=admits)
+    scores = make("best-fit").score(arrays, wanted, np.array([a, b]))
+    assert scores[0] < scores[1]
+    assert make("best-fit", {"mode": "pick"}).pick(arrays, ask(0, 0, (9, 1), admits=admits)).key == b
+
+
+def test_given_widths_and_bounds():
+    arrays = view({"a": (4000, 0, [16], 0, 0, [0]), "b": (64_000, 0, [16], 0, 0, [4])})
+    narrow = make("best-fit", {"mode": "pick", "width-gpu-memory": "4", "buckets": "3"})
+    assert narrow.pick(arrays, ask(0, 0, (6, 1))).probes == (2, 3)
+    given = make(
+        "best-fit", {"mode": "pick", "bounds-gpu-memory": "1,6,14", "limit": "1", "fallback": "largest"}
+    )
+    assert given.pick(arrays, ask(0, 0, (2, 1))).probes == (1, 3)
+    cores = make(
+        "best-fit", {"mode": "pick", "bounds-cpu": "1,8", "lower": "1", "order": "cpu,memory,gpu-memory"}
+    )
+    assert cores.pick(arrays, ask(2000, 0)).probes == (1,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"mode": "best"}, "mode is 'best'; allowed are candidates, pick"),
+        ({"fallback": "x"}, "fallback is 'x'"),
+        ({"buckets": "0"}, "buckets is 0; allowed is 1 or more"),
+        ({"limit": "0"}, "limit is 0; allowed is 1 or more"),
+        ({"limit": "-1"}, "limit is '-1'; allowed is a whole number from 0"),
+        ({"width-cpu": "0"}, "32 buckets of width 0"),
+        ({"width-gpu": "1"}, "class 'gpu' does not exist; allowed are gpu-memory, cpu, memory"),
+        ({"bounds-cpu": "4,2"}, r"bucket bounds \[4, 2\]"),
+        ({"order": "cpu"}, "order is cpu; allowed is each of gpu-memory, cpu, memory once"),
+        ({"colour": "red"}, "parameter 'colour' does not exist"),
+    ],
+)
+def test_bad_parameters(parameters, message):
+    with pytest.raises(PolicyError, match=message):
+        make("best-fit", parameters)
+
+
+def test_a_negative_bound_is_refused():
+    with pytest.raises(PolicyError, match="lower is -1"):
+        Settings(lower=-1)

@@ -1,0 +1,329 @@
+import numpy as np
+import pytest
+
+from allocator.fragmentation import as_demands, hole_costs
+from allocator.selector import Selector
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.policies import make
+from scheduler_plugin.policies.fragmentation import Fragmentation
+from scheduler_plugin.policies.fragmentation_states import TIE_LEVELS
+from scheduler_plugin.policies.fragmentation_workload import MAX_SHAPES, Workload
+from scheduler_plugin.policies.registry import Ask, CardDemand
+from tests.policy_view import ask, place, view
+
+FREE = 1 << 40
+
+
+def frag(*asks):
+    return Fragmentation(Workload.of(asks))
+
+
+def one(units, cpu=0, memory=0, **more):
+    return ask(cpu, memory, (units, 1), card_policy="fragmentation", **more)
+
+
+def cluster(**cards):
+    """Nodes with ample cpu and memory and cards of 100 units, used as given."""
+    return view({name: (10**6, FREE, [100] * len(used), 0, 0, used) for name, used in cards.items()})
+
+
+def rows_of(arrays):
+    return np.array([arrays.rows[name] for name in sorted(arrays.rows)], dtype=np.intp)
+
+
+def test_one_card_nodes_are_worth_their_hole():
+    demands = {81: 10, 47: 7, 32: 3, 65: 3}
+    workload = Workload()
+    for units, count in demands.items():
+        workload.add(one(units), count)
+    used = [[0], [10], [35], [53], [81], [100]]
+    arrays = cluster(**{f"n{i}": cards for i, cards in enumerate(used)})
+    costs = hole_costs(100, as_demands(demands))
+    expected = [costs[100 - cards[0]] for cards in used]
+    assert Fragmentation(workload).value(arrays, rows_of(arrays)) == pytest.approx(expected)
+
+
+def test_value_by_hand():
+    # One shape: two whole cards, 4 cpu; half of the pods ask for no GPU.
+    policy = frag(ask(4000, 10, (100, 2)), ask(1000, 0))
+    nodes = {
+        "a": (8000, FREE, [100] * 4, 0, 0, [0, 0, 0, 0]),  # two fit: nothing is lost
+        "b": (4000, FREE, [100] * 4, 0, 0, [0, 0, 0, 0]),  # cpu for one: C = 200
+        "c": (8000, FREE, [100] * 4, 0, 0, [0, 0, 0, 100]),  # one fits: F = 0, C = 100
+        "d": (8000, FREE, [100] * 4, 0, 0, [0, 50, 100, 100]),  # none fits: all of 150
+        "e": (8000, 9, [100] * 2, 0, 0, [0, 0]),  # no host memory
+        "f": (8000, FREE, [100] * 3, 0, 0, [0, 0, 50]),  # one fits, beside a rest of 50
+    }
+    arrays = view(nodes)
+
+    def expected(free, fragment, left):
+        return 0.5 * (fragment + 0.5 * left + 3 * free * (left / free) ** 6)
+
+    # No demand for one card: every unit of a rest is worth the same, W = 0.
+    wanted = [(400, 0, 0), (400, 0, 200), (300, 0, 100), (150, 150, 150), (200, 200, 200), (250, 50, 50)]
+    assert policy.value(arrays, rows_of(arrays)) == pytest.approx([expected(*each) for each in wanted])
+
+
+def test_wrong_models_are_fragment():
+    shape = one(50, selector=Selector(models=("b*",)))
+    arrays = cluster(n=[0, 0])
+    assert frag(shape).value(arrays, rows_of(arrays)) == pytest.approx([200 + 100 + 600])
+    mixed = view({"n": (0, 0, [100, 100], 0, 0, [0, 0])})
+    mixed.set_cards(mixed.rows["n"], [100, 100], [0, 0], models=["A", "B"])
+    # The card of the other model is lost: F counts it, C too.
+    assert frag(shape).value(mixed, rows_of(mixed)) == pytest.approx([100 + 50 + 3 * 200 / 2**6])
+
+
+def test_scores_are_the_increase_of_the_best_card():
+    policy = frag(one(81), one(47), one(47), one(32), one(65))
+    arrays = cluster(a=[47, 65, 0], b=[0, 0, 0])
+    rows = rows_of(arrays)
+    before = policy.value(arrays, rows)
+    pod = one(32)
+    scores = policy.score(arrays, pod, rows)
+    assert policy.choose_cards(arrays, pod, int(rows[0])) == ((1,),)
+    for number in range(2):
+        again = cluster(a=[47, 65, 0], b=[0, 0, 0])
+        row = int(rows_of(again)[number])
+        chosen = policy.choose_cards(again, pod, row)
+        place(again, row, chosen, pod)
+        increase = policy.value(again, rows_of(again))[number] - before[number]
+        assert scores[number] // TIE_LEVELS**2 == pytest.approx(round(increase * 1e6), abs=1)
+
+
+def test_ties_go_to_less_free_gpu_then_less_free_cpu():
+    nodes = {
+        "a": (8000, FREE, [100, 100], 0, 0, [0, 0]),
+        "b": (8000, FREE, [100, 100], 0, 0, [0, 100]),
+        "c": (8000, FREE, [100, 100], 4000, 0, [0, 100]),
+    }
+    arrays = view(nodes)
+    scores = frag(one(100)).score(arrays, one(100), rows_of(arrays))
+    assert scores.argsort().tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize(("policy", "card"), [("least-used", 2), ("most-used", 0), ("fragmentation", 1)])
+def test_the_score_is_that_of_the_cards_the_card_policy_takes(policy, card):
+    ranked = frag(one(100), one(47), one(32), one(65))
+    arrays = cluster(a=[47, 19, 0])
+    pod = ask(0, 0, (32, 1), card_policy=policy)
+    rows = rows_of(arrays)
+    assert ranked.choose_cards(arrays, pod, int(rows[0])) == ((card,),)
+    before = ranked.value(arrays, rows)
+    score = ranked.score(arrays, pod, rows)[0] // TIE_LEVELS**2
+    place(arrays, int(rows[0]), ((card,),), pod)
+    assert score == pytest.approx((ranked.value(arrays, rows) - before)[0] * 1e6, abs=1)
+
+
+def test_several_cards_and_demands():
+    policy = frag(one(100), one(50))
+    arrays = cluster(a=[0, 50, 0, 50], b=[0, 0, 0, 100])
+    a, b = (arrays.rows[name] for name in "ab")
+    pair = ask(0, 0, (50, 2), card_policy="fragmentation")
+    assert sorted(policy.choose_cards(arrays, pair, a)[0]) == [1, 3]
+    three = ask(0, 0, (50, 1), (60, 1), (50, 1), card_policy="fragmentation")
+    chosen = policy.choose_cards(arrays, three, a)
+    assert [len(cards) for cards in chosen] == [1, 1, 1]
+    assert chosen[0] != chosen[2]
+    too_many = ask(0, 0, (60, 4), card_policy="fragmentation")
+    assert policy.choose_cards(arrays, too_many, b) is None
+    assert policy.score(arrays, too_many, np.array([b]))[0] == np.inf
+
+
+def test_pods_without_gpu_are_scored_by_what_their_cpu_strands():
+    policy = frag(one(100, cpu=4000))
+    nodes = {"a": (4000, FREE, [100], 0, 0, [0]), "b": (8000, FREE, [100], 0, 0, [0])}
+    arrays = view(nodes)
+    scores = policy.score(arrays, ask(1000, 0, card_policy="fragmentation"), rows_of(arrays))
+    assert scores.argmin() == 1
+
+
+def test_model_selectors_choose_among_cards():
+    arrays = view({"n": (0, 0, [100, 100], 0, 0, [0, 0])})
+    row = arrays.rows["n"]
+    arrays.set_cards(row, [100, 100], [0, 50], models=["A", "B"], uuids=["u0", "u1"])
+    pod = one(50, selector=Selector(models=("a",)), admits=np.array([[True, False]]))
+    policy = frag(one(50))
+    assert policy.choose_cards(arrays, pod, row) == ((0,),)
+    assert np.isfinite(policy.score(arrays, pod, np.array([row]))[0])
+
+
+def test_uuid_selectors_are_exact():
+    arrays = cluster(a=[0, 50, 0], b=[0, 0, 50])
+    a, b = (arrays.rows[name] for name in "ab")
+    admits = np.zeros(arrays.size.shape, dtype=bool)
+    admits[a, 2] = True
+    pod = one(50, selector=Selector(uuids=("a-2",)), admits=admits)
+    policy = frag(one(50))
+    assert policy.choose_cards(arrays, pod, a) == ((2,),)
+    assert np.isfinite(policy.score(arrays, pod, np.array([a, b]))).tolist() == [True, False]
+
+
+def test_scores_follow_versions_and_equal_nodes_share_them():
+    arrays = cluster(a=[0, 0], b=[0, 0])
+    policy = frag(one(50), one(100))
+    rows = rows_of(arrays)
+    pod = one(50)
+    first = policy.score(arrays, pod, rows)
+    assert first[0] == first[1]
+    place(arrays, int(rows[1]), ((0,),), pod)
+    second = policy.score(arrays, pod, rows)
+    assert second[0] == first[0]
+    assert second[1] < first[1]
+    # A card that turns bad is used in full.
+    arrays.set_cards(int(rows[1]), [100, 100], [100, 100])
+    assert policy.score(arrays, pod, rows)[1] == np.inf
+
+
+def test_incremental_equals_fresh():
+    rng = np.random.default_rng(7)
+    workload = Workload.of(
+        [one(81, 4000, 4), one(47, 6000, 8), one(32, 2000, 2), one(100, 8000, 16), ask(1, 1)]
+    )
+    arrays = view({f"n{i:02}": (64_000, 64, [100] * 4, 0, 0, [0] * 4) for i in range(20)})
+    rows = rows_of(arrays)
+    lasting = Fragmentation(workload)
+    pods = [one(81, 4000, 2), one(47, 6000, 2), one(32, 2000, 2), one(100, 8000, 2), one(10, 500, 2)]
+    for _ in range(120):
+        pod = pods[rng.integers(len(pods))]
+        fitting = rows[(arrays.free_order[0][rows] >= pod.demands[0].units)]
+        if not fitting.size:
+            continue
+        scores = lasting.score(arrays, pod, fitting)
+        assert scores.tolist() == Fragmentation(workload).score(arrays, pod, fitting).tolist()
+        row = int(fitting[scores.argmin()])
+        chosen = lasting.choose_cards(arrays, pod, row)
+        assert chosen == Fragmentation(workload).choose_cards(arrays, pod, row)
+        place(arrays, row, chosen, pod)
+
+
+def test_states_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.policies.fragmentation_states._SPARE", 0)
+    arrays = cluster(a=[0])
+    row = arrays.rows["a"]
+    policy = frag(one(50))
+    seen = set()
+    for memory in range(200):
+        arrays.set_requested(row, 0, memory)
+        seen.add(float(policy.score(arrays, one(50), np.array([row]))[0]))
+    assert len(seen) == 1
+
+
+def test_rows_and_cards_may_grow():
+    arrays = cluster(a=[0])
+    policy = frag(one(50))
+    pod = one(50)
+    before = policy.score(arrays, pod, rows_of(arrays))
+    arrays.set_cards(arrays.add("wide"), [100] * 20, [0] * 20)
+    for number in range(70):
+        arrays.set_cards(arrays.add(f"n{number:02}"), [100], [0])
+    scores = policy.score(arrays, pod, rows_of(arrays))
+    assert scores[0] // TIE_LEVELS**2 == before[0] // TIE_LEVELS**2
+    assert len(policy.choose_cards(arrays, ask(0, 0, (100, 20)), arrays.rows["wide"])[0]) == 20
+
+
+def test_it_learns_from_pods_bound_and_pending_each_once():
+    arrays = cluster(a=[0, 0])
+    rows = rows_of(arrays)
+    policy = make("fragmentation")
+    policy.score(arrays, one(50), rows)
+    assert policy.epoch == 0
+    for number in range(7):
+        policy.settled(f"p{number}", one(70))
+        policy.settled(f"p{number}", None)
+        policy.pending(f"p{number}", arrays, one(70), rows)
+    assert policy.epoch == 0
+    policy.pending("p7", arrays, one(70), rows)
+    assert policy.epoch == 1
+    # Only 70s are asked for: 30 beside one of them are worth nothing, 50 neither.
+    assert policy.value(arrays, rows) == pytest.approx(
+        Fragmentation(Workload.of([one(70)] * 8)).value(arrays, rows)
+    )
+    for number in range(8, 13):
+        policy.settled(f"p{number}", one(70))
+    assert policy.epoch == 2
+
+
+def test_a_given_workload_is_kept():
+    policy = frag(one(50))
+    for number in range(20):
+        policy.settled(str(number), one(70))
+    assert policy.epoch == 0
+
+
+def test_remembered_pods_are_limited(monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.policies.fragmentation._PODS", 4)
+    policy = make("fragmentation")
+    for number in range(6):
+        policy.settled(str(number), one(70))
+    policy.settled("5", one(70))
+    policy.settled("0", one(70))
+    policy.settled("7", one(70))
+    assert policy.epoch == 1
+
+
+def test_rare_shapes_are_left_out_and_order_does_not_matter():
+    asks = [Ask(cpu, 0, (CardDemand(10, 1),)) for cpu in range(MAX_SHAPES + 5)]
+    workload = Workload.of([*asks, asks[-1]])
+    kept = workload.shares()
+    assert len(kept) == MAX_SHAPES
+    assert max(share.popularity for share in kept) == 2 / (MAX_SHAPES + 6)
+    assert kept == Workload.of([asks[-1], *reversed(asks)]).shares()
+
+
+def test_demands_of_one_pod_share_its_cpu():
+    (first, second) = Workload.of([ask(4000, 100, (10, 1), (20, 2))]).shares()
+    assert (first.shape.cpu_milli, first.memory_bytes, second.shape.cards) == (2000, 50, 2)
+
+
+def write(tmp_path, text):
+    path = tmp_path / "workload.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def test_workload_from_a_file(tmp_path):
+    path = write(
+        tmp_path,
+        "cpu_milli,memory_mib,cards,units,gpu_model,count\n4000,1,1,50,,3\n0,0,0,0,,\n8000,2,2,100,B*,1\n",
+    )
+    policy = make("fragmentation", {"workload": path})
+    workload = Workload()
+    workload.add(one(50, 4000, 1 << 20), 3)
+    workload.add(ask(0, 0))
+    workload.add(ask(8000, 2 << 20, (100, 2), selector=Selector.parse("B*", None)))
+    arrays = cluster(a=[0, 0])
+    assert policy.value(arrays, rows_of(arrays)) == pytest.approx(
+        Fragmentation(workload).value(arrays, rows_of(arrays))
+    )
+
+
+HEAD = "cpu_milli,memory_mib,cards,units\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cpu_milli,memory_mib\n", "workload.csv:1: column cards is missing"),
+        ("", "workload.csv:1: column cpu_milli is missing"),
+        (HEAD, "no pod in it asks for a GPU"),
+        (HEAD + "1,1,1,x\n", "workload.csv:2: units is 'x'; allowed is a whole number"),
+        (HEAD + "1,1,1\n", "workload.csv:2: units is None"),
+        (HEAD + "-1,1,1,5\n", "cpu_milli is '-1'"),
+        (HEAD + "1,1,0,5\n", "cards 0 with units 5"),
+        ("gpu_model," + HEAD + "!,1,1,1,5\n", "workload.csv:2: annotation"),
+    ],
+)
+def test_bad_workload_files(tmp_path, text, message):
+    with pytest.raises(PolicyError, match=message):
+        make("fragmentation", {"workload": write(tmp_path, text)})
+
+
+def test_missing_workload_file():
+    with pytest.raises(PolicyError, match="workload file /nowhere"):
+        make("fragmentation", {"workload": "/nowhere"})
+
+
+def test_unknown_parameter():
+    with pytest.raises(PolicyError, match="parameter 'weight' does not exist; allowed is workload"):
+        make("fragmentation", {"weight": "1"})

@@ -1,0 +1,252 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.policies import make
+from scheduler_plugin.policies.precedence import chart
+from scheduler_plugin.policies.weighted_balance import Settings, WeightedBalance, imbalance
+from tests.policy_view import ask, place, view
+
+CAPACITY = (100, 1000, [10])
+GOLDEN = {
+    "a": (*CAPACITY, 0, 0, [0]),
+    "b": (*CAPACITY, 60, 300, [4]),
+    "c": (*CAPACITY, 40, 700, [8]),
+    "d": (*CAPACITY, 90, 900, [9]),
+}
+W0 = (Fraction(1, 5), Fraction(1, 5), Fraction(3, 5))
+JOB = ask(20, 300, (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "weights"),
+    [
+        ((0, 0, 0), (Fraction(1, 3),) * 3),
+        ((5, 5, 1), (Fraction(4, 9), Fraction(4, 9), Fraction(1, 9))),
+        ((3, 1, 2, 2), (Fraction(7, 16), Fraction(1, 16), Fraction(1, 4), Fraction(1, 4))),
+    ],
+)
+def test_precedence_charts(values, weights):
+    assert chart(values) == weights
+
+
+def test_a_chart_needs_something_to_compare():
+    with pytest.raises(PolicyError, match="precedence chart of 1 classes"):
+        chart([1])
+
+
+def golden(threshold=Fraction(1, 2)):
+    """The golden cluster, with two pods waiting for cpu and five for gpu-memory."""
+    arrays = view(GOLDEN)
+    policy = WeightedBalance(Settings(configured=W0, threshold=threshold))
+    rows = np.array([arrays.rows["c"]])
+    for number in range(2):
+        policy.pending(f"cpu{number}", arrays, ask(61, 0), rows)
+    for number in range(5):
+        policy.pending(f"gpu{number}", arrays, ask(0, 0, (3, 1)), rows)
+    return arrays, policy
+
+
+def test_golden_weights_and_use():
+    arrays, policy = golden()
+    assert policy.pending_by_class == (2, 0, 5)
+    assert policy.utilisation(arrays) == pytest.approx(59 / 120)
+    assert policy.weights(arrays) == (Fraction(34, 135), Fraction(8, 45), Fraction(77, 135))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"), [("a", 0, 0.041276), ("b", 0.103876, 0.088332), ("c", 0.174200, 0.176663)]
+)
+def test_golden_imbalance(name, before, after):
+    weights = (Fraction(34, 135), Fraction(8, 45), Fraction(77, 135))
+    cpu, memory, _, cpu_used, memory_used, used = GOLDEN[name]
+    mine = (cpu_used, memory_used, used[0])
+    assert imbalance(mine, (0, 0, 0), (cpu, memory, 10), weights) == pytest.approx(before, abs=5e-7)
+    assert imbalance(mine, (20, 300, 2), (cpu, memory, 10), weights) == pytest.approx(after, abs=5e-7)
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(Fraction(1, 2), "b"), (Fraction(2, 5), "a")])
+def test_golden_choice(threshold, expected):
+    arrays, policy = golden(threshold)
+    rows = np.array([arrays.rows[name] for name in "abc"])
+    scores = policy.score(arrays, JOB, rows)
+    assert "abc"[int(scores.argmin())] == expected
+    if threshold < Fraction(1, 2):
+        assert scores[1] == pytest.approx(0.088332, abs=5e-7)
+
+
+def test_scalar_and_vector_agree():
+    arrays, policy = golden(Fraction(0))
+    rows = np.array([arrays.rows[name] for name in "abc"])
+    weights = policy.weights(arrays)
+    scores = policy.score(arrays, JOB, rows)
+    for row, score in zip(rows, scores, strict=True):
+        used = (arrays.cpu_used[row], arrays.memory_used[row], arrays.gpu_used[row])
+        assert score == pytest.approx(imbalance(used, (20, 300, 2), (100, 1000, 10), weights), abs=1e-12)
+
+
+JOBS = {5: (20, 500, 4), 2: (30, 400, 2), 1: (40, 200, 2), 4: (40, 300, 4), 3: (30, 300, 1), 6: (30, 200, 1)}
+
+
+def run(policy):
+    """The headline: one node, jobs in order 5 2 1 4 3 6; the jobs that run, and what is left."""
+    arrays = view({"n": (100, 1000, [10], 0, 0, [0])})
+    row = arrays.rows["n"]
+    ran = []
+    for number, (cpu, memory, gpu) in JOBS.items():
+        job = ask(cpu, memory, (gpu, 1))
+        left = (100 - arrays.cpu_used[row], 1000 - arrays.memory_used[row], arrays.free[row, 0])
+        if cpu <= left[0] and memory <= left[1] and gpu <= left[2]:
+            if policy.score(arrays, job, np.array([row]))[0] < np.inf:
+                place(arrays, row, ((0,),), job)
+                ran.append(number)
+        else:
+            policy.pending(str(number), arrays, job, np.array([row]))
+    return ran, (
+        100 - int(arrays.cpu_used[row]),
+        1000 - int(arrays.memory_used[row]),
+        int(arrays.free[row, 0]),
+    )
+
+
+def test_headline_hold_runs_one_more_job():
+    hold = Settings(parts=("W2",), threshold=Fraction(1), on_no_improvement="hold")
+    assert run(WeightedBalance(hold)) == ([5, 1, 4], (0, 0, 0))
+    assert run(WeightedBalance(Settings(threshold=Fraction(1), on_no_improvement="hold"))) == (
+        [5, 1, 4],
+        (0, 0, 0),
+    )
+
+
+def test_headline_first_come():
+    ran, left = run(WeightedBalance())
+    assert ran[:2] == [5, 2]
+    arrays_left_after_two = (50, 100, 4)
+    assert left == arrays_left_after_two
+
+
+def test_headline_numbers():
+    weights = chart((Fraction(20, 100), Fraction(500, 1000), Fraction(4, 10)))
+    assert weights == (Fraction(1, 9), Fraction(5, 9), Fraction(1, 3))
+    used, capacity = (20, 500, 4), (100, 1000, 10)
+    expected = {None: 0.115470, 2: 0.186587, 1: 0.054433, 4: 0}
+    for job, y in expected.items():
+        if job == 4:
+            value = imbalance((60, 700, 6), JOBS[4], capacity, weights)
+        else:
+            value = imbalance(used, JOBS.get(job, (0, 0, 0)), capacity, weights)
+        assert value == pytest.approx(y, abs=5e-7)
+
+
+def test_hold_ends_after_its_rounds():
+    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "2", "threshold": "1"})
+    arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
+    rows = np.array([arrays.rows["n"]])
+    job = ask(0, 400, (1, 1))
+    answers = [bool(policy.score(arrays, job, rows)[0] < np.inf) for _ in range(4)]
+    assert answers == [False, False, True, False]
+
+
+def test_an_empty_node_always_accepts():
+    policy = make("weighted-balance", {"on-no-improvement": "hold", "threshold": "1"})
+    arrays = view({"n": (100, 1000, [10], 20, 500, [4]), "o": (100, 1000, [10], 0, 0, [0])})
+    rows = np.array([arrays.rows[name] for name in "no"])
+    scores = policy.score(arrays, ask(0, 400, (1, 1)), rows)
+    assert scores[0] == np.inf
+    assert scores[1] < np.inf
+
+
+def test_the_cursor_rotates():
+    nodes = {name: (100, 1000, [10], 50, 0, [0]) for name in "abc"}
+    arrays = view(nodes)
+    rows = np.array([arrays.rows[name] for name in "abc"])
+    job = ask(0, 100, (1, 1))
+    still = make("weighted-balance")
+    assert [int(still.score(arrays, job, rows).argmin()) for _ in range(3)] == [0, 0, 0]
+    rotating = make("weighted-balance", {"rotate": "yes"})
+    assert [int(rotating.score(arrays, job, rows).argmin()) for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_rows_in_any_order_are_polled_by_name():
+    arrays = view({name: (100, 1000, [10], 50, 0, [0]) for name in "abc"})
+    rows = np.array([arrays.rows[name] for name in "cab"])
+    assert int(make("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 1
+
+
+def test_polling_goes_on_past_the_first_nodes():
+    nodes = {f"a{number:03}": (100, 1000, [10], 0, 0, [0]) for number in range(100)}
+    nodes["b"] = (100, 1000, [10], 50, 0, [0])
+    arrays = view(nodes)
+    rows = np.array([arrays.rows[name] for name in sorted(nodes)])
+    assert int(make("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 100
+
+
+def test_pending_pods_stop_counting():
+    arrays = view({"n": (100, 1000, [10], 0, 0, [10])})
+    rows = np.array([arrays.rows["n"]])
+    policy = WeightedBalance()
+    epoch = policy.epoch
+    policy.pending("p", arrays, ask(0, 0, (3, 1)), rows)
+    policy.pending("p", arrays, ask(0, 0, (3, 1)), rows)
+    policy.pending("fits", arrays, ask(1, 1), rows)
+    policy.pending("nowhere", arrays, ask(0, 0, (3, 1)), rows[:0])
+    assert policy.pending_by_class == (0, 0, 1)
+    policy.weights(arrays)
+    policy.settled("p", None)
+    policy.settled("q", None)
+    assert policy.pending_by_class == (0, 0, 0)
+    policy.weights(arrays)
+    assert policy.epoch > epoch
+
+
+def test_pending_counts_the_node_that_lacks_fewest():
+    arrays = view({"m": (10, 10, [4], 0, 0, [0]), "n": (100, 10, [4], 0, 0, [0])})
+    policy = WeightedBalance()
+    policy.pending("p", arrays, ask(50, 50, (2, 1)), np.array([arrays.rows["m"], arrays.rows["n"]]))
+    assert policy.pending_by_class == (0, 1, 0)
+    admits = np.zeros(arrays.size.shape, dtype=bool)
+    policy.pending("q", arrays, ask(50, 0, (2, 1), admits=admits), np.array([arrays.rows["n"]]))
+    assert policy.pending_by_class == (0, 1, 1)
+
+
+def test_classes_without_capacity_are_dropped():
+    arrays = view({"n": (0, 1000, [10], 0, 100, [1]), "o": (100, 1000, [10], 10, 100, [1])})
+    rows = np.array([arrays.rows[name] for name in "no"])
+    policy = make("weighted-balance", {"threshold": "0"})
+    weights = policy.weights(arrays)
+    scores = policy.score(arrays, ask(0, 300, (1, 1)), rows)
+    assert scores[0] == pytest.approx(imbalance((0, 100, 1), (0, 300, 1), (0, 1000, 10), weights))
+    assert imbalance((0,), (0,), (0,), (1,)) == 0
+    assert make("weighted-balance").utilisation(view({})) == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"weights": "0.5,0.5,0.5"}, "weights are 1/2,1/2,1/2; allowed are 3 from 0 that sum to 1"),
+        ({"weights": "1"}, "weights are 1; allowed"),
+        ({"weights": "a,b,c"}, "weights is 'a'; allowed are numbers"),
+        ({"threshold": "1.5"}, "threshold is 1.5; allowed is 0 to 1"),
+        ({"threshold": "1/0"}, "threshold is '1/0'"),
+        ({"parts": "W3"}, "parts are W3; allowed are some of W0,W1,W2"),
+        ({"on-no-improvement": "wait"}, "on-no-improvement is 'wait'; allowed are place, hold"),
+        ({"rotate": "maybe"}, "rotate is 'maybe'; allowed are yes, no"),
+        ({"hold-rounds": "1.5"}, "hold-rounds is 3/2; allowed is a whole number"),
+        ({"hold-rounds": "-1"}, "hold-rounds is -1; allowed is 0 or more"),
+        ({"x": "y"}, "parameter 'x' does not exist; allowed are weights, threshold"),
+    ],
+)
+def test_bad_parameters(parameters, message):
+    with pytest.raises(PolicyError, match=message):
+        make("weighted-balance", parameters)
+
+
+@pytest.mark.parametrize(
+    ("used", "request_", "message"),
+    [((1,), (-1,), "request"), ((-1,), (0,), "used"), ((11,), (0,), "used .* of")],
+)
+def test_impossible_amounts(used, request_, message):
+    with pytest.raises(PolicyError, match=message):
+        imbalance(used, request_, (10,), (1,))
