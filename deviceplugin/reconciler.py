@@ -22,11 +22,13 @@ class Pace:
     """How often the kubelet is asked, in seconds.
 
     Attributes:
-        soon_s: after something happened that the list should show; doubles up to `slow_s` while it does not.
+        soon_s: after something happened that the list should show; doubles while it does not.
+        unsettled_s: at most, while it does not or while a pod that ended still has processes.
         slow_s: when nothing happens.
     """
 
     soon_s: float = 0.1
+    unsettled_s: float = 1.0
     slow_s: float = 5.0
 
 
@@ -105,9 +107,8 @@ class Reconciler:
             ledger = self._account.ledger
             if ledger.wants_view():
                 self._view.want_list()
-            # Backing off while the list does not show what it should: it may never do.
             unsettled = ledger.wants_list() or bool(ledger.doubtful())
-            delay_s = min(self._pace.slow_s, delay_s * 2 if unsettled else self._pace.slow_s)
+            delay_s = min(self._pace.unsettled_s, delay_s * 2) if unsettled else self._pace.slow_s
             try:
                 await asyncio.wait_for(self._wake.wait(), delay_s)
             except TimeoutError:

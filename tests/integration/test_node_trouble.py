@@ -161,6 +161,22 @@ async def test_the_node_allocates_while_its_api_is_away_and_tells_afterwards():
         await world.settled([3 - 3 * on, 3 * on], {uid})
 
 
+async def test_a_daemon_that_starts_with_the_api_away_serves_the_kubelet_and_says_nothing():
+    async with node_world(8, 8) as world:
+        uid = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {uid})
+        await world.kill_daemon()
+        await world.api.away(True)
+        await world.start_daemon()
+        assert world.daemon.account is not None
+        ledger = world.daemon.account.ledger
+        await until(lambda: ledger.promised()[card(1)] == 3)
+        assert not ledger.complete
+        await world.api.away(False)
+        other = await world.run("b", 4, on=1)
+        await world.settled([0, 7], {uid, other})
+
+
 async def test_a_force_deleted_pod_is_charged_while_its_container_runs():
     async with node_world(8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
         uid = await world.run("a", 3, on=0)
