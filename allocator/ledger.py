@@ -170,8 +170,8 @@ class Ledger(Releases, Choice):
         """A pod enters `holds` when it was admitted and a list begun after that has shown what it will show.
 
         Normally each container as the pod's own. A container that such a list lacks will not appear any more
-        (the kubelet lost its checkpoint); what it got is known by then, or is charged on every card that could
-        have it, see `_rule_admitted_pods_hold_their_request`.
+        (the kubelet lost its checkpoint); what it got is known by then, or is charged on every card that
+        could have it, see `_rule_admitted_pods_hold_their_request`.
         """
         return tracked.admitted and all(
             container.kind == "init" or self._shown_or_lost(tracked, Slot(tracked.pod.uid, container.name))

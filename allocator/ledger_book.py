@@ -89,6 +89,7 @@ class Holding:
         at_s: time of the Allocate, or of the list that showed the IDs first.
         slot: the container it seems to belong to.
         certain: `slot` is proven; it never changes again.
+        mistaken: the container it was taken for until the list said otherwise.
         key: namespace, pod name and container under which the list showed it.
         listed: the newest list shows it.
         listed_order: the mark of the newest list that showed it.
@@ -99,6 +100,7 @@ class Holding:
     at_s: float
     slot: Slot | None = None
     certain: bool = False
+    mistaken: Slot | None = None
     key: tuple[str, str, str] | None = None
     listed: bool = False
     listed_order: int = 0
@@ -245,12 +247,11 @@ class Book:
         ]
 
 
-def demand_of(request: PodRequest, container: str) -> tuple[int, Demand] | None:
-    """Find the demand that a container belongs to, with its position."""
-    for position, demand in enumerate(request.demands):
-        if container in demand.containers:
-            return position, demand
-    return None
+def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
+    """Find the demand that a container which asks belongs to, with its position."""
+    demands = request.demands
+    position = [container in demand.containers for demand in demands].index(True)
+    return position, demands[position]
 
 
 def shape(demand: Demand) -> tuple[int, int, int]:

@@ -115,8 +115,8 @@ class Choice(Charges):
         """Guess whose container the kubelet asks for.
 
         IDs that must be included were the same pod's. Else the oldest unadmitted pod with a container of that
-        size that has nothing yet; then such pods that may be over; then those that were admitted and have lost
-        what they had.
+        size that has nothing yet; then such pods that may be over; then those that were admitted and have
+        lost what they had.
         """
         waiting = sorted(self._open_slots(size, admitted=False), key=self._doubted.__contains__)
         if fixed:
@@ -170,10 +170,7 @@ class Choice(Charges):
         tracked = self._pods[slot.uid] if slot is not None else None
         if slot is None or tracked is None:
             return self._fallback(PodRequest(()), Demand((), size, 1), offered, size)
-        found = demand_of(tracked.pod.request, slot.container)
-        if found is None:
-            raise LedgerError(f"container {shown(slot.container)}: allowed is one that asks")
-        position, demand = found
+        position, demand = demand_of(tracked.pod.request, slot.container)
         first = self._of_pod_cards(tracked, demand) or tracked.targets[position]
         each = size // demand.cards
         if first is not None and any(self._by_card(offered).get(uuid, 0) < each for uuid in first):

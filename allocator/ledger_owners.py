@@ -64,7 +64,7 @@ class Owners(Book):
         if slot is not None and not any(
             slot == Slot(tracked.pod.uid, key[2]) for tracked in self._named(key)
         ):
-            holding.slot = None
+            holding.slot, holding.mistaken = None, slot
 
     def _rule_name_suggests(self, holding: Holding, key: tuple[str, str, str]) -> None:
         """A name suggests the living pod that has it, unless it was bound only after the Allocate.
@@ -152,12 +152,16 @@ class Owners(Book):
         )
 
     def _attach(self, holding: Holding, slot: Slot) -> None:
-        """Give a holding to the container `slot`, and set right what followed from another guess."""
-        former = holding.slot
-        holding.slot = slot
+        """Give a holding to the container `slot`; what seemed to be that container's is then another's.
+
+        Most likely the two were taken for each other.
+        """
+        former = holding.slot or holding.mistaken
+        holding.slot, holding.mistaken = slot, None
         for other in self._holdings:
             if other is not holding and other.slot == slot and other.key is None and not other.certain:
-                other.slot = former if len(other.ids) == len(holding.ids) else None
+                exchanged = former is not None and not self._of_slot(former)
+                other.slot = former if exchanged and len(other.ids) == len(holding.ids) else None
 
     def _rule_exchange_targets(self) -> None:
         """Who got another's cards leaves it his own: the other pod will be served there.
@@ -207,5 +211,4 @@ class Owners(Book):
         tracked = self._pods.get(slot.uid) if slot is not None else None
         if slot is None or tracked is None:
             return None
-        found = demand_of(tracked.pod.request, slot.container)
-        return None if found is None else (tracked, *found)
+        return (tracked, *demand_of(tracked.pod.request, slot.container))

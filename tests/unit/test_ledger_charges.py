@@ -309,6 +309,7 @@ def test_promises_tell_whose_units_are_on_a_card():
     world.admit("b")
     world.bind(pod("w", 1, "c1"))
     world.allocate(ids("c1", 7))
+    world.allocate(ids("c1", 6))
     assert world.ledger.promises() == {"c0": {"a": 6}, "c1": {"b": 3, "w": 1}}
     world.ledger = Ledger(cards(8, 8))
     world.sync()
@@ -323,3 +324,22 @@ def test_cards_show_what_is_promised_on_them():
         ("c0", 8, 3),
         ("c1", 4, 0),
     ]
+
+
+def test_ids_of_two_living_pods_count_for_both():
+    """A kubelet that lost its checkpoint hands out what containers run with."""
+    world = World.of(8)
+    for uid in ("a", "b"):
+        world.bind(pod(uid, 3, "c0"))
+        world.allocate(ids("c0", 0, 1, 2))
+        world.table[uid, "main"] = ids("c0", 0, 1, 2)
+        world.start(uid)
+        world.look()
+    assert world.promised == [6]
+
+
+def test_health_that_is_told_again_is_no_news():
+    world = World.of(8)
+    world.ledger.set_healthy("c0", True, world.now)
+    world.ledger.preferred(ids("c0", 0), (), 1, world.now)
+    assert world.promised == [7]

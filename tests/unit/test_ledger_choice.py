@@ -240,3 +240,14 @@ def test_an_allocate_nobody_asked_for_is_guessed_by_its_card():
     world.allocate(ids("c1", 0, 1, 2))
     world.table["b", "main"] = ids("c1", 0, 1, 2)
     assert on(world.hand(3)) == {"c0": 3}
+
+
+def test_an_admitted_pods_allocate_is_not_doubted():
+    """The kubelet offers it again only because it has lost its checkpoint."""
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.hand(3, key=("a", "main"))
+    world.start("a")
+    world.forget("a")
+    assert not world.ledger.expects(3, world.offered())
+    assert world.promised == [3]

@@ -207,3 +207,129 @@ def test_a_restart_with_a_new_pod_of_an_old_name_proves_nothing():
     world.look()
     assert holder(world, "c0") == (None, False)
     assert world.ledger.holds() == frozenset()
+
+
+def test_of_two_pods_taken_for_each_other_one_is_listed_first():
+    """What seemed to be y's belongs to x then, so the next of that size is a third pod."""
+    world = World.of(8, 8, 8)
+    for uid, card in (("x", "c0"), ("y", "c1"), ("z", "c2")):
+        world.bind(pod(uid, 3, card))
+    first = world.hand(3, key=("y", "main"))
+    second = world.hand(3)
+    assert (first, second) == (ids("c0", 0, 1, 2), ids("c1", 0, 1, 2))
+    world.look()
+    assert holder(world, "c0") == ("y", False)
+    assert holder(world, "c1") == ("x", False)
+    assert world.hand(3) == ids("c2", 0, 1, 2)
+
+
+def test_of_two_pods_taken_for_each_other_one_has_another_by_then():
+    world = World.of(8, 8)
+    world.bind(pod("x", 3, "c0"))
+    world.bind(pod("y", 3, "c1"))
+    world.hand(3, key=("y", "main"))
+    world.hand(3)
+    world.ledger.allocate(ids("c1", 5, 6, 7), world.now)
+    world.seen["x"] = world.pods["x"]
+    world.table["x", "main"] = ids("c1", 5, 6, 7)
+    world.look()
+    holdings = world.ledger.explain()["holdings"]
+    assert [h["pod"] for h in holdings] == ["y", None, "x"]
+
+
+def test_a_pod_seen_only_after_its_end_owns_what_the_list_still_shows():
+    world = World.of(8)
+    world.seen["a"] = pod("a", 3, "c0")
+    world.admit("a")
+    world.look()
+    world.bind(world.seen["a"])
+    world.change("a", started=True, terminal=True)
+    world.look()
+    assert holder(world, "c0") == ("a", True)
+    assert world.ledger.doubtful() == frozenset()
+
+
+def test_a_listed_name_of_a_dead_pod_suggests_nobody():
+    world = World.of(8)
+    world.seen["a"] = pod("a", 3, "c0")
+    world.admit("a")
+    world.bind(world.seen["a"])
+    world.delete("a")
+    world.look()
+    assert holder(world, "c0") == (None, False)
+
+
+def test_reuse_proves_only_what_an_init_container_can_have_had():
+    """Dead Allocates had the same IDs before: of another size, and of the same."""
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2, 3))
+    world.allocate(ids("c0", 0, 1))
+    world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
+    world.allocate(ids("c0", 0, 1))
+    world.allocate(ids("c0", 1))
+    world.table["a", "main"] = ids("c0", 1)
+    world.start("a")
+    world.look()
+    holdings = world.ledger.explain()["holdings"]
+    assert [(h["pod"], h["certain"]) for h in holdings] == [
+        (None, False),
+        (None, False),
+        ("a", True),
+        ("a", True),
+    ]
+
+
+def test_a_target_goes_to_one_that_got_another_card_before_one_that_waits():
+    """y got x's card, x got w's: w is to be served where y was expected."""
+    world = World.of(8, 8, 8)
+    for uid, card in (("w", "c2"), ("x", "c0"), ("y", "c1")):
+        world.bind(pod(uid, 3, card))
+    world.table["y", "main"] = ids("c0", 0, 1, 2)
+    world.table["x", "main"] = ids("c2", 0, 1, 2)
+    world.allocate(world.table["y", "main"])
+    world.allocate(world.table["x", "main"])
+    world.start("x")
+    world.start("y")
+    world.look()
+    targets = {p["uid"]: p["targets"] for p in world.ledger.explain()["pods"]}
+    assert targets == {"w": [["c1"]], "x": [["c2"]], "y": [["c0"]]}
+    assert world.hand(3) == ids("c1", 0, 1, 2)
+
+
+def test_a_shared_pod_that_seems_to_be_on_two_cards_is_not_described():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
+    world.allocate(ids("c0", 0, 1))
+    world.table["a", "main"] = ids("c1", 0)
+    world.allocate(ids("c1", 0))
+    world.start("a")
+    world.look()
+    assert world.ledger.holds() == {"a"}
+    assert world.ledger.allocations() == {}
+
+
+def test_a_pod_is_in_flight_from_its_allocate_until_it_is_held():
+    world = World.of(8)
+    assert not world.ledger.in_flight()
+    world.bind(pod("a", 3, "c0"))
+    assert not world.ledger.in_flight()
+    world.admit("a")
+    assert world.used == [3]
+    assert world.ledger.in_flight()
+    world.start("a")
+    world.look()
+    assert not world.ledger.in_flight()
+
+
+def test_a_target_is_not_taken_from_a_pod_that_is_over():
+    """Nobody is served there any more: y's place is given to nobody."""
+    world = World.of(8, 8)
+    world.bind(pod("x", 3, "c0"))
+    world.seen["y"] = pod("y", 3, "c1")
+    world.hand(3, key=("y", "main"))
+    world.bind(world.seen["y"])
+    world.delete("x")
+    world.start("y")
+    world.look()
+    targets = {p["uid"]: p["targets"] for p in world.ledger.explain()["pods"]}
+    assert targets["y"] == [["c0"]]
