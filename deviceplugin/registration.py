@@ -57,7 +57,6 @@ class Timing:
 
 @dataclass(slots=True)
 class _Registration:
-    kubelet: SocketId
     streams_before: int
     since: float
     stream: DeviceStream | None = None
@@ -169,7 +168,7 @@ class Registrar:
                 await self._serve()
             except RegistrationError as error:
                 return self._failed(str(error))
-        return await self._register(kubelet)
+        return await self._register()
 
     # --- what happened ------------------------------------------------------------------------------
 
@@ -251,7 +250,7 @@ class Registrar:
         if server is not None:
             await server.stop(self._timing.grace_s)
 
-    async def _register(self, kubelet: SocketId) -> float | None:
+    async def _register(self) -> float | None:
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=self._own_path.name,
@@ -266,5 +265,5 @@ class Registrar:
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._timing.register_s)  # type: ignore[no-untyped-call]
             except grpc.aio.AioRpcError as error:
                 return self._failed(f"{error.code().name}: {error.details()}")
-        self._registration = _Registration(kubelet, streams_before, self._clock())
+        self._registration = _Registration(streams_before, self._clock())
         return self._follow(self._registration)

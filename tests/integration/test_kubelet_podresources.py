@@ -1,11 +1,18 @@
 """What PodResources shows and hides, through our client."""
 
 import asyncio
+import socket
+from pathlib import Path
 
 import grpc
 import pytest
 
-from deviceplugin.errors import PodResourcesThrottled, PodResourcesTimedOut, PodResourcesUnavailable
+from deviceplugin.errors import (
+    PodResourcesError,
+    PodResourcesThrottled,
+    PodResourcesTimedOut,
+    PodResourcesUnavailable,
+)
 from deviceplugin.podresources import PodResourcesClient
 from deviceplugin.wire import podresources_pb2 as pb
 from deviceplugin.wire import podresources_pb2_grpc as rpc
@@ -170,3 +177,37 @@ async def test_questions_keep_their_distance() -> None:
         assert began[1] - began[0] >= 0.1
         assert began[2] - began[1] >= 0.1
         await patient.close()
+
+
+class _Odd(rpc.PodResourcesListerServicer):
+    """Refuses, or has its socket replaced while it answers."""
+
+    def __init__(self, replaced: Path | None) -> None:
+        self.replaced = replaced
+
+    async def List(self, request, context):  # noqa: N802 - the wire's name
+        if self.replaced is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+        self.replaced.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(self.replaced))
+        return pb.ListPodResourcesResponse()
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["refuses", "replaced"])
+async def test_an_answer_that_cannot_be_used(replaces: bool) -> None:
+    async with short_folder() as folder:
+        path = folder / "kubelet.sock"
+        server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(_Odd(path if replaces else None), server)
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        client = PodResourcesClient(path)
+        with pytest.raises(PodResourcesError) as caught:
+            await client.list()
+        assert isinstance(caught.value, PodResourcesUnavailable) is replaces
+        assert ("changed while it was asked" if replaces else "PERMISSION_DENIED: not you") in str(
+            caught.value
+        )
+        await client.close()
+        await server.stop(None)
