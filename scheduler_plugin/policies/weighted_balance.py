@@ -250,7 +250,7 @@ class WeightedBalance:
 
     def _unimproved(self, view: ClusterView, ask: Ask, rows: RowArray, after: FloatArray) -> FloatArray:
         """No node gets more level: place; or hold, unless a node is empty or the pod waited long enough."""
-        if self.settings.on_no_improvement == "place":
+        if self.settings.on_no_improvement == "place" or not rows.size:
             return after
         empty = (view.cpu_used[rows] == 0) & (view.memory_used[rows] == 0) & (view.gpu_used[rows] == 0)
         if empty.any():

@@ -1,0 +1,77 @@
+import pytest
+
+from scheduler_plugin.commit import Candidate
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.two_tier import Turn, Turns, commit_times, decide
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(100, 5200), (4, 5200), (3, 6850), (2, 10100), (1, 20050)])
+def test_headline(workers, expected):
+    times = commit_times(100, workers, 200, 50)
+    assert len(times) == 100
+    assert times[-1] == expected
+
+
+def test_the_source_counts_one_scheduler_without_its_commits():
+    assert 100 * 200 / commit_times(100, 4, 200, 50)[-1] == pytest.approx(3.846, abs=5e-4)
+
+
+def test_no_workers():
+    with pytest.raises(SettingsError, match="0 workers: allowed is 1 or more"):
+        commit_times(1, 0, 1, 1)
+
+
+def test_turns_come_in_order_and_again_at_the_tail():
+    turns = Turns(2, attempts=3, backoff_s=1.0)
+    first, second = turns.next(0.0), turns.next(0.0)
+    assert (first, second, turns.next(0.0)) == (Turn(0), Turn(1), None)
+    assert turns.due_s() == float("inf")
+    assert turns.failed(first, 10.0)
+    assert len(turns) == 1
+    assert turns.next(10.9) is None
+    assert turns.due_s() == 11.0
+    again = turns.next(11.0)
+    assert again == Turn(0, 1, 11.0)
+    assert turns.failed(again, 20.0)
+    last = turns.next(30.0)
+    assert last == Turn(0, 2, 22.0)
+    assert not turns.failed(last, 30.0)
+    assert len(turns) == 0
+
+
+def test_the_wait_is_capped():
+    turns = Turns(1, attempts=99, backoff_s=1.0)
+    turns.failed(turns.next(0.0), 0.0)
+    turns.failed(Turn(0, 60), 0.0)
+    assert turns.next(1.0) == Turn(0, 1, 1.0)
+    assert turns.next(4.9) is None
+    assert turns.next(5.0) == Turn(0, 61, 5.0)
+
+
+def test_a_turn_that_is_due_passes_one_that_is_not():
+    turns = Turns(2)
+    turns.failed(turns.next(0.0), 0.0)
+    assert turns.next(0.0) == Turn(1)
+
+
+@pytest.mark.parametrize(("attempts", "backoff_s"), [(0, 1.0), (1, -1.0)])
+def test_bad_turns(attempts, backoff_s):
+    with pytest.raises(SettingsError, match="allowed are 1 or more, from 0 s"):
+        Turns(1, attempts, backoff_s)
+
+
+@pytest.mark.parametrize(("mode", "rescored"), [("on-epoch", ["a", "b"]), ("on-version", ["b"])])
+def test_what_is_scored_anew(mode, rescored):
+    versions = {"a": 1, "b": 3}
+    seen = []
+
+    def score(node):
+        seen.append(node)
+        return 1.0
+
+    offered = [Candidate("a", 5.0, 1, 7), Candidate("b", 6.0, 2, 7), Candidate("gone", 1.0, 1, 7)]
+    decision = decide(offered, versions.get, score, lambda node: node == "b", epoch=8, mode=mode)
+    assert seen == rescored
+    assert decision.node == "b"
+    assert decision.tried == (("a", "b") if mode == "on-epoch" else ("b",))
+    assert decision.conflicts == 2
