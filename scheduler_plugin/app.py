@@ -57,7 +57,8 @@ async def run(
         offers = Offers()
         watcher = Watcher(client, state, clock, settings.stale_s, _settle_memory)
         elector = _elector(settings, client)
-        binder = Binder(Committer(state, policies, offers), client, clock, settings.bind_timeout_s, elector)
+        committer = Committer(state, policies, offers)
+        binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         service = Service(
             extender=Extender(state, policies, offers, settings.shortlist),
             binder=binder,
@@ -74,7 +75,7 @@ async def run(
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if started is not None:
                 started(url, state)
-            await _work(stop, watcher, elector)
+            await _work(stop, watcher, binder, elector)
         finally:
             await runner.cleanup()
             await binder.close()
@@ -101,12 +102,15 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> None:
         raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
 
 
-async def _work(stop: asyncio.Event, watcher: Watcher, elector: LeaseElector | None) -> None:
+async def _work(stop: asyncio.Event, watcher: Watcher, binder: Binder, elector: LeaseElector | None) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(watcher.run())]
         if elector is not None:
             tasks.append(group.create_task(elector.run()))
+        else:
+            # Ahead of the first bind call, which would have to wait for it.
+            tasks.append(group.create_task(binder.open()))
         await stop.wait()
         for task in tasks:
             task.cancel()

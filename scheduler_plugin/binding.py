@@ -70,12 +70,16 @@ class Binder:
     Invariant: cards taken for a Binding that was sent stay taken until the answer is a definite refusal, the
     pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer take effect.
 
+    The first Binding of a process, or of a term as the leader, waits until those of the one before can no
+    longer take effect, and until a list of pods made after that shows all that did.
+
     Args:
         committer: Takes the cards.
         api: The API server.
         clock: Monotonic seconds.
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.
+        refresh: Lists pods anew and returns when the state has the list.
         sleep: Waits, as asyncio.sleep.
     """
 
@@ -86,6 +90,8 @@ class Binder:
         clock: Callable[[], float],
         timeout_s: float,
         leadership: Leadership | None = None,
+        *,
+        refresh: Callable[[], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.committer = committer
@@ -93,7 +99,11 @@ class Binder:
         self.clock = clock
         self.timeout_s = timeout_s
         self.leadership = leadership
+        self.refresh = refresh
         self.sleep = sleep
+        self._started = clock()
+        self._opened: float | None = None
+        self._opening = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
 
     async def bind(self, args: BindArgs) -> str:
@@ -103,13 +113,16 @@ class Binder:
             Empty when it is bound, else why not, in words.
         """
         try:
-            await self._wait_for_fence()
+            async with asyncio.timeout(2 * self.timeout_s):
+                await self.open()
             # No await between here and the first request: the cards are taken before anybody else looks.
             commitment = self.committer.begin(
                 args.pod_namespace, args.pod_name, args.pod_uid, args.node, self.clock()
             )
         except CommitError as error:
             return str(error)
+        except TimeoutError:
+            return "this gpupack scheduler has not listed the pods since it may bind"
         try:
             return await self._send(commitment)
         except asyncio.CancelledError:
@@ -122,17 +135,35 @@ class Binder:
             task.cancel()
         await asyncio.gather(*self._settling, return_exceptions=True)
 
-    async def _wait_for_fence(self) -> None:
-        """Refuse without leadership; after taking it, let the former leader's last Bindings end."""
+    async def open(self) -> None:
+        """Wait until this process may bind.
+
+        Raises:
+            CommitError: it is not the leader.
+        """
+        while (term := self._term()) != self._opened:
+            async with self._opening:
+                if term == self._opened:
+                    continue
+                wait_s = term + self.timeout_s - self.clock()
+                if wait_s > 0:
+                    await self.sleep(wait_s)
+                if term == self._term():
+                    await self.refresh()
+                    self._opened = term
+
+    def _term(self) -> float:
+        """When this process, or its leadership, began.
+
+        Raises:
+            CommitError: it is not the leader.
+        """
         if self.leadership is None:
-            return
+            return self._started
         since = self.leadership.since
-        if since is not None:
-            wait_s = since + self.timeout_s - self.clock()
-            if wait_s > 0:
-                await self.sleep(wait_s)
-        if not self.leadership.is_leader:
+        if since is None or not self.leadership.is_leader:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")
+        return since
 
     async def _send(self, commitment: Commitment) -> str:
         pod = commitment.pod

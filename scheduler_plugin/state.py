@@ -77,7 +77,7 @@ class ClusterState:
         version = version_number(node.metadata.resource_version)
         book = self.books.get(name)
         if book is not None and book.row >= 0:
-            if version < book.version:
+            if version < book.version or (version and version == book.version):
                 return
         elif version and version <= max(self._node_floor, self._node_graves.get(name, -1)):
             return
@@ -133,7 +133,7 @@ class ClusterState:
 
     def apply_pod(self, pod: PodLite, now: float) -> None:
         """Take a pod's newest version; an older one than known is ignored."""
-        self._apply_pod(read_pod(pod, self.resource), now)
+        self._read_pod(pod, now)
         self._settle(now)
 
     def delete_pod(self, pod: PodLite, resource_version: str, now: float) -> None:
@@ -157,12 +157,18 @@ class ClusterState:
         listed: set[str] = set()
         for pod in pods:
             listed.add(pod.metadata.uid)
-            self._apply_pod(read_pod(pod, self.resource), now)
+            self._read_pod(pod, now)
         for uid in [uid for uid in self.pods if uid not in listed]:
             if self.pods[uid].version <= version:
                 self._end_pod(uid, "", version, now)
         self._pod_floor = max(self._pod_floor, version)
         self._settle(now)
+
+    def _read_pod(self, pod: PodLite, now: float) -> None:
+        """Take a pod, unless this very version of it is known."""
+        old = self.pods.get(pod.metadata.uid)
+        if old is None or not old.version or old.resource_version != pod.metadata.resource_version:
+            self._apply_pod(read_pod(pod, self.resource), now)
 
     def _apply_pod(self, record: PodRecord, now: float) -> None:
         old = self.pods.get(record.uid)

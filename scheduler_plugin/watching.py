@@ -97,6 +97,7 @@ class Watcher:
         self._stale_s = stale_s
         self._filled = filled
         self._lists = {"nodes": False, "pods": False}
+        self._pods_listed = asyncio.Event()
         self.nodes: Reflector[NodeLite] = Reflector(
             client,
             "/api/v1/nodes",
@@ -108,7 +109,15 @@ class Watcher:
             client, "/api/v1/pods", PodLite, PodSink(state, clock, lambda: self._listed("pods")), clock=clock
         )
 
+    async def refresh(self) -> None:
+        """List pods anew, from now on; return when the state has the list."""
+        self._pods_listed.clear()
+        self.pods.relist()
+        await self._pods_listed.wait()
+
     def _listed(self, what: str) -> None:
+        if what == "pods":
+            self._pods_listed.set()
         if not self.synced:
             self._lists[what] = True
             if self.synced:

@@ -63,9 +63,22 @@ class World:
         self.state = ClusterState()
         self.api = Api()
         committer = Committer(self.state, Policies(), Offers())
-        self.binder = Binder(committer, self.api, lambda: self.now, T, leadership, self.sleep)
+        self.refreshed: list[float] = []
+        self.binder = Binder(
+            committer,
+            self.api,
+            lambda: self.now,
+            T,
+            leadership,
+            refresh=self.refresh,
+            sleep=self.sleep,
+        )
+        self.now += T
         self.state.apply_node(node("n", (16, 16), version=2), 0)
         self.state.apply_pod(pod("p", 8, version=3), 0)
+
+    async def refresh(self) -> None:
+        self.refreshed.append(self.now)
 
     async def sleep(self, seconds: float) -> None:
         """Waits until the test lets time pass."""
@@ -261,23 +274,76 @@ async def test_only_the_leader_binds() -> None:
     assert world.api.calls == []
 
 
-async def test_a_new_leader_waits_for_the_former_one_s_bindings() -> None:
-    leader = Leader(is_leader=True, since=99.0)
-    world = World(leader)
+async def test_a_new_leader_waits_for_the_former_one_s_bindings_and_then_looks() -> None:
+    world = World(Leader(is_leader=True, since=103.0))
     call = asyncio.create_task(world.binder.bind(ARGS))
-    await world.pass_time()
+    gate = await world.gates.get()
+    assert world.refreshed == []
+    world.now = 107.0
+    gate.set()
     assert await call == ""
     assert world.slept == [3.0]
-    world = World(Leader(is_leader=True, since=90.0))
-    assert await world.binder.bind(ARGS) == ""
+    assert world.refreshed == [107.0]
+
+
+async def test_each_term_as_the_leader_opens_once() -> None:
+    leader = Leader(is_leader=True, since=90.0)
+    world = World(leader)
+    await asyncio.gather(world.binder.open(), world.binder.open())
+    await world.binder.open()
+    assert world.refreshed == [104.0]
+    leader.since = 99.0
+    await world.binder.open()
+    assert world.refreshed == [104.0, 104.0]
     assert world.slept == []
 
 
+async def test_a_new_process_waits_for_the_bindings_of_the_one_before() -> None:
+    world = World()
+    world.now -= T
+    call = asyncio.create_task(world.binder.bind(ARGS))
+    await world.pass_time()
+    assert await call == ""
+    assert world.slept == [T]
+    assert world.refreshed == [104.0]
+    world.state.apply_pod(pod("q", 4, version=9), 0)
+    assert await world.binder.bind(BindArgs("q", "default", "uid-q", "n")) == ""
+    assert world.refreshed == [104.0]
+
+
 async def test_leadership_lost_while_waiting() -> None:
-    leader = Leader(is_leader=True, since=99.0)
+    leader = Leader(is_leader=True, since=103.0)
     world = World(leader)
     call = asyncio.create_task(world.binder.bind(ARGS))
     gate = await world.gates.get()
     leader.is_leader = False
     gate.set()
     assert "not the leader" in await call
+    assert world.refreshed == []
+
+
+async def test_leadership_lost_and_won_again_while_waiting() -> None:
+    leader = Leader(is_leader=True, since=103.0)
+    world = World(leader)
+    call = asyncio.create_task(world.binder.bind(ARGS))
+    gate = await world.gates.get()
+    leader.since, world.now = 106.0, 107.0
+    gate.set()
+    gate = await world.gates.get()
+    world.now = 110.0
+    gate.set()
+    assert await call == ""
+    assert world.slept == [3.0, 3.0]
+    assert world.refreshed == [110.0]
+
+
+async def test_a_list_that_does_not_come_is_an_answer_too() -> None:
+    world = World()
+    world.binder.timeout_s = 0.01
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    world.binder.refresh = never
+    assert "has not listed the pods" in await world.binder.bind(ARGS)
+    assert world.api.calls == []
