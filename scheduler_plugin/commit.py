@@ -16,6 +16,7 @@ from allocator.records import Assignment, dump_assigned
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.filtering import Misfit, Query, misfits, place_on
 from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.placing import place_with
 from scheduler_plugin.pods import PodRecord
 from scheduler_plugin.policies.registry import NodePolicy
 from scheduler_plugin.reasons import reason
@@ -242,7 +243,7 @@ class Committer:
         """List 2 or list 3: choose the cards on the node's latest record."""
         nodes = self.state.nodes
         busy = node in self.state.busy_nodes(query.wanted)
-        placement = None if busy else place_on(nodes, row, query)
+        placement = None if busy else place_with(self.policies.of(query.request), nodes, row, query)
         if placement is None:
             misfit = Misfit.BUSY
             if not busy:

@@ -1,0 +1,94 @@
+"""Published results against ours: `python -m benchmarks.policies --traces FOLDER`.
+
+The folder holds `openb_node_list_gpu_node.csv`, `openb_pod_list_*.csv` and `published.csv` (cluster-trace-gpu-v2023
+of alibaba/clusterdata; Weng et al., USENIX ATC '23). Every policy runs every trace with every seed by the
+published protocol; printed are GPUs allocated in percent, mean over the seeds and standard deviation, when
+pods asking for 100 % and for 130 % of the GPUs have arrived. The last line is JSON.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from scheduler_plugin.policies import names
+from scheduler_plugin.simulator.app import simulate
+from scheduler_plugin.simulator.options import Options, default_jobs, parse_policies, parse_seeds
+
+NODES = "openb_node_list_gpu_node.csv"
+
+
+def published(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:
+    """Read the published results: trace -> policy -> percent at 100 and at 130."""
+    result: dict[str, dict[str, tuple[float, float]]] = {}
+    with (folder / "published.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            cells = (float(row["allocated_pct_at_100"]), float(row["allocated_pct_at_130"]))
+            result.setdefault(row["trace"], {})[row["policy"]] = cells
+    return result
+
+
+def ours(folder: Path, trace: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one trace; mean by policy."""
+    run = Options(
+        str(folder / NODES),
+        str(folder / f"{trace}.csv"),
+        parse_policies(options.policy),
+        card_policy=options.card_policy,
+        seeds=parse_seeds(options.seeds),
+        jobs=options.jobs,
+    )
+    means: dict[str, Any] = simulate(run, lambda _: None, lambda *_: None)["mean"]
+    return means
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
+    parser.add_argument("--traces", required=True, help="folder with the CSV files")
+    parser.add_argument("--policy", default=",".join(names()), help="policies (default: all)")
+    parser.add_argument("--card-policy", help="default: fragmentation with fragmentation, else most-used")
+    parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    folder = Path(options.traces)
+    table = published(folder)
+    everything: dict[str, dict[str, Any]] = {}
+    print(f"{'trace':<24}{'policy':<20}{'at 100 %':>9}{'at 130 %':>9}{'+-':>6}{'at most':>9}{'s/run':>7}")
+    for trace, rows in table.items():
+        short = trace.removeprefix("openb_pod_list_")
+        for policy, (at_100, at_130) in rows.items():
+            print(f"{short:<24}{policy + ' (publ.)':<20}{at_100:>9.2f}{at_130:>9.2f}")
+        everything[short] = ours(folder, trace, options)
+        for policy, mean in everything[short].items():
+            allocated, spread = mean["allocated_percent"], mean["spread"]["130"]
+            cells = f"{allocated['100']:>9.2f}{allocated['130']:>9.2f}{spread:>6.2f}"
+            bound = 100 - mean["unavoidable_percent"]
+            print(f"{short:<24}{policy:<20}{cells}{bound:>9.2f}{mean['wall_s']:>7.2f}", flush=True)
+    gains: dict[str, float] = {}
+    for trace, rows in table.items():
+        short = trace.removeprefix("openb_pod_list_")
+        if "fragmentation" in everything[short]:
+            gains[short] = everything[short]["fragmentation"]["allocated_percent"]["130"] - rows["FGD"][1]
+    if gains:
+        each = ", ".join(f"{trace} {gain:+.2f}" for trace, gain in gains.items())
+        print(f"fragmentation against the published FGD at 130 %: {each}; mean {fmean(gains.values()):+.2f}")
+    json.dump(
+        {
+            "gain_over_fgd": {trace: round(gain, 3) for trace, gain in gains.items()},
+            "allocated_percent_at_130": {
+                trace: {policy: round(mean["allocated_percent"]["130"], 3) for policy, mean in means.items()}
+                for trace, means in everything.items()
+            },
+        },
+        sys.stdout,
+    )
+    print()
+
+
+if __name__ == "__main__":
+    main()
