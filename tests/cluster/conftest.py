@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.harness import Cluster, binaries
 
 LIVE: list[Cluster] = []
+SHOWN = ("gpupack", "kube-scheduler")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,5 +57,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             if (told := cluster.explain()) is not None:
                 report.sections.append(("/explain of gpupack-node", told))
             logs = cluster.logs(60)
-            report.sections += [(f"log of {name}", logs[name]) for name in logs if name.startswith("gpupack")]
+            report.sections += [(f"log of {name}", logs[name]) for name in logs if name.startswith(SHOWN)]
     return report

@@ -1,7 +1,5 @@
 """Names come again, UIDs do not: charges follow pods by UID and end with them."""
 
-import signal
-
 import pytest
 
 from tests.cluster.harness import Cluster, until
@@ -34,7 +32,7 @@ def whole_node_is_usable(cluster: Cluster) -> None:
 
 def test_pod_force_deleted_between_bind_and_admission(cluster):
     kubelet = cluster.host.running["kubelet"]
-    kubelet.send(signal.SIGSTOP)
+    kubelet.freeze()
     try:
         cluster.create(w.pod("brief", w.container(gib=8)))
         until(lambda: "nodeName" in cluster.pod("brief")["spec"], "bound")
@@ -42,7 +40,7 @@ def test_pod_force_deleted_between_bind_and_admission(cluster):
         cluster.create(w.pod("next", w.container(gib=8)))
         until(lambda: "nodeName" in cluster.pod("next")["spec"], "next bound", 60)
     finally:
-        kubelet.send(signal.SIGCONT)
+        kubelet.thaw()
     cluster.wait_running("next")
     cluster.delete("next")
     whole_node_is_usable(cluster)
@@ -50,7 +48,7 @@ def test_pod_force_deleted_between_bind_and_admission(cluster):
 
 def test_pod_re_created_under_its_name_between_bind_and_admission(cluster):
     kubelet = cluster.host.running["kubelet"]
-    kubelet.send(signal.SIGSTOP)
+    kubelet.freeze()
     try:
         first = cluster.create(w.pod("same", w.container(gib=6)))
         until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound")
@@ -58,7 +56,7 @@ def test_pod_re_created_under_its_name_between_bind_and_admission(cluster):
         second = cluster.create(w.pod("same", w.container(gib=6)))
         until(lambda: "nodeName" in cluster.pod("same")["spec"], "bound again", 60)
     finally:
-        kubelet.send(signal.SIGCONT)
+        kubelet.thaw()
     cluster.wait_running("same")
     state = wait_agree(cluster, 40)
     assert state.holds == {second}

@@ -1,6 +1,5 @@
 """Anything may be killed at any moment: words never say less than containers hold, and every charge ends."""
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,7 +204,7 @@ def test_extender_away_stops_only_pods_that_ask(cluster):
 def test_kubelet_frozen_while_pods_are_bound(cluster):
     # Three pods bound before any is admitted: the extender alone must know what is left.
     kubelet = cluster.host.running["kubelet"]
-    kubelet.send(signal.SIGSTOP)
+    kubelet.freeze()
     try:
         for number in range(3):
             cluster.create(w.pod(f"p{number}", w.container(gib=5)))
@@ -213,7 +212,7 @@ def test_kubelet_frozen_while_pods_are_bound(cluster):
         (left,) = [f"p{n}" for n in range(3) if "nodeName" not in cluster.pod(f"p{n}")["spec"]]
         cluster.wait_event(left, "no card with 5 GiB free")
     finally:
-        kubelet.send(signal.SIGCONT)
+        kubelet.thaw()
     for number in range(3):
         if f"p{number}" != left:
             cluster.wait_running(f"p{number}")

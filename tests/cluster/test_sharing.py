@@ -69,7 +69,7 @@ def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
     lines = cluster.output("initial", "prepare").splitlines()
     assert granted(dict(line.split("=", 1) for line in lines)) == {card: 4}
     assert granted(cluster.environment("initial")) == {card: 2}
-    assert uid in state.holds
+    until(lambda: uid in cluster.state().holds, "held")
     # What the init container held is not given to others: 4 units fit beside it, 5 do not.
     cluster.create(w.pod("beside", w.container(gib=8)))
     cluster.create(w.pod("second", w.container(gib=4)))

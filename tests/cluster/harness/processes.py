@@ -66,6 +66,16 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def freeze(self) -> None:
+        """SIGSTOP, until `thaw`."""
+        self.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT; `nsenter` stops itself along with the program it waits for."""
+        if self._inside:
+            self._popen.send_signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.stop(signal.SIGKILL)
