@@ -1,0 +1,174 @@
+"""`gpupack simulate` as a whole: files in, files out, processes."""
+
+import json
+
+import pytest
+
+from scheduler_plugin.errors import SettingsError, TraceError
+from scheduler_plugin.simulator import plot as plots
+from scheduler_plugin.simulator.app import run, simulate
+from scheduler_plugin.simulator.options import (
+    Options,
+    default_jobs,
+    parse_parameters,
+    parse_policies,
+    parse_seeds,
+)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    nodes = ["sn,cpu_milli,memory_mib,gpu,model"]
+    nodes += [
+        f"n{number},32000,65536,{2 + number % 3},{'T4' if number % 2 else 'A10'}" for number in range(12)
+    ]
+    pods = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"]
+    shapes = ("1,1000,", "1,470,", "1,810,T4", "1,320,", "2,1000,", "0,0,")
+    pods += [f"p{number},{1000 + number % 4 * 1000},2048,{shapes[number % 6]}" for number in range(40)]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
+    (tmp_path / "pods.csv").write_text("\n".join(pods) + "\n")
+    return str(tmp_path / "nodes.csv"), str(tmp_path / "pods.csv")
+
+
+def without_time(result):
+    return json.loads(json.dumps(result, default=str).replace("wall_s", "wall")) | {
+        "runs": [{key: value for key, value in each.items() if key != "wall_s"} for each in result["runs"]],
+        "mean": {
+            policy: {key: value for key, value in mean.items() if key != "wall_s"}
+            for policy, mean in result["mean"].items()
+        },
+    }
+
+
+def test_results_do_not_depend_on_the_number_of_processes(trace):
+    policies = ("best-fit", "fragmentation")
+    results = [
+        simulate(Options(*trace, policies, seeds=(42, 43), jobs=jobs), lambda _: None, lambda *_: None)
+        for jobs in (1, 3)
+    ]
+    assert without_time(results[0]) == without_time(results[1])
+    runs = results[0]["runs"]
+    assert [(each["policy"], each["seed"]) for each in runs] == [
+        ("best-fit", 42),
+        ("best-fit", 43),
+        ("fragmentation", 42),
+        ("fragmentation", 43),
+    ]
+    assert [each["card_policy"] for each in runs] == ["most-used"] * 2 + ["fragmentation"] * 2
+    for each in runs:
+        assert set(each["allocated_percent"]) == {"100", "130"}
+        assert each["pods"] == each["placed"] + sum(each["failed"].values())
+        assert each["unavoidable_percent"] <= each["free_percent"] + 1e-6
+        assert each["free_percent"] == pytest.approx(100 - each["allocated_percent"]["130"], abs=1e-5)
+    mean = results[0]["mean"]["fragmentation"]
+    assert mean["allocated_percent"]["130"] == pytest.approx(
+        sum(each["allocated_percent"]["130"] for each in runs[2:]) / 2
+    )
+
+
+def test_json_and_report(trace, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    lines = []
+    seen = []
+    options = Options(*trace, ("least-requested",), "least-used", json=str(path))
+    run(options, lines.append, lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 1), (1, 1)]
+    told = json.loads(path.read_text())
+    assert told["runs"][0]["card_policy"] == "least-used"
+    assert lines[0].startswith("GPUs allocated, %")
+    assert any("no placement of the same pods could have used" in line for line in lines)
+    run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["mean"]["least-requested"]["runs"] == 1
+    assert "least-requested" in err
+
+
+def test_plots(trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "plots"
+    lines = []
+    run(Options(*trace, ("best-fit", "fragmentation"), plot=str(folder)), lines.append, lambda *_: None)
+    for name in plots.FILES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert sum(line.startswith("wrote ") for line in lines) == 2
+
+
+def test_plots_need_matplotlib(trace, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(SettingsError, match="plots need matplotlib"):
+        run(Options(*trace, plot=str(tmp_path)), print, lambda *_: None)
+
+
+def test_curves_are_means_over_shared_percents():
+    runs = [
+        {"policy": "a", "curve": [[1.0, 2.0, None], [2.0, 4.0, None], [2.5, 4.0, None]]},
+        {"policy": "a", "curve": [[1.0, 4.0, None]]},
+    ]
+    assert plots.curves(runs, 1) == {"a": [(1.0, 3.0)]}
+
+
+def test_files_that_cannot_be_written(trace, tmp_path):
+    with pytest.raises(SettingsError, match="JSON file .*nowhere/out.json"):
+        run(Options(*trace, json=str(tmp_path / "nowhere" / "out.json")), lambda _: None, lambda *_: None)
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SettingsError, match="plot .*allocation.png"):
+        run(Options(*trace, plot=trace[0]), lambda _: None, lambda *_: None)
+
+
+def test_odd_rows_are_told_and_the_run_goes_on(trace, tmp_path, capsys):
+    path = tmp_path / "odd.csv"
+    path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\nq,-1,1,0,0\n")
+    run(Options(trace[0], str(path)), lambda _: None, lambda *_: None)
+    err = capsys.readouterr().err.splitlines()
+    assert "odd.csv:3: cpu_milli is '-1'" in err[0]
+    assert "no pod asks for a GPU" in err[1]
+
+
+def test_a_useless_trace_stops(trace):
+    with pytest.raises(TraceError, match="no column"):
+        run(Options(trace[1], trace[1]), print, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policies": ()}, "no policy; allowed are balanced, best-fit"),
+        ({"policies": ("x",)}, "node policy 'x' does not exist"),
+        ({"card_policy": "x"}, "card policy"),
+        ({"inflation": 0.0}, "inflation 0: allowed is more than 0"),
+        ({"seeds": ()}, "0 seeds"),
+        ({"jobs": 0}, "jobs 0"),
+        ({"card_units": 0}, "card units 0"),
+        ({"parameters": {"balanced": {}}}, "parameters for policy 'balanced', which is not run"),
+        ({"policies": ("best-fit",), "parameters": {"best-fit": {"mode": "x"}}}, "mode is 'x'"),
+    ],
+)
+def test_bad_options(changes, message):
+    with pytest.raises(SettingsError, match=message):
+        Options("n", "p", **changes).check()
+
+
+def test_all_faults_at_once():
+    with pytest.raises(SettingsError) as caught:
+        Options("n", "p", ("x", "y"), jobs=0).check()
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_seeds_policies_and_parameters():
+    assert parse_seeds("42") == (42,)
+    assert parse_seeds("1, 42-44,43") == (1, 42, 43, 44)
+    assert parse_policies("a, b,a,") == ("a", "b")
+    assert parse_parameters(["a.b=c=d", "a.e=f"]) == {"a": {"b": "c=d", "e": "f"}}
+    assert default_jobs() >= 1
+
+
+@pytest.mark.parametrize("text", ["", "a", "5-", "-5", "9-1", "1-100000", "9" * 30])
+def test_bad_seeds(text):
+    with pytest.raises(SettingsError, match="seeds"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["a", "a.b", "a=b", ".b=c", "a.=c"])
+def test_bad_parameters(text):
+    with pytest.raises(SettingsError, match="POLICY.NAME=VALUE"):
+        parse_parameters([text])
