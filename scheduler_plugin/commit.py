@@ -207,14 +207,12 @@ class Committer:
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.take(uid, node, assigned, now)
-        for learner in self.policies.learners:
-            learner.settled(uid, query.ask)
         return Commitment(pod, node, text, take, moved)
 
     def rescore(self, query: Query, node: str) -> float | None:
         """Filter and score one node's latest record; None when the pod does not fit or is held back."""
         row = self.state.nodes.rows.get(node)
-        if row is None or place_on(self.state.nodes, row, query) is None:
+        if row is None or self._choose(query, row) is None:
             return None
         score = self.policies.of(query.request).score(
             self.state.nodes, query.ask, np.array([row], dtype=np.intp)
@@ -243,7 +241,7 @@ class Committer:
         """List 2 or list 3: choose the cards on the node's latest record."""
         nodes = self.state.nodes
         busy = node in self.state.busy_nodes(query.wanted)
-        placement = None if busy else place_with(self.policies.of(query.request), nodes, row, query)
+        placement = None if busy else self._choose(query, row)
         if placement is None:
             misfit = Misfit.BUSY
             if not busy:
@@ -251,6 +249,11 @@ class Committer:
             why = reason(misfit, query.ask.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
+
+    def _choose(self, query: Query, row: int) -> Placement | None:
+        """Choose the cards: the node policy's where it chooses any, else the card policy's."""
+        policy = self.policies.of(query.request)
+        return place_with(policy, self.state.nodes, row, query) or place_on(self.state.nodes, row, query)
 
     def _assignment(self, placement: Placement, row: int) -> Assignment | None:
         """Name the cards by UUID; None where the node publishes none."""

@@ -9,7 +9,7 @@ from allocator.request import PodRequest, parse_pod
 from scheduler_plugin.commit import Candidate, Offer, Offers
 from scheduler_plugin.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
 from scheduler_plugin.objects import PodLite, container_mappings, has_preferences
-from scheduler_plugin.pods import asks, pod_requests
+from scheduler_plugin.pods import PodRecord, asks, pod_requests
 from scheduler_plugin.policies.registry import BoolArray, FloatArray, RowArray
 from scheduler_plugin.preemption import room_on, victims_on
 from scheduler_plugin.protocol import (
@@ -50,6 +50,7 @@ class Extender:
         self.offers = offers
         self.shortlist = shortlist
         self._calls = CallDecoder()
+        state.settled = self._settled
 
     def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a filter call.
@@ -145,6 +146,13 @@ class Extender:
                     pods = [MetaPod(uid) for uid in chosen]
                     answer[node] = MetaVictims(pods, victims.pdb_violations)
         return encode_preempt(answer)
+
+    def _settled(self, pod: PodRecord) -> None:
+        """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
+        for learner in self.policies.learners:
+            request = pod.charged if pod.node else None
+            ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+            learner.settled(pod.uid, ask)
 
     def _pass_all(self, candidates: Candidates) -> bytes:
         """Answer for a pod that asks for nothing of ours."""

@@ -1,6 +1,7 @@
 """Policies of the cluster and of single pods, and a pod's request made ready for them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from allocator.policy import card_policy
 from allocator.request import PodRequest
@@ -62,12 +63,16 @@ class Policies:
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
         """
-        ask = Ask(
+        ask = self.lesson(request, cpu_milli, memory_bytes)
+        admits = self._selectors.mask(nodes, request.selector)
+        return Query(request, ask if admits is None else replace(ask, admits=admits), shapes(request))
+
+    def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Ask:
+        """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
+        return Ask(
             cpu_milli=cpu_milli,
             memory_bytes=memory_bytes,
             demands=tuple(CardDemand(d.units_per_card, d.cards) for d in request.demands),
-            admits=self._selectors.mask(nodes, request.selector),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
         )
-        return Query(request, ask, shapes(request))

@@ -1,7 +1,7 @@
 """The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from allocator.names import resource_name
@@ -31,6 +31,8 @@ class ClusterState:
         nodes: The arrays.
         pods: Every known pod by UID.
         books: What is known by node name.
+        settled: Called with every pod that asks for cards when it is seen bound first, and when it ends or
+            is gone before that (its record has no node then).
     """
 
     def __init__(self, unit_mib: int = 1024, *, rules: Rules | None = None) -> None:
@@ -40,6 +42,7 @@ class ClusterState:
         self.pods: dict[str, PodRecord] = {}
         self.books: dict[str, Book] = {}
         self.rules = rules or Rules()
+        self.settled: Callable[[PodRecord], None] = lambda _: None
         self._takes: dict[str, Take] = {}
         self._shapes: dict[int, dict[Shape, set[str]]] = {}
         self._dirty: set[str] = set()
@@ -179,6 +182,8 @@ class ClusterState:
         elif record.version and record.version <= max(self._pod_floor, self._pod_graves.get(record.uid, -1)):
             return
         self.pods[record.uid] = record
+        if record.charged is not None and (record.node or record.ended) and (old is None or not old.node):
+            self.settled(record)
         take = self._takes.get(record.uid)
         if take is not None and (record.node or record.ended or self.rules.binding_is_stale(take, record)):
             self._drop_take(take)
@@ -203,6 +208,8 @@ class ClusterState:
         if old is None:
             return
         del self.pods[uid]
+        if old.charged is not None and not old.node:
+            self.settled(old)
         self._unbook(old)
         take = self._takes.get(uid)
         assigned = old.assigned

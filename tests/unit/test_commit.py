@@ -5,8 +5,7 @@ import pytest
 from allocator.names import POD_ASSIGNED
 from scheduler_plugin.commit import Candidate, Commitment, Committer, Offer, Offers
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.policies import NODE_POLICIES, make
-from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
+from scheduler_plugin.policies import make
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
@@ -151,27 +150,3 @@ def test_rescore(world: World) -> None:
     assert world.committer.rescore(query, "m") is None
     world.state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
     assert world.committer.rescore(query, "n") is None
-
-
-class Learning:
-    epoch = 0
-
-    def __init__(self) -> None:
-        self.settled_pods: list[str] = []
-
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
-        return rows.astype(float)
-
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
-        raise AssertionError
-
-    def settled(self, uid: str, ask: Ask | None) -> None:
-        assert ask is not None
-        self.settled_pods.append(uid)
-
-
-def test_a_policy_that_learns_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Learning()
-    monkeypatch.setitem(NODE_POLICIES, "learning", lambda _: policy)
-    World("learning").begin()
-    assert policy.settled_pods == ["uid-p"]

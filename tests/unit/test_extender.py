@@ -370,7 +370,7 @@ class Holding:
         self.told.append(f"pending {uid} {len(rows)}")
 
     def settled(self, uid: str, ask: Ask | None) -> None:
-        self.told.append(f"settled {uid}")
+        self.told.append(f"settled {uid} {ask.gpu_units if ask else None}")
 
 
 def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,3 +391,29 @@ def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.prioritize(pod_object("p", 8), ["open"]) == {"open": 10}
     policy.epoch += 1
     assert not offer.still_holds(world.state.nodes, offer.candidates[0])
+
+
+def test_a_policy_that_learns_is_told_of_every_pod_s_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Holding()
+    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+    world = World(policy="holding")
+    state = world.state
+    for name in ("bound", "deleted", "vanished", "failed"):
+        state.apply_pod(pod(name, 8, version=2), 0)
+    state.apply_pod(pod("plain", containers=[{"name": "c"}], version=2), 0)
+    assert policy.told == []
+    state.apply_pod(pod("bound", 8, version=3, node="n"), 0)
+    state.apply_pod(pod("bound", 8, version=4, node="n", phase="Running"), 0)
+    state.apply_pod(pod("plain", containers=[{"name": "c"}], version=4, node="n"), 0)
+    state.delete_pod(pod("deleted", 8, version=5), "5", 0)
+    state.apply_pod(pod("failed", 8, version=6, phase="Failed"), 0)
+    state.replace_pods(
+        [pod("bound", 8, version=4, node="n"), pod("failed", 8, version=6, phase="Failed")], "7", 0
+    )
+    state.delete_pod(pod("bound", 8, version=8, node="n"), "8", 0)
+    assert policy.told == [
+        "settled uid-bound 8",
+        "settled uid-deleted None",
+        "settled uid-failed None",
+        "settled uid-vanished None",
+    ]
