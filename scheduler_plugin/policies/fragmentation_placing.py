@@ -22,24 +22,27 @@ class Placing:
         value: float64[n], fragmentation after the last placement.
         fits: bool[n], everything was placed so far.
         evaluated: Something was.
-        answers: float64[u], fragmentation of the states of `ask_too`.
+        answers: float64[u], fragmentation of the states that are only asked for.
+
+    Args:
+        terms: The workload.
+        cards, sums: Of the states to place on; changed in place.
+        others: float64[u, 3G + 2], sums of states to evaluate on the way.
+        limits: float64[n + u, M], of both.
     """
 
-    def __init__(self, terms: Terms, cards: RowArray, sums: FloatArray, limits: FloatArray) -> None:
+    def __init__(
+        self, terms: Terms, cards: RowArray, sums: FloatArray, others: FloatArray, limits: FloatArray
+    ) -> None:
         self._terms = terms
         self._limits = limits
-        self._too: FloatArray = sums[:0]
+        self._others = others
         self.cards = cards
         self.sums = sums
         self.value: FloatArray = np.zeros(len(cards), dtype=np.float64)
         self.fits: BoolArray = np.ones(len(cards), dtype=np.bool_)
         self.evaluated = False
         self.answers: FloatArray = self.value[:0]
-
-    def ask_too(self, sums: FloatArray, limits: FloatArray) -> None:
-        """Evaluate other states on the way."""
-        self._too = sums
-        self._limits = np.concatenate((self._limits, limits))
 
     def nothing(self) -> None:
         """Evaluate the states with nothing placed on cards."""
@@ -75,14 +78,13 @@ class Placing:
         return positions
 
     def _evaluate(self, sums: FloatArray, at: RowArray) -> FloatArray:
-        if self.evaluated or not len(self._too):
+        if self.evaluated or not len(self._others):
             self.evaluated = True
             return self._terms.evaluate(sums, self._limits, at)
         self.evaluated = True
-        more = len(self._too)
-        places = np.arange(len(self._limits) - more, len(self._limits))
+        places = np.arange(len(self.cards), len(self._limits))
         result = self._terms.evaluate(
-            np.concatenate((sums, self._too)), self._limits, np.concatenate((at, places))
+            np.concatenate((sums, self._others)), self._limits, np.concatenate((at, places))
         )
         self.answers = result[len(sums) :]
         mine: FloatArray = result[: len(sums)]

@@ -56,13 +56,13 @@ class Scores:
         """Score one row after the other: which cards a UUID selector admits is no part of a state."""
         result: FloatArray = np.zeros(len(rows), dtype=np.float64)
         for at, row in enumerate(rows.tolist()):
-            allowed = _allowed(view, ask, row, self._states.order(view, row))
+            allowed = _allowed(view, ask, row, self._states.order(row))
             result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
         return result
 
     def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
-        order = self._states.order(view, row)
+        order = self._states.order(row)
         if _one_card(ask) and not by_uuid(ask):
             scores, picks = self._table(ask)
             state = self._states.of_row[row]
@@ -116,17 +116,14 @@ class Scores:
             float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].
         """
         states, terms = self._states, self._terms
-        limits = terms.limits(
-            np.maximum(0, states.cpu_free[numbers] - ask.cpu_milli),
-            np.maximum(0, states.memory_free[numbers] - ask.memory_bytes),
-        )
         unknown = numbers[np.isnan(states.value[numbers])]
-        place = Placing(terms, states.cards[numbers], states.sums[numbers], limits)
-        if unknown.size:
-            # In the same evaluation, because each has a price of its own.
-            place.ask_too(
-                states.sums[unknown], terms.limits(states.cpu_free[unknown], states.memory_free[unknown])
-            )
+        # In the same evaluation as what they become, because each has a price of its own.
+        asked = np.concatenate((numbers, unknown))
+        cpu_free, memory_free = states.cpu_free[asked], states.memory_free[asked]
+        cpu_free[: len(numbers)] -= ask.cpu_milli
+        memory_free[: len(numbers)] -= ask.memory_bytes
+        limits = terms.limits(np.maximum(cpu_free, 0.0), np.maximum(memory_free, 0.0))
+        place = Placing(terms, states.cards[numbers], states.sums[numbers], states.sums[unknown], limits)
         if allowed is None and not ask.selector.admits_all:
             models = np.array([ask.selector.admits_model(model) for model in terms.card_model])
             allowed = models[place.cards]

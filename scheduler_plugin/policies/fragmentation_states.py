@@ -44,6 +44,7 @@ class States:
         self._most_gpu = 1
         self._most_cpu = 1
         capacity = max(64, rows)
+        self._cards_of_row: list[list[int]] = [[]] * rows
         self.of_row: RowArray = np.zeros(rows, dtype=np.intp)
         self.cards: RowArray = np.full((capacity, width), NO_CARD, dtype=np.intp)
         self.sums: FloatArray = np.zeros((capacity, self._terms.table.shape[1]), dtype=np.float64)
@@ -72,10 +73,10 @@ class States:
             self.of_row[row] = self._number(view, row)
         self._versions[changed] = view.version[changed]
 
-    def order(self, view: ClusterView, row: int) -> list[int]:
-        """Positions of a row's cards in the order in which its state has them."""
-        cards = self._cards(view, row)
-        return sorted(range(len(cards)), key=lambda at: -cards[at])
+    def order(self, row: int) -> list[int]:
+        """Positions of a row's cards in the order in which its state has them; stable among equals."""
+        cards = self._cards_of_row[row]
+        return sorted(range(len(cards)), key=cards.__getitem__, reverse=True)
 
     def _cards(self, view: ClusterView, row: int) -> list[int]:
         count = int(view.cards[row])
@@ -91,7 +92,8 @@ class States:
         ]
 
     def _number(self, view: ClusterView, row: int) -> int:
-        cards = sorted(self._cards(view, row), reverse=True)
+        own = self._cards_of_row[row] = self._cards(view, row)
+        cards = sorted(own, reverse=True)
         cpu = max(0, int(view.cpu_capacity[row]) - int(view.cpu_used[row]))
         memory = max(0, int(view.memory_capacity[row]) - int(view.memory_used[row]))
         key = (cpu, memory, *cards)

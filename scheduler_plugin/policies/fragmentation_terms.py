@@ -59,6 +59,7 @@ class Terms:
         )
         self._popularity = np.array([s.popularity for s in shares], dtype=np.float64)
         self._pod_units = np.array([s.shape.units * s.shape.cards for s in shares], dtype=np.float64)
+        self._total_popularity = float(self._popularity.sum())
         self._taken_weight = self._popularity * self._pod_units
         self._cpu = _divisor([s.shape.cpu_milli for s in shares])
         self._memory = _divisor([s.memory_bytes for s in shares])
@@ -167,16 +168,13 @@ class Terms:
         free = sums[:, 3 * groups]
         pods = np.minimum(counts[:, self._group_of], limits[at])
         lost = np.where(pods > 0, sums[:, 2 * groups : 3 * groups][:, self._group_of], free[:, None])
-        lost *= self._popularity
         sharp = 1.0 - pods * (self._pod_units / np.maximum(free, 1.0)[:, None])
         sharp = _power(sharp)
-        sharp *= self._popularity
-        pods *= self._taken_weight
-        capacity = free * self._popularity.sum() - pods.sum(axis=1)
+        capacity = free * self._total_popularity - pods @ self._taken_weight
         result: FloatArray = (
-            FIT_WEIGHT * lost.sum(axis=1)
+            FIT_WEIGHT * (lost @ self._popularity)
             + CAPACITY_WEIGHT * capacity
-            + SHARP_WEIGHT * free * sharp.sum(axis=1)
+            + SHARP_WEIGHT * free * (sharp @ self._popularity)
             + PRICE_WEIGHT * sums[:, 3 * groups + 1]
         )
         return result

@@ -108,10 +108,10 @@ def test_curves_are_means_over_shared_percents():
 
 
 def test_files_that_cannot_be_written(trace, tmp_path):
-    with pytest.raises(SettingsError, match="JSON file .*nowhere/out.json"):
+    with pytest.raises(SettingsError, match=r"JSON file .*nowhere/out\.json"):
         run(Options(*trace, json=str(tmp_path / "nowhere" / "out.json")), lambda _: None, lambda *_: None)
     pytest.importorskip("matplotlib")
-    with pytest.raises(SettingsError, match="plot .*allocation.png"):
+    with pytest.raises(SettingsError, match=r"plot .*allocation\.png"):
         run(Options(*trace, plot=trace[0]), lambda _: None, lambda *_: None)
 
 
@@ -170,5 +170,5 @@ def test_bad_seeds(text):
 
 @pytest.mark.parametrize("text", ["a", "a.b", "a=b", ".b=c", "a.=c"])
 def test_bad_parameters(text):
-    with pytest.raises(SettingsError, match="POLICY.NAME=VALUE"):
+    with pytest.raises(SettingsError, match=r"POLICY\.NAME=VALUE"):
         parse_parameters([text])

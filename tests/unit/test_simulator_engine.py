@@ -96,7 +96,7 @@ def test_card_units_round_requests_up():
 
 
 def test_the_fragmentation_card_policy_serves_other_node_policies_too():
-    cluster, outcome = simulate([pod(500), pod(500)], "best-fit", "fragmentation")
+    outcome = simulate([pod(500), pod(500)], "best-fit", "fragmentation")[1]
     assert outcome.placed == 2
 
 
@@ -118,7 +118,7 @@ def test_causes_add_up_to_what_is_free():
         pod(0),
         pod(1000, memory=60),
     ]
-    cluster, outcome = simulate([*pods, *pods])
+    cluster, _ = simulate([*pods, *pods])
     split = causes(cluster, typical(cluster, pods))
     free = 100.0 * (6000 - int(cluster.arrays.gpu_used.sum())) / 6000
     assert sum(split.values()) == pytest.approx(free)
