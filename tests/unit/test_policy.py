@@ -75,7 +75,9 @@ def test_unknown_numa_is_near_nothing():
 
 
 def test_unknown_policy():
-    with pytest.raises(PolicyError, match='card policy "best": allowed are fragmentation, least-used, most-used'):
+    with pytest.raises(
+        PolicyError, match='card policy "best": allowed are fragmentation, least-used, most-used'
+    ):
         choose(node([0]), 1, 1, "best")
 
 

@@ -53,7 +53,9 @@ class ModelDaemon(Plugin):
 
     # The kubelet's calls.
 
-    def preferred(self, available: frozenset[str], must_include: frozenset[str], size: int) -> tuple[str, ...]:
+    def preferred(
+        self, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
         if not self.away and not self.ledger.expects(size, available, must_include):
             if not self.synced:
                 self.begin_view()
@@ -114,9 +116,8 @@ class ModelDaemon(Plugin):
         self.view = None
         if cursor < self.cursor and self.synced:
             return
-        before = {uid for uid in self.ledger.holds()}
         self.ledger.pods_synced([pod.view for pod in pods], mark)
-        self.owed |= bool(before) or True
+        self.owed = True
         self.cursor, self.seen, self.synced = cursor, version, True
 
     def bookmark(self) -> None:

@@ -115,9 +115,7 @@ class ModelExtender:
             }
             take = self.state.take(pod.uid, name, assigned, self.now)
             heard = self.random.random() < 0.9
-            self.bindings.append(
-                Binding(pod, name, dump_assigned(assigned), take, self.now + FENCE_S, heard)
-            )
+            self.bindings.append(Binding(pod, name, dump_assigned(assigned), take, self.now + FENCE_S, heard))
             return True
         return False
 
@@ -147,7 +145,7 @@ class ModelExtender:
         return True
 
     def read_again(self) -> None:
-        """A Binding without an answer: when it can no longer take effect, the pod itself tells what became of it."""
+        """Read pods whose Binding got no answer, once it can no longer take effect."""
         for binding in [binding for binding in self.unheard if binding.until <= self.now]:
             self.unheard.remove(binding)
             pod = self.world.pods.get(binding.pod.name)

@@ -30,6 +30,7 @@ class ModelKubelet:
     Attributes:
         truth: device IDs that each pod's containers were told of, by UID, until nothing of the pod runs.
         refused: pods that failed admission, with the reason.
+        late: pods deleted before they were admitted, or whose Node was deleted with all that it said.
         amnesia: pods that run although the kubelet has forgotten which devices they have.
     """
 
@@ -48,6 +49,7 @@ class ModelKubelet:
         self.refused: list[tuple[ModelPod, str]] = []
         self.amnesia: set[str] = set()
         self.finished: set[str] = set()
+        self.late: set[str] = set()
 
     # What it reads from the API.
 
@@ -117,9 +119,7 @@ class ModelKubelet:
             self._admitted(admission.pod.uid)
         return True
 
-    def _container(
-        self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin"
-    ) -> None:
+    def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin") -> None:
         uid = admission.pod.uid
         mine = self.devices.setdefault(uid, {})
         if name not in mine:
@@ -151,6 +151,9 @@ class ModelKubelet:
         return chosen
 
     def _admitted(self, uid: str) -> None:
+        known = self.world.pods.get(self.known[uid].name)
+        if known is None or known.uid != uid:
+            self.late.add(uid)
         self.admitted.add(uid)
         self.running.add(uid)
         self.to_start.append(uid)
@@ -209,8 +212,11 @@ class ModelKubelet:
         return shown
 
     def occupied(self) -> dict[str, int]:
-        """Units in use by card."""
-        return self.units(self.admitted)
+        """Units in use by card: by pods, and by containers that linger after their pod was deleted.
+
+        Without those of pods in `late`: nobody can wait for what nobody knows.
+        """
+        return self.units((self.admitted | self.running) - self.late)
 
     def units(self, uids: Collection[str]) -> dict[str, int]:
         """Units by card that these pods were told of.
@@ -265,7 +271,9 @@ class ModelKubelet:
 class Plugin:
     """What the kubelet calls: the device plugin's two decisions."""
 
-    def preferred(self, available: frozenset[str], must_include: frozenset[str], size: int) -> tuple[str, ...]:
+    def preferred(
+        self, available: frozenset[str], must_include: frozenset[str], size: int
+    ) -> tuple[str, ...]:
         raise NotImplementedError
 
     def allocate(self, ids: frozenset[str]) -> None:

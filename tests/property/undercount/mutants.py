@@ -1,4 +1,4 @@
-"""Each accounting rule taken out, one at a time; the model must find a history that breaks the invariant."""
+"""Each accounting rule taken out, one at a time: the model must find a history that breaks the invariant."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from allocator.ledger import Ledger
-from allocator.ledger_book import Tracked
+from allocator.ledger_book import Holding, Tracked
 from scheduler_plugin.state_rules import Rules, Take
+from tests.unit import test_ledger_charges as charges
+from tests.unit import test_ledger_owners as owners
+
+Patch = tuple[type, str, Callable[..., Any]]
+"""A shipped class, its method, and what stands in the method's place."""
 
 
 @dataclass(frozen=True)
@@ -16,24 +21,40 @@ class Mutant:
     """A rule taken out.
 
     Attributes:
-        name: what is missing.
-        target: the shipped class that has the rule.
-        method: its method.
-        instead: what stands in its place.
+        name: the rule.
+        patches: where the shipped classes have it.
+        seed: a history that breaks without it; others are tried when this one does not.
+        case: in place of a history, a test of one case that fails without it: for rules that mend what takes
+            several rare events at once.
     """
 
     name: str
-    target: type
-    method: str
-    instead: Callable[..., Any]
+    patches: tuple[Patch, ...]
+    seed: int = 1000
+    case: Callable[[], None] | None = None
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
-        """Take the rule out of the shipped class for the length of a test."""
-        assert callable(getattr(self.target, self.method))
-        if self.target is Rules:
-            return type("Mutant", (Rules,), {self.method: self.instead})
-        monkeypatch.setattr(self.target, self.method, self.instead)
-        return Rules
+        """Take the rule out of the shipped classes for the length of a test."""
+        own = {}
+        for target, method, instead in self.patches:
+            assert callable(getattr(target, method))
+            if target is Rules:
+                own[method] = instead
+            else:
+                monkeypatch.setattr(target, method, instead)
+        return type("MutantRules", (Rules,), own)
+
+
+def _mutant(
+    name: str,
+    target: type,
+    method: str,
+    instead: Callable[..., Any],
+    *,
+    seed: int = 1000,
+    case: Callable[[], None] | None = None,
+) -> Mutant:
+    return Mutant(name, ((target, method, instead),), seed, case)
 
 
 def _nothing(*_: object) -> tuple[()]:
@@ -60,45 +81,92 @@ def _give_up_at_once(_rules: Rules, take: Take, _now: float) -> bool:
     return take.until is not None
 
 
-def _admitted(_ledger: Ledger, tracked: Tracked) -> bool:
-    return tracked.admitted
+def _list_lacks(_ledger: Ledger, holding: Holding) -> bool:
+    return not holding.listed and (holding.key is not None or holding.order == 0)
+
+
+def _over_when_gone(ledger: Ledger, tracked: Tracked, order: int) -> None:
+    if tracked.gone_order is None:
+        tracked.gone_order = order
+    tracked.ended = True
 
 
 MUTANTS = (
-    Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing),
-    Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing),
-    Mutant("extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no),
-    Mutant("extender: a tombstone stays until the node has seen the end", Rules, "tombstone_ends", _yes),
-    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no),
-    Mutant("extender: a Binding without an answer counts", Rules, "take_ends", _give_up_at_once),
-    Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty),
-    Mutant("extender: only the node's own holds confirm", Rules, "holds", _yes),
-    Mutant("ledger: PodResources may only add", Ledger, "_rule_list_lacks", _yes),
-    Mutant("ledger: a listed name proves nothing without startTime", Ledger, "_rule_words_contain", _yes),
+    _mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1003),
+    _mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1004),
+    _mutant("extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no),
+    _mutant("extender: a tombstone stays until the node has seen the end", Rules, "tombstone_ends", _yes),
+    _mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1207),
+    _mutant("extender: a Binding without an answer counts", Rules, "take_ends", _give_up_at_once, seed=1026),
+    _mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty, seed=1040),
+    _mutant("extender: only the node's own holds confirm", Rules, "holds", _yes),
     Mutant(
-        "ledger: an owner must be known or proven absent",
-        Ledger,
-        "_rule_owner_is_known_or_proven_absent",
-        _yes,
+        "ledger: PodResources may only add",
+        (
+            (Ledger, "_may_go", _list_lacks),
+            (Ledger, "_rule_admitted_pods_hold_their_request", _empty),
+        ),
     ),
-    Mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing),
-    Mutant(
+    _mutant("ledger: containers must have ended", Ledger, "_finish", _over_when_gone, seed=1021),
+    _mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing, seed=1022),
+    _mutant("ledger: a pod enters holds when proven", Ledger, "_rule_words_contain", _yes, seed=1002),
+    _mutant(
         "ledger: admitted pods hold their request",
         Ledger,
         "_rule_admitted_pods_hold_their_request",
         _empty,
+        seed=1020,
     ),
-    Mutant("ledger: IDs given out twice count twice", Ledger, "_rule_ids_given_out_twice", _empty),
-    Mutant("ledger: swapped pods are reserved for", Ledger, "_rule_reserve", _empty),
-    Mutant("ledger: withheld IDs are charged", Ledger, "_rule_withheld_is_charged", _empty),
-    Mutant("ledger: words of before the restart stand", Ledger, "_rule_leftover", _empty),
-    Mutant("ledger: remembered pods were admitted", Ledger, "_rule_remembered_pods_were_admitted", _none),
-    Mutant("ledger: a wrong name ends a guess", Ledger, "_rule_name_contradicts", _none),
-    Mutant("ledger: a name suggests an owner", Ledger, "_rule_name_suggests", _none),
-    Mutant("ledger: a started pod proves its name", Ledger, "_rule_started_proves", _none),
-    Mutant("ledger: reuse proves an init container's IDs", Ledger, "_rule_reuse_proves", _none),
-    Mutant("ledger: an admitted pod has a holding", Ledger, "_rule_started_needs_a_holding", _none),
-    Mutant("ledger: a guess set right exchanges targets", Ledger, "_rule_exchange_targets", _none),
-    Mutant("ledger: IDs on offer serve nobody", Ledger, "_doubt_offered_guesses", _none),
-    Mutant("ledger: what finished pods leave behind", Ledger, "containers_ended", _none),
+    _mutant("ledger: a started pod proves its name", Ledger, "_rule_started_proves", _none),
+    _mutant("ledger: reuse proves an init container's IDs", Ledger, "_rule_reuse_proves", _none, seed=1030),
+    _mutant("ledger: the end of containers ends the charge", Ledger, "containers_ended", _none),
+    _mutant(
+        "ledger: IDs given out twice count twice",
+        Ledger,
+        "_rule_ids_given_out_twice",
+        _empty,
+        case=charges.test_ids_of_two_living_pods_count_for_both,
+    ),
+    _mutant(
+        "ledger: a pod whose card another got is reserved for",
+        Ledger,
+        "_rule_reserve",
+        _empty,
+        case=charges.test_a_pod_whose_card_another_got_is_reserved_where_it_goes,
+    ),
+    _mutant(
+        "ledger: words of before the restart stand",
+        Ledger,
+        "_rule_leftover",
+        _empty,
+        case=charges.test_words_of_before_stand_for_pods_that_the_api_has_no_more,
+    ),
+    _mutant(
+        "ledger: remembered pods were admitted",
+        Ledger,
+        "_rule_remembered_pods_were_admitted",
+        _none,
+        case=charges.test_remembered_pods_hold_their_request_although_the_list_forgot_them,
+    ),
+    _mutant(
+        "ledger: IDs not on offer are in use",
+        Ledger,
+        "_rule_withheld_is_charged",
+        _empty,
+        case=charges.test_ids_that_the_kubelet_does_not_offer_are_in_use,
+    ),
+    _mutant(
+        "ledger: a wrong name ends a guess",
+        Ledger,
+        "_rule_name_contradicts",
+        _none,
+        case=owners.test_a_guess_for_a_pod_of_another_name_is_taken_back,
+    ),
+    _mutant(
+        "ledger: a guess set right exchanges targets",
+        Ledger,
+        "_rule_exchange_targets",
+        _none,
+        case=owners.test_a_target_goes_to_one_that_got_another_card_before_one_that_waits,
+    ),
 )

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from allocator.cards import Card
-from allocator.ids import parse_device_id, device_id
+from allocator.ids import device_id, parse_device_id
 from allocator.ledger import Pod
 from allocator.names import POD_ALLOCATION, POD_CARDS
 from allocator.packing import read_node
@@ -20,7 +20,7 @@ from .world import ModelPod, World
 MAX_PODS: Final = 14
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """The invariant does not hold; the message tells what was seen, the trace how it came about."""
 
 
@@ -59,7 +59,7 @@ class Simulation:
     """
 
     def __init__(self, seed: int, rules: type[Rules] = Rules) -> None:
-        self.random = Random(seed)  # noqa: S311
+        self.random = Random(seed)
         self.world = World()
         self.now = 0.0
         self.steps = 0
@@ -193,8 +193,8 @@ class Simulation:
     def _admit(self) -> None:
         node = self._any()
         # A daemon that starts while the API server is away, or knows less of it than the kubelet does, cannot
-        # know whom the scheduler promised what. It serves the kubelet all the same, but what it chooses blindly
-        # is outside the invariant.
+        # know whom the scheduler promised what. It serves the kubelet all the same, but its blind choices
+        # are outside the invariant.
         blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
         if node.daemon_up and node.daemon.listed and not blind:
             before = node.kubelet.admitting
@@ -257,8 +257,8 @@ class Simulation:
 
     def _restart_kubelet(self) -> None:
         node = self._any()
-        # What the kubelet forgets before the daemon has seen it, nobody can know: its checkpoint gets lost only
-        # while the ledger holds all its pods.
+        # What the kubelet forgets before the daemon has seen it, nobody can know: its checkpoint gets lost
+        # only while the ledger holds all its pods.
         settled = node.daemon_up and node.kubelet.admitted <= node.daemon.ledger.holds()
         lost = self.random.random() < 0.25 and settled and node.kubelet.admitting is None
         self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}")
@@ -279,7 +279,12 @@ class Simulation:
         node.daemon_up = not node.daemon_up
         self._say(f"daemon of {node.name} up {node.daemon_up}")
         if node.daemon_up:
-            node.daemon.start()
+            self._start_daemon(node)
+
+    def _start_daemon(self, node: Node) -> None:
+        """A new daemon knows of lingering containers only what the words held."""
+        node.daemon.start()
+        node.kubelet.late |= node.kubelet.running - node.kubelet.admitted - node.ever_held
 
     def _view(self) -> None:
         node = self._any()
@@ -306,6 +311,9 @@ class Simulation:
             if self.random.random() < 0.3:
                 self._say(f"Node {node.name} deleted")
                 self.world.delete_node(node.name)
+                node.kubelet.late |= (
+                    node.kubelet.running - node.kubelet.admitted
+                )  # a daemon that restarts now has nothing to remember
         else:
             self._say(f"Node {node.name} created again")
             self.world.put_node(node.name, {}, {})
@@ -358,7 +366,7 @@ class Simulation:
                 size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
                 if units > size:
                     self._fail(
-                        f"{node.name}: {units} units of {uuid} in use, it has {size}; {_shown(node.kubelet)}, "
+                        f"{node.name}: {units} units of {uuid} in use, it has {size}; {_shown(node.kubelet)} "
                         f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.ledger.explain()}"
                     )
 
@@ -373,12 +381,12 @@ class Simulation:
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
             if used < running.get(card.uuid, 0):
                 self._fail(
-                    f"{node.name}: words show {used} units of {card.uuid}, containers that they once held run "
+                    f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
                     f"with {running[card.uuid]}, {node.daemon.ledger.explain()}"
                 )
 
     def _fail(self, text: str) -> None:
-        raise Violation("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
+        raise ViolationError("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
 
     # Peace.
 
@@ -389,7 +397,7 @@ class Simulation:
             self.world.put_node(node.name, {}, {})
         if not node.daemon_up:
             node.daemon_up = True
-            node.daemon.start()
+            self._start_daemon(node)
         if not node.kubelet.synced:
             node.kubelet.sync()
         node.daemon.begin_list()
@@ -428,7 +436,7 @@ class Simulation:
         """Kubelet, ledger, words and extender say the same."""
         for node in self.nodes:
             truth = {card.uuid: 0 for card in node.daemon.cards}
-            truth.update(node.kubelet.occupied())
+            truth.update(node.kubelet.units(node.kubelet.admitted))
             ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
             words = read_node(self.world.nodes[node.name].status.allocatable or {})
             row = self.extender.state.nodes.rows[node.name]
@@ -440,7 +448,9 @@ class Simulation:
                 "extender": tuple(int(n) for n in self.extender.state.nodes.used[row][:count]),
                 "assumed and used": tuple(
                     int(n)
-                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[:count]
+                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[
+                        :count
+                    ]
                 ),
             }
             if node.kubelet.unknowable():
@@ -451,7 +461,9 @@ class Simulation:
             if len(set(views.values())) != 1:
                 self._fail(f"{node.name}: views differ {views}\n{node.daemon.ledger.explain()}")
             if node.daemon.ledger.holds() != node.kubelet.admitted:
-                self._fail(f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}")
+                self._fail(
+                    f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}"
+                )
 
     def end_all(self) -> None:
         """Every pod ends; so does every charge."""
@@ -479,7 +491,7 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
     """Run one history; returns the steps done.
 
     Raises:
-        Violation: the invariant broke.
+        ViolationError: the invariant broke.
     """
     simulation = Simulation(seed, rules)
     for number in range(1, steps + 1):
@@ -492,4 +504,4 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
     return steps
 
 
-__all__ = ["Pod", "Simulation", "Violation", "run"]
+__all__ = ["Pod", "Simulation", "ViolationError", "run"]

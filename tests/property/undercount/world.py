@@ -1,4 +1,4 @@
-"""The API server of the model: nodes, pods and one sequence of events that everybody reads at their own pace."""
+"""The API server of the model: nodes, pods and one sequence of events, read by each at its own pace."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,8 +9,16 @@ from allocator.ledger import Pod
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED, resource_name
 from allocator.records import load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
-from scheduler_plugin.objects import ContainerLite, Metadata, NodeLite, NodeStatus, PodLite, PodSpec, PodStatus
-from scheduler_plugin.objects import ResourceList
+from scheduler_plugin.objects import (
+    ContainerLite,
+    Metadata,
+    NodeLite,
+    NodeStatus,
+    PodLite,
+    PodSpec,
+    PodStatus,
+    ResourceList,
+)
 
 RESOURCE = resource_name(1024)
 
