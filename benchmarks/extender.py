@@ -3,7 +3,7 @@
 `python -m benchmarks.extender --nodes N [--policy NAME]`: the shipped server, in a process of its own,
 reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small API server in this one. Then
 20 request shapes are asked in turn, filter and prioritize each with the names of all nodes; between two calls
-one node's words change through the watch. Two times are taken of each call: what the server says it spent on it
+one node's words change through the watch. Two times are taken of each call: what the server says it spent
 (header Server-Timing: from the body read to the answer made), and what this client waited, HTTP and the
 loopback included. The last line is JSON with the server's own times.
 
@@ -38,12 +38,6 @@ CARD_UNITS = 79
 FULL = 0.6
 PODS_A_NODE = 2
 RESOURCE = resource_name(1024)
-SERVER = """
-import asyncio, sys
-from scheduler_plugin.app import run
-from scheduler_plugin.settings import Settings
-asyncio.run(run(Settings(kubeconfig=sys.argv[1], http=sys.argv[2], node_policy=sys.argv[3])))
-"""
 START_LIMIT_S = 120
 
 
@@ -232,12 +226,16 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
         address = f"127.0.0.1:{free.getsockname()[1]}"
         free.close()
         began = time.perf_counter()
+        arguments = {"--kubeconfig": str(kubeconfig), "--http": address, "--node-policy": policy}
         server = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", SERVER, str(kubeconfig), address, policy, stdout=asyncio.subprocess.DEVNULL
+            *(sys.executable, "-m", "gpupack", "scheduler"),
+            *(word for pair in arguments.items() for word in pair),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
         )
         try:
             async with aiohttp.ClientSession(f"http://{address}") as session:
-                await ready(session)
+                await ready(session, server)
                 print(
                     f"ready {time.perf_counter() - began:.2f} s after its start, "
                     f"{nodes} nodes and {len(cluster.pods)} pods listed"
@@ -245,7 +243,8 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
                 handled, waited = await ask(session, cluster, calls, shuffle=shuffle)
                 rss_mib = resident_mib(server.pid)
         finally:
-            server.send_signal(signal.SIGTERM)
+            if server.returncode is None:
+                server.send_signal(signal.SIGTERM)
             await server.wait()
             await runner.cleanup()
     figures: dict[str, float] = {"nodes": nodes}
@@ -258,10 +257,10 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
     print(json.dumps({**figures, "rss_mib": round(rss_mib, 1)}))
 
 
-async def ready(session: aiohttp.ClientSession) -> None:
+async def ready(session: aiohttp.ClientSession, server: asyncio.subprocess.Process) -> None:
     """Wait until the server has read its lists."""
     limit = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit:
+    while time.monotonic() < limit and server.returncode is None:
         try:
             async with session.get("/readyz") as response:
                 if response.status == 200:
@@ -269,7 +268,7 @@ async def ready(session: aiohttp.ClientSession) -> None:
         except aiohttp.ClientConnectionError:
             pass
         await asyncio.sleep(0.02)
-    raise SystemExit(f"the server was not ready within {START_LIMIT_S} s")
+    raise SystemExit(f"the server ended, or was not ready within {START_LIMIT_S} s")
 
 
 async def ask(
