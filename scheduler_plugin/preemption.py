@@ -108,10 +108,8 @@ def victims_on(room: Room, query: Query, priority: int, proposed: Sequence[str])
 
 def _charges(book: Book, pod: PodRecord) -> dict[int, int]:
     """Units a pod would free, by card; nothing where its cards are not known."""
-    if pod.charged is None:
-        return {}
     for cards in (pod.allocated, pod.assigned):
-        if cards is not None:
+        if cards is not None and pod.charged is not None:
             try:
                 units_of = charge(pod.charged, cards)
             except RequestError:

@@ -257,6 +257,7 @@ async def test_sixteen_mebibytes_of_names(client: Client) -> None:
 
 async def test_without_the_api_server_filter_goes_on_and_then_says_so(tmp_path: Path) -> None:
     async with ApiServer() as api, extender(tmp_path, api, stale_s=0.5) as client:
+        api.http.bookmark_s = 0.05
         client.make_node("b", (16, 16))
         await until(client.ready)
         await api.away(True)

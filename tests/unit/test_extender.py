@@ -167,6 +167,7 @@ def test_a_bad_annotation_is_every_node_s_reason(world: World) -> None:
     assert len(reasons) == 1
     assert 'gpupack.io/cards is "-1"' in reasons.pop()
     assert world.prioritize(the_pod) == {"a": 0, "b": 0, "c": 0}
+    assert world.filter(the_pod, [])["FailedAndUnresolvableNodes"] == {}
 
 
 def test_a_policy_that_is_not_there_is_a_bad_annotation(world: World) -> None:
@@ -297,6 +298,33 @@ def test_the_same_names_in_another_order(world: World) -> None:
         assert world.filter(pod_object("p", 8), names)["NodeNames"] == expected
     world.state.delete_node("b", "99", 0)
     assert world.filter(pod_object("p", 8), ["c", "b", "a"])["NodeNames"] == ["a"]
+
+
+def test_long_lists_are_read_as_arrays(world: World) -> None:
+    strange = [f"strange-{index:04d}" for index in range(400)]
+    for names in ([*strange, "b", "a"], ["a", *strange, "b"], ["a", "b", *strange], ["a", *strange, "b"]):
+        body = world.body(pod_object("p", 8), names)
+        assert len(body) > 6000
+        assert world.filter(pod_object("p", 8), names)["NodeNames"] == ["b", "a"]
+        assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
+        scores = world.prioritize(pod_object("p", 8), names)
+        assert (scores["b"], scores["a"], len(scores)) == (10, 9, 402)
+        answer = world.filter(pod_object("p", 16), [*strange, "a"])
+        assert answer["FailedNodes"] == {"a": "no card with 16 GiB free"}
+        assert set(answer["FailedAndUnresolvableNodes"]) == set(strange)
+    world.state.delete_node("b", "99", 0)
+    assert world.filter(pod_object("p", 8), ["a", *strange, "b"])["NodeNames"] == ["a"]
+
+
+def test_a_long_list_after_rubbish_is_rubbish(world: World) -> None:
+    names = [f"strange-{index:04d}" for index in range(400)]
+    body = world.body(pod_object("p", 8), names)
+    world.extender.filter(body, 0)
+    for bad in (body.replace(b'{"Pod":', b'{"Pod":]', 1), body.replace(b'"Pod"', b'"Pot"', 1)):
+        with pytest.raises(ProtocolError):
+            world.extender.filter(bad, 0)
+    odd = world.body(pod_object("p", 8), [*names, 'quo"te'])
+    assert 'quo"te' in json.loads(world.extender.filter(odd, 0))["FailedAndUnresolvableNodes"]
 
 
 def test_names_that_need_escapes() -> None:

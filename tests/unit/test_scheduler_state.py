@@ -10,7 +10,7 @@ from scheduler_plugin.nodes import Exclusion
 from scheduler_plugin.objects import PodLite
 from scheduler_plugin.pods import read_pod, shapes
 from scheduler_plugin.state import ClusterState
-from scheduler_plugin.state_rules import TOMBSTONE_S
+from scheduler_plugin.state_rules import TOMBSTONE_S, Rules
 from tests.cluster_builders import MEMORY, container, node, pod, uuid
 
 
@@ -217,6 +217,19 @@ def test_claims_outlive_the_node_object() -> None:
     assert "n" not in state.nodes.rows
     state.apply_node(node("n", (16, 16), version=7), 0)
     assert assumed(state) == [0, 8]
+
+
+def test_without_that_rule_they_are_lost() -> None:
+    class Forgetful(Rules):
+        def keeps_without_node(self) -> bool:
+            return False
+
+    state = ClusterState(rules=Forgetful())
+    state.apply_node(node("n", (16, 16)), 0)
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.delete_node("n", "6", 0)
+    state.apply_node(node("n", (16, 16), version=7), 0)
+    assert assumed(state) == [0, 0]
 
 
 def test_a_held_pod_counts_again_when_its_node_is_made_anew_without_holds() -> None:
@@ -503,6 +516,10 @@ def test_capacities_that_cannot_be_read_count_as_none() -> None:
     state = ClusterState()
     state.apply_node(node("n", cpu="many", memory="-5"), 0)
     assert state.nodes.cpu_capacity[0] == state.nodes.memory_capacity[0] == 0
+    bare = node("m")
+    bare.status.allocatable = None
+    state.apply_node(bare, 0)
+    assert state.nodes.cpu_capacity[state.nodes.rows["m"]] == 0
 
 
 def test_a_pod_of_the_same_size_and_another_shape_makes_its_node_busy() -> None:
