@@ -17,6 +17,7 @@ from scheduler_plugin.commit import Committer, Offers
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.extender import Extender
 from scheduler_plugin.metrics import Metrics
+from scheduler_plugin.patience import Patience
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.server import Service, make_app, tls_context
 from scheduler_plugin.settings import Settings
@@ -65,6 +66,7 @@ async def run(
             watcher=watcher,
             metrics=Metrics(),
             clock=clock,
+            patience=Patience(watcher.news, clock),
             leadership=elector,
         )
         runner = web.AppRunner(make_app(service), access_log=None, handle_signals=False)

@@ -49,11 +49,12 @@ class Extender:
         self.policies = policies
         self.offers = offers
         self.shortlist = shortlist
+        self.refused = ""
         self._calls = CallDecoder()
         state.settled = self._settled
 
     def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
-        """Answer a filter call.
+        """Answer a filter call; afterwards `refused` is the pod's UID if it only found no room.
 
         Args:
             body: The request.
@@ -64,6 +65,7 @@ class Extender:
             ProtocolError: the body is rubbish.
         """
         pod, candidates = self._calls.decode(body)
+        self.refused = ""
         if not asks(pod, self.state.resource):
             return self._pass_all(candidates)
         if stale:
@@ -83,6 +85,7 @@ class Extender:
         limit = len(rows) if self.shortlist <= 0 or has_preferences(pod) else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
+            self.refused = pod.metadata.uid
             return self._refuse(pod, candidates, query, rows, at, fits)
         positions = np.flatnonzero(fits)
         chosen = (positions if at is None else at[positions])[first].tolist()

@@ -13,11 +13,15 @@ from scheduler_plugin.binding import Binder, Leadership
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import Extender
 from scheduler_plugin.metrics import Metrics
+from scheduler_plugin.patience import WAIT_S, Patience
 from scheduler_plugin.protocol import decode_bind, encode_bind
 from scheduler_plugin.watching import Watcher
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
+
+BIND_WAIT_S: Final = 1.0
+"""How long bind waits for a pod that our view does not have yet."""
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
@@ -34,6 +38,7 @@ class Service:
         watcher: The view of the API server.
         metrics: For Prometheus.
         clock: Monotonic seconds.
+        patience: For which refused pods to wait a moment.
         leadership: None without an election.
     """
 
@@ -42,6 +47,7 @@ class Service:
     watcher: Watcher
     metrics: Metrics
     clock: Callable[[], float]
+    patience: Patience
     leadership: Leadership | None = None
 
     async def filter(self, request: web.Request) -> web.Response:
@@ -49,7 +55,27 @@ class Service:
         body = await request.read()
         began = perf_counter()
         answer = self.extender.filter(body, self.clock(), self.watcher.stale)
-        return self._done("filter", began, answer)
+        took_s = perf_counter() - began
+        if self.extender.refused:
+            answer = await self._reconsidered(self.extender.refused, body, answer)
+        return self._done("filter", perf_counter() - took_s, answer)
+
+    async def _reconsidered(self, uid: str, body: bytes, refusal: bytes) -> bytes:
+        """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
+        answer, patience = refusal, self.patience
+
+        def found() -> bool:
+            nonlocal answer
+            answer = self.extender.filter(body, self.clock(), self.watcher.stale)
+            return not self.extender.refused
+
+        if patience.is_worth_it(uid):
+            if await patience.news.until(found, WAIT_S):
+                patience.note_passed(uid)
+                return answer
+            patience.note_in_vain()
+        patience.note_refused(uid)
+        return answer
 
     async def prioritize(self, request: web.Request) -> web.Response:
         """POST /prioritize."""
@@ -63,6 +89,8 @@ class Service:
         body = await request.read()
         began = perf_counter()
         args = decode_bind(body)
+        # kube-scheduler may have read of the pod before us.
+        await self.watcher.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
         error = self.watcher.stale or await self.binder.bind(args)
         if error:
             self.metrics.errors.labels("bind").inc()

@@ -9,6 +9,7 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.objects import NodeLite, PodLite
+from scheduler_plugin.patience import News
 from scheduler_plugin.state import ClusterState
 
 log = structlog.get_logger(__name__)
@@ -21,9 +22,13 @@ class NodeSink:
         state: The cluster.
         clock: Monotonic seconds.
         listed: Called after every complete list.
+        news: Told of every change.
     """
 
-    def __init__(self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None]) -> None:
+    def __init__(
+        self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None], news: News
+    ) -> None:
+        self._news = news
         self._state = state
         self._clock = clock
         self._listed = listed
@@ -32,6 +37,7 @@ class NodeSink:
         """Take a complete list."""
         self._state.replace_nodes(items, resource_version, self._clock())
         self._listed()
+        self._news.note()
 
     def event(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
         """Take one change."""
@@ -39,6 +45,7 @@ class NodeSink:
             self._state.delete_node(item.metadata.name, resource_version, self._clock())
         else:
             self._state.apply_node(item, self._clock())
+        self._news.note()
 
     def bookmark(self, resource_version: str) -> None:
         """Nothing to do; the reflector notes the contact."""
@@ -50,7 +57,10 @@ class NodeSink:
 class PodSink:
     """Writes what the pod reflector brings into the state; arguments as for NodeSink."""
 
-    def __init__(self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None]) -> None:
+    def __init__(
+        self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None], news: News
+    ) -> None:
+        self._news = news
         self._state = state
         self._clock = clock
         self._listed = listed
@@ -59,6 +69,7 @@ class PodSink:
         """Take a complete list."""
         self._state.replace_pods(items, resource_version, self._clock())
         self._listed()
+        self._news.note()
 
     def event(self, kind: Kind, item: PodLite, resource_version: str) -> None:
         """Take one change."""
@@ -66,6 +77,7 @@ class PodSink:
             self._state.delete_pod(item, resource_version, self._clock())
         else:
             self._state.apply_pod(item, self._clock())
+        self._news.note()
 
     def bookmark(self, resource_version: str) -> None:
         """Nothing to do; the reflector notes the contact."""
@@ -93,6 +105,7 @@ class Watcher:
         stale_s: float,
         filled: Callable[[], None] = lambda: None,
     ) -> None:
+        self.news = News()
         self._clock = clock
         self._stale_s = stale_s
         self._filled = filled
@@ -102,11 +115,15 @@ class Watcher:
             client,
             "/api/v1/nodes",
             NodeLite,
-            NodeSink(state, clock, lambda: self._listed("nodes")),
+            NodeSink(state, clock, lambda: self._listed("nodes"), self.news),
             clock=clock,
         )
         self.pods: Reflector[PodLite] = Reflector(
-            client, "/api/v1/pods", PodLite, PodSink(state, clock, lambda: self._listed("pods")), clock=clock
+            client,
+            "/api/v1/pods",
+            PodLite,
+            PodSink(state, clock, lambda: self._listed("pods"), self.news),
+            clock=clock,
         )
 
     async def refresh(self) -> None:
