@@ -105,9 +105,7 @@ def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bo
 
 
 def test_an_unknown_policy_names_what_exists() -> None:
-    with pytest.raises(
-        PolicyError, match=r"'fastest' does not exist; .*balanced.*least-req"
-    ):
+    with pytest.raises(PolicyError, match=r"'fastest' does not exist; .*balanced.*least-req"):
         make("fastest")
     assert set(names()) >= {"balanced", "least-requested"}
 

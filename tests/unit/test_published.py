@@ -47,9 +47,7 @@ def test_words_without_holds_hold_nothing() -> None:
     assert (published.holds.seen, published.holds.uids) == (-1, frozenset())
 
 
-@pytest.mark.parametrize(
-    "allocatable", [None, {}, {"cpu": "4", "gpupack.io/gpu-memory-gib": "32"}], ids=repr
-)
+@pytest.mark.parametrize("allocatable", [None, {}, {"cpu": "4", "gpupack.io/gpu-memory-gib": "32"}], ids=repr)
 def test_a_node_without_words(allocatable: dict[str, str | int] | None) -> None:
     made = node("n")
     made.status.allocatable = allocatable
