@@ -31,7 +31,7 @@ class Pod:
         created: creation time in a form that sorts; the kubelet admits older pods first.
         assigned: the `assigned` annotation, None where missing or unreadable.
         allocation: the `allocation` annotation, None unless it carries this pod's UID.
-        started: status.startTime is set, so the kubelet has admitted (or refused) exactly this UID.
+        started: status.startTime is set and the kubelet's conditions too: it has admitted exactly this UID.
         terminal: phase Succeeded or Failed.
     """
 

@@ -31,6 +31,9 @@ from allocator.request import PodRequest, parse_pod
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the API's image of a static pod; its value is the UID that the kubelet uses."""
 
+SCHEDULED: Final = "PodScheduled"
+"""The only condition of a pod that is not the kubelet's."""
+
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -77,11 +80,28 @@ class PodSpec(msgspec.Struct, rename="camel"):
     init_containers: list[Container] | None = None
 
 
+class Condition(msgspec.Struct):
+    """Of a Pod."""
+
+    type: str = ""
+
+
 class PodStatus(msgspec.Struct, rename="camel"):
     """Of a Pod."""
 
     phase: str = ""
     start_time: str | None = None
+    conditions: list[Condition] | None = None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the kubelet has admitted the pod.
+
+        startTime alone does not say so: the kubelet (1.36.3, measured) may write it, and no condition, some
+        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions.
+        """
+        by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
+        return self.start_time is not None and by_kubelet
 
 
 class PodObject(msgspec.Struct):
@@ -126,7 +146,7 @@ class PodObject(msgspec.Struct):
             created=self.metadata.creation_timestamp,
             assigned=assigned,
             allocation=self._allocation(),
-            started=self.status.start_time is not None,
+            started=self.status.admitted,
             terminal=self.status.phase in _TERMINAL,
         )
         return pod, problem or wrong

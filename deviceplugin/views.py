@@ -41,6 +41,7 @@ class PodView:
         self._mark = account.ledger.mark(account.now_s())
         self._relist: Callable[[], None] = lambda: None
         self._relisting = False
+        self._missed = False
         self.seen = 0
         self.owed = 0
         self.connected = False
@@ -57,14 +58,13 @@ class PodView:
 
     def want_list(self) -> None:
         """Ask for a complete list that begins now, unless one is on its way."""
-        if self.connected and not self._relisting:
+        if not self._relisting:
             self._relisting = True
             self._mark = self._next_mark()
             self._relist()
 
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
         """Take all pods of this node."""
-        first = not self.seats and self.seen == 0
         pods = []
         self.seats = {}
         for item in items:
@@ -76,9 +76,10 @@ class PodView:
         self._account.ledger.pods_synced(pods, self._mark)
         self.connected, self._relisting = True, False
         self._advance(resource_version)
-        if not first:
-            # Between two lists a pod may have come and gone unseen.
+        if self._missed:
+            # While nobody watched, a pod may have come and gone.
             self.owed = self.seen
+        self._missed = False
         self._account.changed()
 
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
@@ -113,6 +114,7 @@ class PodView:
         """Note that the next list, if there is one, begins after now."""
         del error
         self.connected, self._relisting = False, False
+        self._missed = self._missed or self.seen > 0
         self._mark = self._next_mark()
 
     def _next_mark(self) -> Mark:

@@ -115,6 +115,8 @@ class NodeWorld:
         await until(lambda: self.daemon.ready.is_set() or self.running.done(), "registered")
         if self.running.done():
             self.running.result()
+        # The kubelet counts devices a moment after it began to listen; a pod before that is refused for good.
+        await until(lambda: any(self.kubelet.allocatable().values()), "devices")
 
     async def stop_daemon(self) -> None:
         """Stop it as a signal does."""

@@ -60,8 +60,30 @@ def test_a_pod_as_the_ledger_wants_it():
 @pytest.mark.parametrize(
     ("status", "started", "terminal"),
     [
-        pytest.param({"phase": "Running", "startTime": "2026-01-01T00:00:01Z"}, True, False, id="running"),
-        pytest.param({"phase": "Succeeded", "startTime": "x"}, True, True, id="succeeded"),
+        pytest.param(
+            {"phase": "Running", "startTime": "x", "conditions": [{"type": "Ready"}]},
+            True,
+            False,
+            id="running",
+        ),
+        pytest.param(
+            {"phase": "Succeeded", "startTime": "x", "conditions": [{"type": "Ready"}]},
+            True,
+            True,
+            id="ended",
+        ),
+        pytest.param({"phase": "Pending", "startTime": "x"}, False, False, id="about to be refused"),
+        pytest.param(
+            {
+                "phase": "Pending",
+                "startTime": "x",
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+            },
+            False,
+            False,
+            id="bound",
+        ),
+        pytest.param({"conditions": [{"type": "Ready"}]}, False, False, id="no start"),
         pytest.param({"phase": "Failed"}, False, True, id="failed"),
         pytest.param({"phase": "Pending"}, False, False, id="pending"),
     ],

@@ -75,21 +75,25 @@ def test_a_pod_that_vanishes_unheld_is_owed():
     assert view.seats == {}
 
 
-def test_a_later_list_owes_what_may_have_happened_unseen():
+def test_a_list_after_a_disconnection_owes_what_may_have_happened_unseen():
     view = pods(account())
+    view.disconnected(Unreachable("not there yet"))
     view.replace([], "7")
     assert view.owed == 0
     view.replace([], "9")
-    assert view.owed == 9
+    assert view.owed == 0
+    view.disconnected(Unreachable("gone"))
+    view.replace([], "11")
+    assert view.owed == 11
+    view.replace([], "12")
+    assert view.owed == 11
 
 
-def test_a_list_is_asked_for_once_and_only_when_connected():
+def test_a_list_is_asked_for_once_until_it_came_or_failed():
     of = account()
     view = pods(of)
     asked: list[str] = []
     view.on_relist(lambda: asked.append("list"))
-    view.want_list()
-    assert asked == []
     view.replace([], "7")
     view.want_list()
     view.want_list()
@@ -100,7 +104,7 @@ def test_a_list_is_asked_for_once_and_only_when_connected():
     view.disconnected(Unreachable("gone"))
     assert not view.connected
     view.want_list()
-    assert asked == ["list", "list"]
+    assert asked == ["list", "list", "list"]
 
 
 def test_a_list_after_a_disconnection_proves_what_happened_before():
