@@ -78,23 +78,31 @@ def _prices(slots: int, widths: Sequence[int], weights: Sequence[float]) -> list
     prices = [0.0] * len(widths)
     for _ in range(_STEPS_PER_SIZE * len(widths)):
         prices = [sum(costs[i] * inverse[i][j] for i in rows if costs[i]) for j in rows]
-        worst = min(rows, key=prices.__getitem__)
-        if prices[worst] < -_EPSILON:
-            entering, cost = [-1.0 if j == worst else 0.0 for j in rows], 0.0
-        else:
-            values, last = best_filling(slots, widths, prices)
-            if values[slots] <= 1 + _EPSILON:
-                break
-            entering, cost = read_filling(slots, widths, last), 1.0
+        entering, cost = _entering(slots, widths, prices)
         column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
-        leaving = min(
-            (i for i in rows if column[i] > _EPSILON), key=lambda i: (amounts[i] / column[i], i), default=None
-        )
+        leaving = leaving_row(amounts, column)
         if leaving is None:
             break
         exchange(inverse, amounts, column, leaving)
         costs[leaving] = cost
-    return [max(0.0, price) for price in prices]
+    return [max(0.0, price) for price in prices] if any(prices) else [1.0] * len(widths)
+
+
+def _entering(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tuple[list[float], float]:
+    """A column that lowers the cost, and its own cost; at the end one of zeros, which no row limits."""
+    worst = min(range(len(prices)), key=prices.__getitem__)
+    if prices[worst] < -_EPSILON:
+        return [-1.0 if j == worst else 0.0 for j in range(len(prices))], 0.0
+    values, last = best_filling(slots, widths, prices)
+    if values[slots] <= 1 + _EPSILON:
+        return [0.0] * len(prices), 0.0
+    return read_filling(slots, widths, last), 1.0
+
+
+def leaving_row(amounts: Sequence[float], column: Sequence[float]) -> int | None:
+    """The basic row that limits an entering column first; None when none does."""
+    limits = [(amounts[i] / by, i) for i, by in enumerate(column) if by > _EPSILON]
+    return min(limits)[1] if limits else None
 
 
 def exchange(inverse: list[list[float]], amounts: list[float], column: Sequence[float], leaving: int) -> None:

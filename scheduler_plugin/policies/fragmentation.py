@@ -12,7 +12,7 @@ from typing import Final
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.policies.fragmentation_file import read_workload
 from scheduler_plugin.policies.fragmentation_scores import Scores, by_uuid
-from scheduler_plugin.policies.fragmentation_workload import Workload, assumed
+from scheduler_plugin.policies.fragmentation_workload import Shape, Workload, assumed, distance
 from scheduler_plugin.policies.registry import (
     Ask,
     ClusterView,
@@ -29,14 +29,17 @@ _PODS: Final = 1 << 16
 
 _FIRST_LESSON: Final = 8
 _LESSON_GROWTH: Final = 1.5
+_LESSON_WORTH: Final = 0.05
+"""A lesson costs the scores kept so far: one that moves less of the popularity than this is skipped."""
 
 
 class Fragmentation:
     """The node policy; see the module's text.
 
     Args:
-        workload: The typical workload. None: it is learned from the pods seen, in lessons that grow with
-            their number; before the first, whole cards, halves, quarters and eighths are assumed.
+        workload: The typical workload. None: it is learned from the pods seen, in lessons ever further
+            apart and only when there is something new; before the first, whole cards, halves, quarters and
+            eighths are assumed.
     """
 
     def __init__(self, workload: Workload | None = None) -> None:
@@ -44,6 +47,7 @@ class Fragmentation:
         self._learns = workload is None
         self._seen: Workload = Workload() if workload is None else workload
         self._next_lesson = _FIRST_LESSON
+        self._learned: dict[Shape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._scores: Scores | None = None if workload is None else Scores(workload)
 
@@ -76,8 +80,12 @@ class Fragmentation:
         if len(self._pods) > _PODS:
             self._pods.popitem(last=False)
         self._seen.add(ask)
-        if self._seen.total >= self._next_lesson and self._seen.card_demands():
-            self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
+        if self._seen.total < self._next_lesson or not self._seen.popularity():
+            return
+        self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
+        popularity = self._seen.popularity()
+        if distance(popularity, self._learned) > _LESSON_WORTH:
+            self._learned = popularity
             self._scores = Scores(self._seen)
             self.epoch += 1
 

@@ -78,6 +78,10 @@ class Workload:
             for shape, count in sorted(ranked, key=lambda item: _key(item[0]))
         ]
 
+    def popularity(self) -> dict[Shape, float]:
+        """Pods of each shape for one pod seen."""
+        return {shape: count / self.total for shape, count in self._counts.items()}
+
     def card_demands(self) -> Mapping[int, float]:
         """How often each amount of units is asked of a single card."""
         demands: Counter[int] = Counter()
@@ -91,6 +95,12 @@ def _key(shape: Shape) -> tuple[object, ...]:
     selector = shape.selector
     names = (selector.models, selector.excluded_models, selector.uuids, selector.excluded_uuids)
     return (shape.cpu_milli, shape.units, shape.cards, *names)
+
+
+def distance(left: Mapping[Shape, float], right: Mapping[Shape, float]) -> float:
+    """How much popularity must move to make one workload the other: 0 to 1."""
+    shapes = {**left, **right}
+    return sum(abs(left.get(shape, 0.0) - right.get(shape, 0.0)) for shape in shapes) / 2
 
 
 def assumed(size: int) -> Workload:

@@ -18,7 +18,7 @@ from functools import reduce
 from math import gcd
 from typing import Final
 
-from allocator.pricing import best_filling, exchange, read_filling
+from allocator.pricing import best_filling, exchange, leaving_row, read_filling
 
 _EPSILON: Final = 1e-9
 _STEPS: Final = 2000
@@ -78,12 +78,8 @@ def _prices(
     for _ in range(_STEPS):
         prices = [sum(costs[i] * inverse[i][j] for i in rows if costs[i]) for j in rows]
         entering, cost = _entering(card_units, sizes, widths, slots, prices)
-        if entering is None:
-            break
         column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
-        leaving = min(
-            (i for i in rows if column[i] > _EPSILON), key=lambda i: (amounts[i] / column[i], i), default=None
-        )
+        leaving = leaving_row(amounts, column)
         if leaving is None:
             break
         exchange(inverse, amounts, column, leaving)
@@ -93,8 +89,8 @@ def _prices(
 
 def _entering(
     card_units: int, sizes: list[int], widths: list[int], slots: int, prices: list[float]
-) -> tuple[list[float] | None, float]:
-    """A column that lowers the waste: a way to fill cards, or one of the slacks; None at the end."""
+) -> tuple[list[float], float]:
+    """A column that lowers the waste: a way to fill cards, or a slack; zeros at the end."""
     count = len(sizes)
     for m in range(count):
         # s_m costs nothing: reduced cost pi_m - sigma_m; t_m: -sigma_m.
@@ -107,7 +103,7 @@ def _entering(
             return slack, 0.0
     values, last = best_filling(slots, widths, [size + prices[m] for m, size in enumerate(sizes)])
     if values[slots] <= card_units + 1e-6:
-        return None, 0.0
+        return [0.0] * (2 * count), 0.0
     filling = read_filling(slots, widths, last)
     used = sum(amount * size for amount, size in zip(filling, sizes, strict=True))
     return filling + [0.0] * count, card_units - used

@@ -111,9 +111,7 @@ class Cluster:
         return "not enough host memory beside the rest"
 
     def choose(self, shape: Shape, row: int) -> tuple[int, ...]:
-        """Choose the cards by the card policy that the pod names; one of `fitting`'s rows."""
-        if not shape.ask.demands:
-            return ()
+        """Choose cards by the pod's card policy on one of `fitting`'s rows, for a pod that asks for some."""
         units, count = shape.ask.demands[0]
         cards = self._cards.get(row)
         if cards is None:

@@ -90,6 +90,20 @@ def test_other_classes_must_fit():
     assert arrays.names[found.key] == "c"
 
 
+def test_host_memory_must_fit():
+    arrays = view({"a": (9000, 1 << 30, [16], 0, 0, [8]), "b": (9000, 9 << 30, [16], 0, 0, [0])})
+    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
+    assert arrays.names[found.key] == "b"
+
+
+def test_cards_must_fit_when_another_class_dominates():
+    arrays = view({"a": (2000, 0, [16], 0, 0, [12]), "b": (9000, 0, [16, 16], 0, 0, [0, 0])})
+    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1)))
+    assert arrays.names[found.key] == "b"
+    admits = np.zeros(arrays.size.shape, dtype=bool)
+    assert BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1), admits=admits)).key is None
+
+
 def test_cpu_and_memory_can_dominate():
     nodes = {"a": (8000, 64 << 30, [16], 0, 0, [0]), "b": (16_000, 32 << 30, [16], 0, 0, [0])}
     arrays = view(nodes)

@@ -239,9 +239,20 @@ def test_it_learns_from_pods_bound_and_pending_each_once():
     assert policy.value(arrays, rows) == pytest.approx(
         Fragmentation(Workload.of([one(70)] * 8)).value(arrays, rows)
     )
+    # Nothing new: the scores are kept.
     for number in range(8, 13):
         policy.settled(f"p{number}", one(70))
+    assert policy.epoch == 1
+    for number in range(13, 19):
+        policy.settled(f"p{number}", one(30))
     assert policy.epoch == 2
+
+
+def test_pods_without_gpu_teach_nothing():
+    policy = make("fragmentation")
+    for number in range(20):
+        policy.settled(str(number), ask(1000, 0))
+    assert policy.epoch == 0
 
 
 def test_a_given_workload_is_kept():
@@ -327,3 +338,20 @@ def test_missing_workload_file():
 def test_unknown_parameter():
     with pytest.raises(PolicyError, match="parameter 'weight' does not exist; allowed is workload"):
         make("fragmentation", {"weight": "1"})
+
+
+def test_remembered_scores_are_limited(monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.policies.fragmentation_scores._ENTRIES", 1)
+    arrays = cluster(a=[0], b=[50])
+    policy = frag(one(50))
+    first = policy.score(arrays, one(50), rows_of(arrays)).tolist()
+    policy.score(arrays, one(40), rows_of(arrays))
+    assert policy.score(arrays, one(50), rows_of(arrays)).tolist() == first
+
+
+def test_more_kinds_of_cards_than_the_table_begins_with():
+    arrays = cluster(**{f"n{used:03}": [used] for used in range(100)})
+    policy = frag(one(10))
+    values = policy.value(arrays, rows_of(arrays))
+    assert values[0] == values[10] == pytest.approx(0, abs=1e-9)
+    assert values[99] == pytest.approx(1 + 0.5 + 3 + 20)

@@ -3,7 +3,7 @@ from itertools import combinations_with_replacement, pairwise
 import pytest
 
 from allocator.errors import PolicyError
-from allocator.pricing import MAX_SIZES, hole_values
+from allocator.pricing import MAX_SIZES, hole_values, leaving_row
 
 
 def test_halves_and_thirds_price_themselves():
@@ -75,3 +75,14 @@ def test_many_sizes_are_priced_together():
     values = hole_values(2 * MAX_SIZES, demands)
     assert values[1] == 0
     assert 0 < values[MAX_SIZES] <= 1
+
+
+def test_prices_of_an_unfinished_solution_are_usable(monkeypatch):
+    monkeypatch.setattr("allocator.pricing._STEPS_PER_SIZE", 0)
+    values = hole_values(10, {5: 1.0, 3: 1.0})
+    assert values[10] == 1
+
+
+def test_the_least_ratio_leaves_and_nothing_when_none_limits():
+    assert leaving_row([2.0, 1.0, 9.0], [1.0, 1.0, 0.0]) == 1
+    assert leaving_row([1.0, 1.0], [0.0, -1.0]) is None

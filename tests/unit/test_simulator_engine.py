@@ -177,5 +177,24 @@ def test_the_bound_never_passes_what_a_placement_reached():
             assert 0 <= waste <= free + 1e-6
 
 
+def test_a_bound_from_unfinished_prices_still_holds(monkeypatch):
+    exact = unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3})
+    for steps in range(8):
+        monkeypatch.setattr("scheduler_plugin.simulator.bound._STEPS", steps)
+        assert 0 <= unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3}) <= exact + 1e-6
+
+
 def test_many_sizes_are_not_bounded():
     assert unavoidable_waste(1000, 10, dict.fromkeys(range(401, 480), 1), {}) == 0
+
+
+def test_causes_look_once_at_shapes_with_the_same_cards():
+    cluster = Cluster([TraceNode("a", 1000, 64, 1, "T4")])
+    split = causes(cluster, typical(cluster, [pod(500, cpu=100), pod(500, cpu=2000)]))
+    assert split[USABLE] == split["cpu is used up"] == 50.0
+
+
+def test_pods_with_more_cards_than_any_node_fit_nowhere():
+    cluster, outcome = simulate([pod(0), pod(1000, 9), pod(1000, 2), pod(1000, 2, models=("A10",))])
+    assert outcome.failed == {"not enough cards free": 1}
+    assert int(cluster.arrays.gpu_used.sum()) == 4000

@@ -76,6 +76,13 @@ def test_odd_pods_are_kept_with_one_line(tmp_path, row, message):
     assert message in warnings[0]
 
 
+def test_equal_pods_are_checked_once(tmp_path):
+    warnings = []
+    row = "p,9000,1,1,10,\n"
+    assert len(read_pods(write(tmp_path, POD_HEAD + row + row), NODES, warnings.append)) == 2
+    assert len(warnings) == 2
+
+
 def test_a_pod_of_an_unknown_model_only_is_told_twice(tmp_path):
     warnings = []
     read_pods(write(tmp_path, POD_HEAD + "p,1,1,1,10,X9\n"), NODES, warnings.append)

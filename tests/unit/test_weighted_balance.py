@@ -250,3 +250,31 @@ def test_bad_parameters(parameters, message):
 def test_impossible_amounts(used, request_, message):
     with pytest.raises(PolicyError, match=message):
         imbalance(used, request_, (10,), (1,))
+
+
+def test_what_is_remembered_is_limited(monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.policies.weighted_balance._PENDING_PODS", 2)
+    monkeypatch.setattr("scheduler_plugin.policies.weighted_balance._HELD_SHAPES", 1)
+    arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
+    rows = np.array([arrays.rows["n"]])
+    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})
+    for number in range(4):
+        policy.pending(str(number), arrays, ask(0, 0, (9, 1)), rows)
+    assert policy.pending_by_class == (0, 0, 2)
+    first, second = ask(0, 400, (1, 1)), ask(0, 300, (1, 1))
+    for job in (first, second, first):
+        assert policy.score(arrays, job, rows)[0] == np.inf
+    assert policy.score(arrays, first, rows)[0] < np.inf
+    assert policy.score(arrays, first, rows[:0]).size == 0
+
+
+def test_another_order_with_the_same_weights_is_no_new_epoch():
+    arrays, policy = golden()
+    only = make("weighted-balance", {"parts": "W0"})
+    only.weights(arrays)
+    epoch = only.epoch
+    arrays.set_requested(arrays.rows["a"], 99, 0)
+    only.weights(arrays)
+    assert only.epoch == epoch
+    policy.weights(arrays)
+    assert policy.epoch >= 1

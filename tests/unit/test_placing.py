@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from allocator.request import ContainerRequest, PodRequest
+from allocator.selector import Selector
+from scheduler_plugin.nodes import Exclusion
+from scheduler_plugin.placing import place_with
+from scheduler_plugin.policies import make
+from scheduler_plugin.policies.fragmentation import Fragmentation
+from scheduler_plugin.policies.fragmentation_workload import Workload
+from scheduler_plugin.scores import Policies
+from tests.policy_view import ask, view
+
+
+def containers(*units):
+    return tuple(ContainerRequest(f"c{number}", each, "main") for number, each in enumerate(units))
+
+
+@pytest.fixture
+def arrays():
+    return view({"n": (8000, 1 << 30, [100] * 3, 0, 0, [0, 47, 65])})
+
+
+def query(arrays, request, card_policy="fragmentation"):
+    return Policies(card_policy_name=card_policy).query(arrays, request, 100, 100)
+
+
+def test_the_node_policy_names_the_cards_it_scored(arrays):
+    policy = Fragmentation(Workload.of([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)]))
+    row = arrays.rows["n"]
+    placed = place_with(policy, arrays, row, query(arrays, PodRequest(containers(32))))
+    assert placed.containers == (("c0", ((2, 32),)),)
+    assert placed.charge == {2: 32}
+    two = place_with(policy, arrays, row, query(arrays, PodRequest(containers(40, 40), cards=2)))
+    assert two is not None
+    assert sum(two.charge.values()) == 80
+    assert [name for name, _ in two.containers] == ["c0", "c1"]
+
+
+def test_other_card_policies_and_node_policies_choose_as_ever(arrays):
+    row = arrays.rows["n"]
+    request = PodRequest(containers(32))
+    plain = place_with(make("fragmentation"), arrays, row, query(arrays, request, "least-used"))
+    assert plain.charge == {0: 32}
+    other = place_with(make("balanced"), arrays, row, query(arrays, request, "most-used"))
+    assert other.charge == {2: 32}
+
+
+def test_what_does_not_fit_has_no_placement(arrays):
+    row = arrays.rows["n"]
+    policy = make("fragmentation")
+    assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(101)))) is None
+    nobody = PodRequest(containers(10), selector=Selector(uuids=("x",)))
+    assert place_with(policy, arrays, row, query(arrays, nobody)) is None
+    arrays.exclude(row, Exclusion.CORRUPT)
+    assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
+    assert np.count_nonzero(arrays.usable) == 0
