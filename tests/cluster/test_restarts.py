@@ -1,7 +1,8 @@
 """Anything may be killed at any moment: words never say less than containers hold, and every charge ends."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -59,6 +60,14 @@ def words_never_below(cluster: Cluster, floor: list[int]) -> Iterator[None]:
     assert not below, f"words went below {floor}: {below}"
 
 
+def registered_again(cluster: Cluster, *steps: Callable[[], object]) -> None:
+    """Do something that ends a registration, and wait for the next one."""
+    since = time.time()
+    for step in steps:
+        step()
+    cluster.wait_registered(since)
+
+
 def only_3_gib_fit(cluster: Cluster) -> None:
     """Two more pods of 3 GiB run, a third of 1 GiB finds nothing, the kubelet refused none of them."""
     for name in ("c", "d"):
@@ -72,8 +81,7 @@ def only_3_gib_fit(cluster: Cluster) -> None:
 
 def test_kubelet_restart_with_the_api_server_up(cluster, two):
     with words_never_below(cluster, [5, 5]):
-        cluster.host.restart_kubelet()
-        until(lambda: cluster.allocatable() == 16, "registered again", 30)
+        registered_again(cluster, cluster.host.restart_kubelet)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -81,20 +89,20 @@ def test_kubelet_restart_with_the_api_server_up(cluster, two):
 def test_kubelet_restart_with_the_api_server_away(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.control.kill("kube-apiserver")
+        since = time.time()
         cluster.host.restart_kubelet()
         # The kubelet answers, knows no pod yet, and the plugin has registered with it.
         until(cluster.host.pod_resources_socket.exists, "kubelet's sockets")
         holds_for(lambda: cluster.daemon.alive, "gpupack node lives without API server", 5)
         cluster.control.start_api_server()
-        until(lambda: cluster.allocatable() == 16, "registered again", 60)
+        cluster.wait_registered(since)
         until(cluster.node_ready, "node ready", 60)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
 
 def test_release_after_a_kubelet_restart(cluster, two):
-    cluster.host.restart_kubelet()
-    until(lambda: cluster.allocatable() == 16, "registered again", 30)
+    registered_again(cluster, cluster.host.restart_kubelet)
     cluster.delete("a")
     cluster.wait_used([0, 5], 40)
     assert cluster.state().used_by_uuid == two["b"]
@@ -120,9 +128,7 @@ def test_daemon_killed_and_started_again(cluster, two):
 
 def test_daemon_restart_republishes_nothing(cluster, two):
     before = cluster.state()
-    cluster.daemon.kill()
-    cluster.daemon.start()
-    until(lambda: cluster.allocatable() == 16, "registered again", 30)
+    registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
     holds_for(lambda: cluster.state().revision == before.revision, "words not published again", 5)
     assert two
 
@@ -138,17 +144,14 @@ def test_daemon_and_kubelet_killed_together(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
         cluster.host.kill_kubelet()
-        cluster.daemon.start(ready=False)
-        cluster.host.start_kubelet()
-        until(lambda: cluster.allocatable() == 16, "registered again", 60)
+        registered_again(cluster, lambda: cluster.daemon.start(ready=False), cluster.host.start_kubelet)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
 
 def test_daemon_ends_on_sigterm(cluster):
     assert cluster.daemon.stop() == 0
-    cluster.daemon.start()
-    until(lambda: cluster.allocatable() == 16, "registered again", 30)
+    registered_again(cluster, cluster.daemon.start)
 
 
 def test_init_container_charge_survives_a_daemon_restart(cluster):
@@ -157,11 +160,8 @@ def test_init_container_charge_survives_a_daemon_restart(cluster):
     cluster.wait_running("initial")
     cluster.wait_used([6, 0])
     with words_never_below(cluster, cluster.state().used):
-        cluster.daemon.kill()
-        cluster.daemon.start()
-        until(lambda: cluster.allocatable() == 16, "registered again", 30)
-        cluster.host.restart_kubelet()
-        until(lambda: cluster.allocatable() == 16, "registered again", 30)
+        registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
+        registered_again(cluster, cluster.host.restart_kubelet)
     cluster.delete("initial")
     cluster.wait_used([0, 0], 40)
 

@@ -15,6 +15,8 @@ from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.words import NodeState, integer, node_state
 
+# File times come from a coarser clock than `time.time()`.
+CLOCK_TICK_S = 0.05
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
 
@@ -146,6 +148,25 @@ class Cluster:
 
     def node_object(self) -> Json:
         return self.api.get(f"{NODES}/{self.node_name}")
+
+    def wait_registered(self, after: float, timeout_s: float = 60) -> None:
+        """Return once the kubelet that runs now has taken `gpupack node`'s devices and the Node says so.
+
+        Args:
+            after: `time.time()` before the kubelet or the daemon was restarted: what the Node said before
+                means nothing, it goes on saying so for a while.
+            timeout_s: Deadline in seconds.
+        """
+        until(lambda: self._sockets_since(after), "sockets of kubelet and plugin", timeout_s)
+        until(self.daemon.is_ready, "gpupack node registered", timeout_s)
+        full = sum(card.size for card in self.state().cards)
+        until(lambda: self.allocatable() == full, "the kubelet's count of units", timeout_s)
+
+    def _sockets_since(self, after: float) -> bool:
+        sockets = self.host.device_plugin_dir.glob("*.sock")
+        ages = {path.name: path.stat().st_mtime for path in sockets}
+        restarted = ages.pop("kubelet.sock", 0.0)
+        return bool(ages) and min(ages.values()) > max(after, restarted) - CLOCK_TICK_S
 
     def node_ready(self) -> bool:
         conditions = self.node_object()["status"].get("conditions", [])
