@@ -3,7 +3,8 @@
 What the kubelet does, and what follows for us:
 
 - It dials our socket and asks for our options before it answers Register: serve first, register then.
-- On its start it deletes every socket in the folder: both sockets are watched, from before Register.
+- On its start it deletes every socket in the folder, then it listens: both sockets are watched, from before
+  Register, and once we are connected ours must still be there.
 - It knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after a new
   registration, it takes the new one down: our old stream must be over, and the kubelet must have noticed,
   before we register. Should it still happen, our new stream ends, and that is a reason to register again.
@@ -12,6 +13,7 @@ What the kubelet does, and what follows for us:
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -250,6 +252,15 @@ class Registrar:
         if server is not None:
             await server.stop(self._timing.grace_s)
 
+    async def _connect(self, channel: Any) -> None:
+        """Connect to the kubelet, or find out that nobody is there: the next call then says so at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.register_s):
+                state = channel.get_state(try_to_connect=True)
+                while state in {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}:
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+
     async def _register(self) -> float | None:
         request = pb.RegisterRequest(
             version=API_VERSION,
@@ -262,6 +273,11 @@ class Registrar:
             f"unix:{self._kubelet_path}", options=_CHANNEL_OPTIONS
         ) as channel:
             try:
+                await self._connect(channel)
+                # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
+                # It would look for a socket that is gone for 10 s.
+                if identify(self._own_path) != self._own:
+                    return 0.0
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._timing.register_s)  # type: ignore[no-untyped-call]
             except grpc.aio.AioRpcError as error:
                 return self._failed(f"{error.code().name}: {error.details()}")

@@ -11,7 +11,7 @@ import pytest
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.wire import deviceplugin_pb2 as pb
 from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
-from tests.kubelet_world import RESOURCE, World, pod, until, world
+from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, until, world
 
 
 async def test_registers_and_lists_its_devices() -> None:
@@ -89,6 +89,28 @@ async def test_own_socket_deleted() -> None:
         assert here.kubelet.allocatable() == {RESOURCE: 16}
         assert here.kubelet.registrations == 2
         assert here.events == ["registered", "registered"]
+
+
+async def test_own_socket_deleted_on_the_way_to_the_kubelet() -> None:
+    """A starting kubelet deletes our socket just before Register: it must not dial a socket that is gone."""
+
+    class Unlucky(ScriptedPlugin):
+        @property
+        def streams_opened(self) -> int:  # asked for between serving and connecting
+            if not self.lost:
+                self.lost.append(here.socket)
+                here.socket.unlink()
+            return super().streams_opened
+
+    async with world(registrar=False) as here:
+        here.plugin = Unlucky(here.allocator)
+        here.plugin.lost = []
+        here.registrar = here.new_registrar()
+        here.run_registrar()
+        await here.registered()
+        assert here.plugin.lost == [here.socket]
+        assert here.kubelet.registrations == 1
+        assert here.events == ["registered"]
 
 
 async def test_own_socket_replaced_by_somebody_elses() -> None:
