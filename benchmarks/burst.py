@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for count in workers:
         model = commit_times(PODS, count, PREPARE_S, COMMIT_S)[-1]
         measured = burst(100, PODS, count, PREPARE_S, COMMIT_S, "least-requested").wall_s
-        waiting.append({"workers": count, "model_s": model, "measured_s": round(measured, 3)})
+        waiting.append({"workers": count, "model_s": round(model, 3), "measured_s": round(measured, 3)})
         print(f"{count:>8}{model:>10.2f}{measured:>13.2f}{ONE_SCHEDULER_S / measured:>20.2f}x")
     print(f"\nworking: {options.pods} pods, policy {options.policy}, no waiting")
     print(f"{'nodes':>8}{'workers':>9}{'pods/s':>9}{'against one':>13}{'conflicts a list':>18}")
