@@ -47,6 +47,20 @@ kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
 Node policies: balanced, best-fit, fragmentation, least-requested, weighted-balance. Card policies:
 fragmentation, least-used, most-used. A pod's annotations may name others than the cluster's.
 """
+SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
+
+Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
+placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
+place, and how the rest is fragmented.
+
+\b
+Two policies, ten draws, curves:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --seeds 42-51 --plot out
+For scripts:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --json -
+
+Policies: balanced, best-fit, fragmentation, least-requested, weighted-balance. See docs/policies.
+"""
 TOP_HELP: Final = """Show every card of the cluster: used and whole size, in units.
 
 \b
@@ -276,6 +290,61 @@ def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
     except KubeApiError as error:
         _fail(error, FAILED)
     click.echo(text)
+
+
+@cli.command(help=SIMULATE_HELP)
+@click.option("--nodes", required=True, metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
+@click.option(
+    "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
+)
+@click.option("--policy", default="fragmentation", show_default=True, metavar="NAME[,NAME]")
+@click.option(
+    "--card-policy", help="Default: fragmentation with the node policy of that name, else most-used."
+)
+@click.option(
+    "--inflation", type=float, default=1.3, show_default=True, help="GPUs asked for, times the cluster's."
+)
+@click.option(
+    "--seeds", default="42", show_default=True, metavar="42-51", help="Numbers and ranges, by commas."
+)
+@click.option("--jobs", type=int, help="Processes; default: one for each core. Results do not depend on it.")
+@click.option("--card-units", type=int, default=1000, show_default=True, help="Units of a card.")
+@click.option("--plot", metavar="DIR", help="Write PNG curves there; needs matplotlib (gpupack[plot]).")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write everything there.")
+@click.option(
+    "--policy-parameter", "parameters", multiple=True, metavar="POLICY.NAME=VALUE", help="May be repeated."
+)
+@_version
+def simulate(**options: Any) -> None:
+    """Run node policies over a trace of nodes and pods."""
+    from scheduler_plugin.errors import SettingsError, TraceError
+    from scheduler_plugin.simulator.app import run
+    from scheduler_plugin.simulator.options import (
+        Options,
+        default_jobs,
+        parse_parameters,
+        parse_policies,
+        parse_seeds,
+    )
+
+    try:
+        run(
+            Options(
+                nodes=options["nodes"],
+                pods=options["pods"],
+                policies=parse_policies(options["policy"]),
+                card_policy=options["card_policy"],
+                inflation=options["inflation"],
+                seeds=parse_seeds(options["seeds"]),
+                jobs=default_jobs() if options["jobs"] is None else options["jobs"],
+                card_units=options["card_units"],
+                plot=options["plot"],
+                json=options["json_file"],
+                parameters=parse_parameters(options["parameters"]),
+            )
+        )
+    except (SettingsError, TraceError) as error:
+        _fail(error)
 
 
 @cli.command(short_help="Run the main job on this machine, without GPU or cluster.")
