@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from allocator.names import POD_ALLOCATION
-from allocator.records import CardRecord, dump_allocation
+from allocator.records import Assignment, CardRecord, dump_allocation
 from deviceplugin.account import Account
 from deviceplugin.objects import NodeObject
 from deviceplugin.publishing import GAP_S, Wanted, due_s, next_revision, patch, urgency
@@ -209,4 +209,10 @@ class Annotator:
             except (NotFound, Conflict) as error:
                 # Another pod has the name by now, or none: nothing to tell anybody.
                 log.debug("allocation not written", pod=f"{seat.namespace}/{seat.name}", error=str(error))
+            else:
+                log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
             self._done[uid] = text
+
+
+def _cards(assignment: Assignment) -> list[str]:
+    return sorted({uuid for shares in assignment.values() for uuid, _ in shares})

@@ -66,6 +66,8 @@ class PodView:
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
         """Take all pods of this node."""
         pods = []
+        unfinished = self._account.ledger.holds() | self.seats.keys()
+        self._mirrors = {uid: other for uid, other in self._mirrors.items() if uid in unfinished}
         self.seats = {}
         for item in items:
             pod, problem = item.read(self._resource)
