@@ -218,7 +218,8 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8")],
             [],
             {"card_policy": "best\nfit"},
-            'annotation gpupack.io/card-policy is "best\\nfit": allowed are fragmentation, least-used, most-used',
+            'annotation gpupack.io/card-policy is "best\\nfit": '
+            "allowed are fragmentation, least-used, most-used",
             id="card policy",
         ),
         pytest.param(
