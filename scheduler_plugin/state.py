@@ -310,8 +310,9 @@ class ClusterState:
 
     def _settle(self, now: float) -> None:
         """Recompute what depends on the books that changed."""
-        while self._dirty:
-            name = self._dirty.pop()
+        # A set that was large once stays slow to pop from.
+        dirty, self._dirty = self._dirty, set()
+        for name in dirty:
             book = self._book(name)
             self._expire(book, now)
             claims = self.rules.claims(book)
