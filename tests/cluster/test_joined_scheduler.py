@@ -1,0 +1,98 @@
+"""The other way to install: the extender with TLS and a Lease, for a kube-scheduler that is there."""
+
+import shutil
+import ssl
+import subprocess
+import urllib.request
+
+import pytest
+import yaml
+
+from tests.cluster.harness import Cluster, Extender, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.views import wait_agree
+
+OVERLAY = REPOSITORY / "manifests" / "overlays" / "join-existing-scheduler"
+NAMESPACE = "gpupack-system"
+ACCOUNT = "gpupack-extender"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler-extender"
+
+
+class Replica(Extender):
+    """One replica of the Deployment: its arguments, its account, its certificate."""
+
+    def __init__(self, cluster: Cluster, port: int) -> None:
+        (self.certificate, key) = (cluster.home / f"extender.{end}" for end in ("crt", "key"))
+        (deployment,) = [one for one in build(OVERLAY) if one["kind"] == "Deployment"]
+        shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        arguments = [word for word in shipped[1:] if not word.startswith(("--http", "--tls"))]
+        kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
+        tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
+        super().__init__(kubeconfig, cluster.control.log_dir, port, *arguments, *tls)
+        self.url = f"https://127.0.0.1:{port}"
+
+    def http(self, path: str) -> str:
+        trust = ssl.create_default_context(cafile=self.certificate)
+        with urllib.request.urlopen(self.url + path, timeout=5, context=trust) as answer:
+            return str(answer.read(), "utf-8")
+
+
+def make_certificate(cluster: Cluster) -> None:
+    openssl = shutil.which("openssl")
+    assert openssl is not None
+    names = "subjectAltName=IP:127.0.0.1,DNS:gpupack-extender.gpupack-system.svc"
+    key, certificate = (cluster.home / f"extender.{end}" for end in ("key", "crt"))
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def join(cluster: Cluster, replica: Replica) -> None:
+    """Merge the overlay's fragment into kube-scheduler's configuration, the address being this machine's."""
+    fragment = yaml.safe_load((OVERLAY / "extenders.yaml").read_text())
+    (extender,) = fragment["extenders"]
+    extender["urlPrefix"] = replica.url
+    extender["tlsConfig"]["caFile"] = str(replica.certificate)
+    cluster.control.configure_scheduler(None, **fragment)
+    if "kube-scheduler" in cluster.control.running:
+        cluster.control.kill("kube-scheduler")
+    cluster.control.start_scheduler()
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    cluster = make_cluster(w.cards(8192, 8192))
+    cluster.extender.stop()
+    apply_all(cluster.api, build(OVERLAY))
+    make_certificate(cluster)
+    return cluster
+
+
+@pytest.fixture
+def replicas(cluster):
+    made = [Replica(cluster, port) for port in free_ports(2)]
+    yield made
+    for replica in made:
+        replica.kill()
+
+
+def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
+    first, second = replicas
+    first.start()
+    second.start(ready=False)
+    until(lambda: second.http("/healthz"), "second replica alive")
+    assert not second.is_ready()
+    join(cluster, first)
+    cluster.create(w.pod("one", w.container(gib=5)))
+    cluster.wait_running("one", 60)
+    holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]
+    first.kill()
+    second.wait_ready(60)
+    assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
+    join(cluster, second)
+    cluster.create(w.pod("two", w.container(gib=5)))
+    cluster.wait_running("two", 60)
+    assert wait_agree(cluster).used == [5, 5]
