@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +46,14 @@ def remove(name: str) -> None:
 
 
 def remove_orphans() -> None:
-    """Remove the groups of clusters whose test process is dead (it was killed and could not clean up)."""
-    for name in {group.name for top in hierarchies() for group in top.glob(f"{PREFIX}*")}:
+    """Remove the groups and folders of clusters whose test process was killed and could not clean up."""
+    folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}*")
+    groups = (group for top in hierarchies() for group in top.glob(f"{PREFIX}*"))
+    for name in {path.name for path in (*folders, *groups)}:
         owner = name.removeprefix(PREFIX).split("-")[0]
         if not Path(f"/proc/{owner}").exists():
             remove(name)
+            shutil.rmtree(Path(tempfile.gettempdir(), name), ignore_errors=True)
 
 
 def existing(name: str) -> list[Path]:
