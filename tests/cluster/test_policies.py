@@ -1,0 +1,253 @@
+"""Node policies in a real control plane: kube-scheduler puts pods where each policy's formula says."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from allocator.names import POD_NODE_POLICY
+from allocator.policy import choose
+from scheduler_plugin.filtering import cards_of
+from scheduler_plugin.nodes import NodeArrays
+from scheduler_plugin.policies import make
+from scheduler_plugin.policies.registry import Ask, CardDemand, Learner
+from tests.cluster.harness import Cluster, Extender, until, workload
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster_builders import GIB, node_object
+
+CPU, MEMORY_GIB, CARD, CARDS = 40, 100, 16, 4
+MODEL = "NVIDIA A100"
+
+
+class Request(NamedTuple):
+    """Cores, GiB of host memory, units of one card."""
+
+    cpu: int
+    memory: int
+    units: int
+
+
+NODES = {"a": (10, 20, (8, 8, 0, 0)), "b": (4, 10, (8, 8, 8, 4)), "c": (16, 40, (12, 12, 12, 12))}
+"""Used cores, used GiB of host memory, used units of each card."""
+
+PODS_IN_ORDER = (Request(4, 10, 4), Request(8, 30, 4), Request(4, 30, 2))
+PLACES = {
+    "least-requested": "bab",
+    "balanced": "aba",
+    "weighted-balance": "abc",
+    "best-fit": "cca",
+    "fragmentation": "ccb",
+}
+"""Where the pods go: no two policies agree."""
+
+TOO_BIG = Request(1, 1, CARD + 1)
+"""Fits the node's sum, so that kube-scheduler asks, and no card."""
+
+BESIDE_PENDING = (Request(10, 35, 7), Request(11, 19, 9), Request(13, 8, 3))
+"""Before the pod that is too big, while it waits, and after it is gone; each differs by that."""
+
+
+class Model:
+    """The same nodes and pods on paper: the policy's own code, no Kubernetes."""
+
+    def __init__(self, policy: str, parameters: Mapping[str, str] | None = None) -> None:
+        self.policy = make(policy, parameters)
+        self.nodes = NodeArrays()
+        for name, (cpu, memory, used) in NODES.items():
+            row = self.nodes.add(name)
+            self.nodes.set_capacity(row, CPU * 1000, MEMORY_GIB * GIB)
+            self.nodes.set_cards(row, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
+            self.nodes.set_requested(row, cpu * 1000, memory * GIB)
+        self.rows = np.array([self.nodes.rows[name] for name in NODES])
+
+    def place(self, request: Request) -> str:
+        """Find the best node; nothing is taken."""
+        ask, nodes = self.ask(request), self.nodes
+        fits = nodes.free_order[0][self.rows] >= request.units
+        fits &= (nodes.cpu_capacity - nodes.cpu_used)[self.rows] >= ask.cpu_milli
+        fits &= (nodes.memory_capacity - nodes.memory_used)[self.rows] >= ask.memory_bytes
+        rows = self.rows[fits]
+        scores = self.policy.score(nodes, ask, rows)
+        return min(zip(scores.tolist(), [nodes.names[row] for row in rows], strict=True))[1]
+
+    def take(self, request: Request, name: str) -> None:
+        nodes, ask, row = self.nodes, self.ask(request), self.nodes.rows[name]
+        chosen = choose(cards_of(nodes, row), request.units, 1, ask.card_policy)
+        assert chosen is not None
+        assumed = nodes.assumed[row, :CARDS].tolist()
+        assumed[chosen[0]] += request.units
+        nodes.set_assumed(row, assumed)
+        nodes.set_requested(
+            row, int(nodes.cpu_used[row]) + ask.cpu_milli, int(nodes.memory_used[row]) + ask.memory_bytes
+        )
+
+    def pending(self, request: Request) -> None:
+        assert isinstance(self.policy, Learner)
+        self.policy.pending("waits", self.nodes, self.ask(request), self.rows)
+
+    def gone(self) -> None:
+        assert isinstance(self.policy, Learner)
+        self.policy.settled("waits", None)
+
+    @staticmethod
+    def ask(request: Request) -> Ask:
+        demands = (CardDemand(request.units, 1),)
+        return Ask(request.cpu * 1000, request.memory * GIB, demands)
+
+
+def fractions_after(name: str, request: Request) -> list[Fraction]:
+    cpu, memory, used = NODES[name]
+    return [
+        Fraction(cpu + request.cpu, CPU),
+        Fraction(memory + request.memory, MEMORY_GIB),
+        Fraction(sum(used) + request.units, CARD * CARDS),
+    ]
+
+
+def mean(values: Sequence[Fraction]) -> Fraction:
+    return sum(values, Fraction(0)) / len(values)
+
+
+def variance(values: Sequence[Fraction]) -> Fraction:
+    return mean([(value - mean(values)) ** 2 for value in values])
+
+
+def start_without_controllers(cluster: Cluster) -> None:
+    """Controllers would declare nodes without a kubelet dead."""
+    cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
+    cluster.control.start_etcd()
+    cluster.control.start_api_server()
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: Any) -> Cluster:
+    cluster: Cluster = make_cluster(with_node=False, start=start_without_controllers)
+    for name, (cpu, memory, used) in NODES.items():
+        publish(cluster, name, used)
+        limits = {"cpu": cpu, "memory": f"{memory}Gi"}
+        filler = workload.pod(f"filler-{name}", workload.container(limits=limits), nodeName=name)
+        filler["metadata"]["labels"] = {"part": "filler"}
+        cluster.create(filler)
+    cluster.control.configure_scheduler(cluster.extender.url)
+    cluster.control.start_scheduler()
+    return cluster
+
+
+def publish(cluster: Cluster, name: str, used: Sequence[int]) -> None:
+    """What the node's daemon would publish; `seen` says that it knows of every pod that has ended."""
+    made: Any = node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS, seen=1 << 40)
+    del made["metadata"]["resourceVersion"]
+    amounts = {**made["status"]["allocatable"], RESOURCE: str(CARD * CARDS)}
+    status = {
+        "capacity": amounts,
+        "allocatable": amounts,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}],
+    }
+    cluster.api.post("/api/v1/nodes", {"metadata": made["metadata"], "status": status})
+
+
+@pytest.fixture
+def start(cluster: Cluster) -> Iterator[Callable[..., Extender]]:
+    """A function that starts the extender with the cluster's policy; ended with all pods of the test."""
+    started: list[Extender] = []
+
+    def start(policy: str, *parameters: str) -> Extender:
+        words = [word for each in parameters for word in ("--node-policy-parameter", each)]
+        port = int(cluster.extender.url.rpartition(":")[2])
+        kubeconfig = cluster.home / "gpupack-scheduler.kubeconfig"
+        made = Extender(kubeconfig, cluster.control.log_dir, port, "--node-policy", policy, *words)
+        started.append(made)
+        made.start()
+        return made
+
+    yield start
+    delete_all(cluster)
+    for extender in started:
+        extender.kill()
+
+
+def delete_all(cluster: Cluster) -> None:
+    cluster.api.call("DELETE", PODS, query={"labelSelector": "part!=filler", "gracePeriodSeconds": 0})
+    until(lambda: len(cluster.api.get(PODS)["items"]) == len(NODES), "only the fillers left")
+
+
+def wait_cached(extender: Extender, pods: int) -> None:
+    """Return once the extender knows of so many pods."""
+    wanted = f"gpupack_scheduler_pods {float(pods)}"
+    until(lambda: wanted in extender.http("/metrics").splitlines(), f"{pods} pods in the extender's cache")
+
+
+def create(cluster: Cluster, name: str, request: Request, policy: str | None = None) -> None:
+    limits = {"cpu": request.cpu, "memory": f"{request.memory}Gi"}
+    annotations = {} if policy is None else {POD_NODE_POLICY: policy}
+    container = workload.container(gib=request.units, limits=limits)
+    cluster.create(workload.pod(name, container, annotations=annotations))
+
+
+def place(cluster: Cluster, name: str, request: Request, policy: str | None = None) -> str:
+    create(cluster, name, request, policy)
+    return str(until(lambda: cluster.pod(name)["spec"].get("nodeName"), f"{name} bound"))
+
+
+def place_all(cluster: Cluster, policy: str | None = None) -> str:
+    return "".join(place(cluster, f"p{at}", each, policy) for at, each in enumerate(PODS_IN_ORDER))
+
+
+def unschedulable(cluster: Cluster, name: str) -> bool:
+    conditions = cluster.pod(name)["status"].get("conditions", [])
+    return any(one["type"] == "PodScheduled" and one["reason"] == "Unschedulable" for one in conditions)
+
+
+def test_the_places_are_those_of_the_formulas() -> None:
+    first = PODS_IN_ORDER[0]
+    after = {name: fractions_after(name, first) for name in NODES}
+    assert min(NODES, key=lambda name: mean(after[name])) == PLACES["least-requested"][0]
+    assert min(NODES, key=lambda name: variance(after[name])) == PLACES["balanced"][0]
+    # cpu is what the pod takes the largest part of.
+    assert max(NODES, key=lambda name: NODES[name][0]) == PLACES["best-fit"][0]
+    for policy, places in PLACES.items():
+        model = Model(policy)
+        for request, name in zip(PODS_IN_ORDER, places, strict=True):
+            assert model.place(request) == name, (policy, request)
+            model.take(request, name)
+
+
+@pytest.mark.parametrize(("policy", "other"), list(itertools.pairwise([*PLACES, next(iter(PLACES))])))
+def test_policy_of_the_cluster_and_of_a_pod(cluster: Cluster, start: Any, policy: str, other: str) -> None:
+    extender = start(policy)
+    # Pods that name a policy go first: what the cluster's has learned from them by then changes nothing yet.
+    assert place_all(cluster, other) == PLACES[other]
+    delete_all(cluster)
+    wait_cached(extender, len(NODES))
+    assert place_all(cluster) == PLACES[policy]
+
+
+def test_weighted_balance_counts_pods_that_could_not_be_placed(cluster: Cluster, start: Any) -> None:
+    extender = start("weighted-balance", "threshold=0")
+    model = Model("weighted-balance", {"threshold": "0"})
+    before, beside, after = BESIDE_PENDING
+
+    first = model.place(before)
+    model.take(before, first)
+    assert place(cluster, "before", before) == first
+
+    unaware = model.place(beside)
+    model.pending(TOO_BIG)
+    aware = model.place(beside)
+    assert aware != unaware
+    model.take(beside, aware)
+    create(cluster, "waits", TOO_BIG)
+    until(lambda: unschedulable(cluster, "waits"), "the pod refused")
+    assert place(cluster, "beside", beside) == aware
+
+    still_counted = model.place(after)
+    model.gone()
+    last = model.place(after)
+    assert last != still_counted
+    cluster.delete("waits")
+    wait_cached(extender, len(NODES) + 2)
+    assert place(cluster, "after", after) == last
