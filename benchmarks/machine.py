@@ -1,0 +1,42 @@
+"""What every benchmark says of the machine and of processes, and how it sums up times."""
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def machine() -> str:
+    """Describe the machine in one line."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"machine: {os.cpu_count()} x {cpu}, {memory_gib:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of all are not above."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used so far, in seconds, of all its threads."""
+    # The name in parentheses may hold anything; user and system time are the 12th and 13th field after it.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,274 @@
+"""Latency, memory and idle processor time of the node daemon.
+
+`python -m benchmarks.node [--idle-s S]`: the real command `gpupack node` with eight simulated H100-80
+cards and
+the stand-in for the API server run in processes of their own, the stand-in for the kubelet in this one.
+Twenty
+pods come and go over and over through the kubelet's real gRPC calls, the kubelet restarts, and then nothing
+happens for a while with twenty pods running. Measured:
+
+- Allocate, from the kubelet's call to its answer, gRPC and the socket included;
+- from the deletion of a pod to the Node's words without it as another client sees them, the worst of all
+  pods;
+- the kubelet's start to its having the list of devices again, the worst of all restarts;
+- resident memory of the daemon at the end, and the share of one core that it used while idle.
+
+The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from allocator.names import POD_ASSIGNED, resource_name
+from allocator.packing import read_node
+from allocator.records import dump_assigned
+from benchmarks.machine import cpu_s, machine, percentile, resident_mib
+from deviceplugin.profile import load_profile
+from deviceplugin.wire import deviceplugin_pb2 as pb
+from gpupack.standins import kubelet_plugins
+from gpupack.standins.kubelet import Kubelet
+from kubeapi.client import KubeClient
+
+NODE = "gpu-node"
+PROFILE = "8xh100-80"
+CARDS = 8
+CARD_UNITS = 79
+POD_UNITS = (4, 8, 10, 16, 20, 24)
+PODS = 20
+RESOURCE = resource_name(1024)
+LIMIT_S = 60.0
+LOOK_S = 0.002
+PODS_PATH = "/api/v1/namespaces/default/pods"
+API_SERVER = f"""
+import asyncio, sys
+from gpupack.standins.apiserver import ApiServer
+
+async def main():
+    async with ApiServer(seed=1) as api:
+        api.add_node({NODE!r})
+        api.kubeconfig(sys.argv[1])
+        print(api.url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.node", description=__doc__)
+    parser.add_argument("--idle-s", type=float, default=300, help="seconds of idling (default 300)")
+    parser.add_argument("--rounds", type=int, default=25, help="times 20 pods come and go (default 25)")
+    parser.add_argument("--restarts", type=int, default=10, help="restarts of the kubelet (default 10)")
+    options = parser.parse_args()
+    if options.idle_s < 1 or options.rounds < 1 or options.restarts < 1:
+        parser.error("--idle-s, --rounds and --restarts must be 1 or more")
+    print(machine())
+    print(json.dumps(asyncio.run(measure(options.idle_s, options.rounds, options.restarts))))
+
+
+class TimedPlugin(kubelet_plugins.PluginClient):
+    """The kubelet's end of the plugin's socket, with a stop-watch."""
+
+    allocate_ms: list[float] = []  # noqa: RUF012 - of all of them together
+
+    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
+        """Call Allocate and note how long it took."""
+        began = time.perf_counter()
+        answer = await super().allocate(ids)
+        self.allocate_ms.append((time.perf_counter() - began) * 1000)
+        return answer
+
+
+class World:
+    """The kubelet, a client that sees the Node's words, and the daemon's process.
+
+    Attributes:
+        used: units used on all cards, as the Node said last; -1 before it says anything.
+    """
+
+    def __init__(self, client: KubeClient, kubelet: Kubelet, pid: int) -> None:
+        self.pid = pid
+        self.used = -1
+        self.kubelet = kubelet
+        self._client = client
+        self._cards = [simulated.card.uuid for simulated in load_profile(PROFILE).cards]
+        self._made = 0
+
+    async def follow(self) -> None:
+        """See every change of the Node until cancelled."""
+        version = "0"
+        while True:
+            async for line in self._client.watch("/api/v1/nodes", version):
+                item = json.loads(line)["object"]
+                version = item["metadata"]["resourceVersion"]
+                words = read_node(item.get("status", {}).get("allocatable", {}))
+                self.used = sum(words.used) if words is not None else self.used
+
+    def running(self) -> int:
+        """Pods that the kubelet has admitted and runs."""
+        return len(self.kubelet.running_pods())
+
+    async def create(self, count: int) -> dict[str, int]:
+        """Bind pods to the node one by one, as the extender does, and wait until the words have them all.
+
+        Returns:
+            Units by pod name.
+        """
+        pods = {}
+        before, running = self.used, self.running()
+        for number in range(count):
+            self._made += 1
+            name, units = f"pod-{self._made:05d}", POD_UNITS[number % len(POD_UNITS)]
+            limits = {RESOURCE: str(units)}
+            container = {"name": "main", "image": "example.invalid/none", "resources": {"limits": limits}}
+            pod = {"metadata": {"name": name}, "spec": {"containers": [container]}}
+            uid = json.loads(await self._client.post(PODS_PATH, pod))["metadata"]["uid"]
+            assigned = dump_assigned({"main": ((self._cards[number % CARDS], units),)})
+            await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
+            pods[name] = units
+            await until(lambda: self.running() == running + len(pods), f"{name} runs")
+        await until(lambda: self.used == before + sum(pods.values()), "the words have all pods")
+        return pods
+
+    async def delete(self, pods: dict[str, int]) -> list[float]:
+        """Delete pods one by one; returns seconds from each one's deletion to the words without it."""
+        took = []
+        left = self.used
+        for name, units in pods.items():
+            left -= units
+            began = time.perf_counter()
+            await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0})
+            await until(lambda left=left: self.used == left, f"the words lose {name}")  # type: ignore[misc]
+            took.append(time.perf_counter() - began)
+        return took
+
+    async def restart_kubelet(self) -> float:
+        """Kill the kubelet and start it; returns seconds from its start to its having the devices again."""
+        await self.kubelet.kill()
+        began = time.perf_counter()
+        await self.kubelet.start()
+        await until(self.has_devices, "the kubelet has the devices again")
+        return time.perf_counter() - began
+
+    def has_devices(self) -> bool:
+        """Whether the kubelet knows all devices to be healthy."""
+        return self.kubelet.allocatable().get(RESOURCE) == CARDS * CARD_UNITS
+
+
+async def measure(idle_s: float, rounds: int, restarts: int) -> dict[str, float]:
+    """Run everything and print figures for people."""
+    async with start() as world:
+        print(f"{PROFILE}, started: resident {resident_mib(world.pid):.1f} MiB", flush=True)
+        await world.delete(await world.create(PODS))
+        allocated_ms = TimedPlugin.allocate_ms
+        allocated_ms.clear()
+        deleted_s: list[float] = []
+        for _ in range(rounds):
+            deleted_s += await world.delete(await world.create(PODS))
+        print(f"Allocate: {len(allocated_ms)} calls, {spread(allocated_ms)} ms", flush=True)
+        print(f"deleted to words published: {len(deleted_s)} pods, {spread(deleted_s)} s", flush=True)
+        await world.create(PODS)
+        registered_s = [await world.restart_kubelet() for _ in range(restarts)]
+        print(f"kubelet back to registered: {restarts} restarts, {spread(registered_s)} s", flush=True)
+        await world.kubelet.synced()
+        await until(lambda: world.running() == PODS, "all pods run")
+        await asyncio.sleep(min(30.0, idle_s))
+        began, used_s = time.perf_counter(), cpu_s(world.pid)
+        await asyncio.sleep(idle_s)
+        idle_percent = 100 * (cpu_s(world.pid) - used_s) / (time.perf_counter() - began)
+        rss_mib = resident_mib(world.pid)
+        print(f"idle for {idle_s:g} s with {PODS} pods: {idle_percent:.2f} % of a core, {rss_mib:.1f} MiB")
+    return {
+        "allocate_p99_ms": round(percentile(allocated_ms, 99), 3),
+        "registered_again_s": round(max(registered_s), 3),
+        "delete_to_published_s": round(max(deleted_s), 3),
+        "rss_mib": round(rss_mib, 1),
+        "idle_cpu_percent": round(idle_percent, 3),
+    }
+
+
+@asynccontextmanager
+async def start() -> AsyncIterator[World]:
+    """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
+    kubelet_plugins.PluginClient = TimedPlugin  # type: ignore[misc]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
+        kubeconfig = str(folder / "kubeconfig")
+        log = folder / "log"
+        api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
+        url = (await api.stdout.readline()).decode().strip() if api.stdout else ""
+        kubelet = Kubelet(folder, NODE, url, seed=1)
+        await kubelet.start()
+        stack.push_async_callback(kubelet.stop)
+        client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
+        daemon = await process(stack, command(kubeconfig, kubelet), log)
+        world = World(client, kubelet, daemon.pid)
+        following = asyncio.create_task(world.follow())
+        try:
+            await until(lambda: world.has_devices() and world.used == 0, "the daemon registers")
+            yield world
+        except BaseException:
+            print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
+            raise
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def process(stack: AsyncExitStack, command: Sequence[str], log: Path) -> Process:
+    """Start a process that ends with the stack; what it says on stderr goes to the log."""
+    with log.open("w") as file:
+        running = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=file)
+
+    async def end() -> None:
+        if running.returncode is None:
+            running.terminate()
+        await running.communicate()
+
+    stack.push_async_callback(end)
+    return running
+
+
+def command(kubeconfig: str, kubelet: Kubelet) -> list[str]:
+    """Write the command line of the daemon."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    options: dict[str, Any] = {
+        "node-name": NODE,
+        "gpus": "simulated",
+        "profile": PROFILE,
+        "kubeconfig": kubeconfig,
+        "device-plugin-dir": kubelet.device_plugin_dir,
+        "pod-resources-socket": kubelet.pod_resources_socket,
+        "http": f"127.0.0.1:{port}",
+    }
+    return [sys.executable, "-m", "gpupack", "node", *(f"--{key}={value}" for key, value in options.items())]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition, looking every 2 ms."""
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > limit:
+            raise SystemExit(f"{what}: not within {LIMIT_S:g} s")
+        await asyncio.sleep(LOOK_S)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write a distribution for people."""
+    return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} worst {max(values):.3f}"
+
+
+if __name__ == "__main__":
+    main()
