@@ -1,6 +1,7 @@
 """`gpupack node`: everything wired together, started in order, stopped by a signal."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -154,6 +155,9 @@ class Daemon:
         # Not earlier: what the user got wrong is one line, without a log before it.
         log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
+        # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
+        gc.collect()
+        gc.freeze()
         await _until(
             stop,
             self._reconciler.run(),

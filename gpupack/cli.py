@@ -193,13 +193,15 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
 @_version
 def node(**options: Any) -> None:
     """Run the daemon of one node."""
+    from gpupack.logs import configure
+
+    configure(options["log_level"])  # first: it loads structlog without what a daemon has no use for
+
     from deviceplugin.daemon import run
     from deviceplugin.errors import DevicePluginError
     from deviceplugin.settings import Settings
-    from gpupack.logs import configure
     from kubeapi.errors import KubeApiError
 
-    configure(options["log_level"])
     _run(run(Settings(**options)), DevicePluginError, KubeApiError)
 
 
@@ -249,12 +251,14 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
 def scheduler(**options: Any) -> None:
     """Run the scheduler extender."""
     from gpupack.logs import configure
+
+    configure(options["log_level"])  # first: it loads structlog without what a daemon has no use for
+
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.app import run
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.settings import Settings
 
-    configure(options["log_level"])
     _run(run(Settings(**options)), SchedulerError, KubeApiError)
 
 

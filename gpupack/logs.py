@@ -2,8 +2,26 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import structlog
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Let imports of a module fail that was not imported yet."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # documented: such an import raises
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# structlog loads rich where it is installed, for tracebacks in colour, which our logs never have: 4 MiB.
+with _hidden("rich"):
+    import structlog
 
 
 def configure(level: str) -> None:

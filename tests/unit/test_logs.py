@@ -1,0 +1,49 @@
+"""Logging set-up: one line an event, and no weight that a daemon has no use for."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import structlog
+
+from gpupack.logs import configure
+
+LEAN = """
+import sys
+from gpupack.logs import configure
+configure("info")
+import deviceplugin.daemon
+print(sorted({"rich", "numpy", "pynvml"} & set(sys.modules)))
+import rich
+print(rich.__name__)
+"""
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    handlers = list(logging.getLogger().handlers)
+    yield
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"), [("info", ["warning", "info"]), ("error", []), ("loud", ["warning", "info"])]
+)
+def test_an_event_is_one_line_of_pairs(capsys, level, heard):
+    configure(level)
+    log = structlog.get_logger("test")
+    log.warning("went wrong", pod="default/p", units=3, text="two\nlines", ok=False)
+    log.info("went on")
+    log.debug("thought")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" level=")[1].split()[0] for line in lines] == heard
+    if heard:
+        assert lines[0].endswith('event="went wrong" pod=default/p units=3 text=two\\nlines ok=false')
+        assert lines[0].startswith("timestamp=")
+
+
+def test_a_daemon_loads_no_rich_and_others_still_can():
+    done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\nrich\n", "")
