@@ -34,6 +34,8 @@ JSON_PATCH = "application/json-patch+json"
 
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS = 16
+"""A burst of requests waits for one of these: a new one each would cost both sides a TLS handshake each."""
 WATCH_TIMEOUT_S = 120
 """The server is asked to end a watch after this long: so a quiet one shows that it is alive, and load spreads
 over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""
@@ -61,7 +63,7 @@ class KubeClient:
         self._credentials = credentials
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=64, ssl=credentials.tls or True, socket_factory=keepalive_socket
+                limit=CONNECTIONS, ssl=credentials.tls or True, socket_factory=keepalive_socket
             ),
             # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
             headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},

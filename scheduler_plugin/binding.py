@@ -113,12 +113,8 @@ class Binder:
             Empty when it is bound, else why not, in words.
         """
         try:
-            async with asyncio.timeout(2 * self.timeout_s):
-                await self.open()
-            # No await between here and the first request: the cards are taken before anybody else looks.
-            commitment = self.committer.begin(
-                args.pod_namespace, args.pod_name, args.pod_uid, args.node, self.clock()
-            )
+            # No await between the last check in here and the request.
+            commitment = await self._begin(args)
         except CommitError as error:
             return str(error)
         except TimeoutError:
@@ -128,6 +124,31 @@ class Binder:
         except asyncio.CancelledError:
             self._doubt(commitment)
             raise
+
+    async def _begin(self, args: BindArgs) -> Commitment:
+        """Take the cards; while this process may not bind yet, hold them, and check again when it may.
+
+        Held they keep the filters that run meanwhile from choosing the same cards for everybody.
+
+        Raises:
+            CommitError: the pod cannot be bound there.
+            TimeoutError: the pods were not listed in time.
+        """
+
+        def begin() -> Commitment:
+            return self.committer.begin(
+                args.pod_namespace, args.pod_name, args.pod_uid, args.node, self.clock()
+            )
+
+        if self._term() == self._opened:
+            return begin()
+        held = begin()
+        try:
+            async with asyncio.timeout(2 * self.timeout_s):
+                await self.open()
+        finally:
+            self._roll_back(held)
+        return begin()
 
     async def close(self) -> None:
         """Stop waiting for the outcome of Bindings without an answer."""

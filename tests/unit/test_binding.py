@@ -311,6 +311,29 @@ async def test_a_new_process_waits_for_the_bindings_of_the_one_before() -> None:
     assert world.refreshed == [104.0]
 
 
+async def test_cards_are_held_while_this_process_may_not_bind_yet() -> None:
+    world = World()
+    world.now -= T
+    call = asyncio.create_task(world.binder.bind(ARGS))
+    await world.gates.get()
+    assert world.state.taken("uid-p") is not None
+    assert world.api.calls == []
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert world.state.taken("uid-p") is None
+
+
+async def test_what_the_list_shows_decides_about_cards_held_before_it() -> None:
+    world = World()
+    world.now -= T
+    call = asyncio.create_task(world.binder.bind(ARGS))
+    gate = await world.gates.get()
+    world.state.apply_pod(pod("p", 4, version=9, node="n"), 0)
+    gate.set()
+    assert "bound to node n already" in await call
+    assert world.api.calls == []
+
+
 async def test_leadership_lost_while_waiting() -> None:
     leader = Leader(is_leader=True, since=103.0)
     world = World(leader)
