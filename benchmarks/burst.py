@@ -8,13 +8,13 @@ nodes are many, and what is measured is this machine. The last line is JSON.
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from allocator.request import ContainerRequest, PodRequest
+from benchmarks.machine import machine
 from scheduler_plugin.nodes import NodeArrays
 from scheduler_plugin.two_tier import commit_times
 from scheduler_plugin.two_tier_workers import BatchResult, BatchSettings, Job, schedule
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     workers = [int(part) for part in options.workers.split(",")]
     cores = len(os.sched_getaffinity(0))
-    print(f"{platform.machine()}, {cores} cores, Python {platform.python_version()}")
+    print(machine())
     print(f"\nwaiting: {PODS} pods, pre-scheduling {PREPARE_S:g} s, commit {COMMIT_S:g} s")
     print(f"{'workers':>8}{'model, s':>10}{'measured, s':>13}{'faster than 20 s by':>21}")
     waiting = []

@@ -14,7 +14,6 @@ in a new order with every call, so that nothing about the list can be remembered
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import socket
@@ -31,7 +30,7 @@ from aiohttp import web
 from allocator.names import NODE_CARDS, NODE_HOLDS, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
-from benchmarks.throughput import machine
+from benchmarks.machine import machine, percentile, resident_mib
 
 CARDS = 8
 CARD_UNITS = 79
@@ -51,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.nodes, options.calls) < 1:
         parser.error("--nodes and --calls must be 1 or more")
-    print(machine(), f"Python {sys.version.split()[0]}")
+    print(machine())
     asyncio.run(measure(options.nodes, options.policy, options.calls, shuffle=options.shuffle))
 
 
@@ -322,18 +321,6 @@ async def post(session: aiohttp.ClientSession, path: str, body: bytes) -> tuple[
 def spread(values: Sequence[float]) -> str:
     """Write a distribution of milliseconds for people."""
     return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} ms"
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all are not above."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def kubeconfig_of(server: str) -> str:

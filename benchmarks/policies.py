@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.machine import machine
 from scheduler_plugin.policies import names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options, default_jobs, parse_policies, parse_seeds
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
+    print(machine())
     folder = Path(options.traces)
     table = published(folder)
     everything: dict[str, dict[str, Any]] = {}

@@ -9,18 +9,16 @@ its pods over the time from the scheduler's first binding to its last. The last 
 import argparse
 import http.client
 import json
-import os
-import platform
 import ssl
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from allocator.packing import Layout, NodeWords, node_resources, width
+from benchmarks.machine import machine
 from tests.cluster.harness import Api, Cluster, until, workload
 from tests.cluster.harness.controlplane import RESOURCE
 
@@ -37,37 +35,28 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000, help="fake nodes (default 1000)")
     parser.add_argument("--pods", type=int, default=1000, help="pods a round (default 1000)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds a side (default 5)")
+    parser.add_argument(
+        "--shortlist", type=int, default=1, help="the extender's (default 1, as manifests/scheduler has it)"
+    )
     options = parser.parse_args()
     if min(options.nodes, options.pods, options.rounds) < 1 or options.pods < 2:
         parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
     print(machine())
-    rates = measure(options.nodes, options.pods, options.rounds)
+    print(f"shortlist {options.shortlist}")
+    rates = measure(options.nodes, options.pods, options.rounds, options.shortlist)
     medians = {side: round(statistics.median(rates[side]), 1) for side in SIDES}
     print(f"with the extender / without: {medians['extender'] / medians['none']:.2f}")
     print(json.dumps({"nodes": options.nodes, "pods_per_s": medians}))
 
 
-def machine() -> str:
-    """Describe the machine in one line."""
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"machine: {os.cpu_count()} x {cpu}, {memory_gib:.0f} GiB, Linux {platform.release()}"
-
-
-def measure(nodes: int, pods: int, rounds: int) -> dict[str, list[float]]:
+def measure(nodes: int, pods: int, rounds: int, shortlist: int) -> dict[str, list[float]]:
     """Run all rounds on one control plane.
 
     Returns:
         Pods bound per second, one figure a round, by side.
     """
     cluster = Cluster(with_node=False)
+    cluster.extender.flags = ["--shortlist", str(shortlist)]
     # No controllers: they would declare nodes without a kubelet dead in the middle of it.
     cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from allocator.errors import RequestError
+from allocator.names import POD_NODE_POLICY
 from allocator.request import PodRequest, parse_pod
 from scheduler_plugin.commit import Candidate, Offer, Offers
 from scheduler_plugin.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
@@ -39,7 +40,7 @@ class Extender:
         state: The cluster.
         policies: Of the cluster.
         offers: Where the versions and scores of returned nodes are kept for the commit.
-        shortlist: Nodes that filter returns at most to a pod without preferences of its own; 0 returns all.
+        shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Extender:
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
         scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
-        limit = len(rows) if self.shortlist <= 0 or has_preferences(pod) else self.shortlist
+        limit = len(rows) if self.shortlist <= 0 or _ranks_by_itself(pod) else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
             self.refused = pod.metadata.uid
@@ -96,22 +97,24 @@ class Extender:
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
 
+        A pod that ranks nodes by itself gets 0 everywhere: one rank of ours outvotes its preferences.
+
         Raises:
             ProtocolError: the body is rubbish.
         """
         pod, candidates = self._calls.decode(body)
         result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
+        if stale or _ranks_by_itself(pod):
+            return encode_scores(candidates, self.state.nodes, result)
         offered = self._as_offered(pod.metadata.uid, candidates)
-        if offered is not None and not stale:
+        if offered is not None:
             result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
             return encode_scores(candidates, self.state.nodes, result)
-        query: Query | None = None
-        if not stale:
-            self.state.expire(now)
-            try:
-                query = self._query(pod)
-            except RequestError:
-                query = None
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError:
+            query = None
         if query is None:
             return encode_scores(candidates, self.state.nodes, result)
         rows, at = self._known(candidates)
@@ -273,3 +276,8 @@ class Extender:
             return chosen
         position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
         return chosen if position in chosen else [*chosen, position]
+
+
+def _ranks_by_itself(pod: PodLite) -> bool:
+    """Tell whether the pod states preferences and names no policy: then those rank the nodes."""
+    return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})

@@ -226,6 +226,25 @@ def test_policy_of_the_cluster_and_of_a_pod(cluster: Cluster, start: Any, policy
     assert place_all(cluster) == PLACES[policy]
 
 
+def test_a_pod_s_own_preferences_are_not_outvoted(cluster: Cluster, start: Any) -> None:
+    start("least-requested")
+    request = PODS_IN_ORDER[0]
+    prefers_c = {"key": "metadata.name", "operator": "In", "values": ["c"]}
+    limits = {"cpu": request.cpu, "memory": f"{request.memory}Gi"}
+    for name, annotations, node in (
+        ("prefers", {}, "c"),
+        ("names-a-policy", {POD_NODE_POLICY: "least-requested"}, PLACES["least-requested"][0]),
+    ):
+        container = workload.container(gib=request.units, limits=limits)
+        pod = workload.pod(name, container, annotations=annotations)
+        preference = {"weight": 1, "preference": {"matchFields": [prefers_c]}}
+        pod["spec"]["affinity"] = {
+            "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
+        }
+        cluster.create(pod)
+        assert until(lambda n=name: cluster.pod(n)["spec"].get("nodeName"), f"{name} bound") == node
+
+
 def test_weighted_balance_counts_pods_that_could_not_be_placed(cluster: Cluster, start: Any) -> None:
     extender = start("weighted-balance", "threshold=0")
     model = Model("weighted-balance", {"threshold": "0"})

@@ -122,6 +122,19 @@ def test_a_pod_with_preferences_gets_every_node_that_fits() -> None:
     assert world.filter(pod_object("p", 8, spec=spread))["NodeNames"] == ["n0", "n1"]
 
 
+def test_a_pod_s_preferences_are_not_outvoted_unless_it_names_a_policy() -> None:
+    world = World(shortlist=1)
+    for index in range(3):
+        world.node(f"n{index}", (16,), (index,))
+    prefers = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    the_pod = pod_object("p", 8, spec={"affinity": prefers})
+    names = world.filter(the_pod)["NodeNames"]
+    assert world.prioritize(the_pod, names) == {"n0": 0, "n1": 0, "n2": 0}
+    the_pod["metadata"]["annotations"] = {"gpupack.io/node-policy": "least-requested"}
+    assert world.filter(the_pod)["NodeNames"] == ["n0"]
+    assert world.prioritize(the_pod, names) == {"n0": 10, "n1": 9, "n2": 8}
+
+
 def test_a_nominated_node_is_not_cut_off() -> None:
     world = World(shortlist=1)
     for index in range(3):

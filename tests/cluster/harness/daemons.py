@@ -16,19 +16,24 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class _Daemon:
-    """A command of gpupack with an HTTP port; start, kill and start again with the same arguments."""
+    """A command of gpupack with an HTTP port; start, kill and start again with the same arguments.
+
+    Attributes:
+        flags: Added to the arguments at the next start.
+    """
 
     def __init__(self, name: str, arguments: list[str], log: Path, port: int) -> None:
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        self.flags: list[str] = []
         self._arguments = arguments
         self._process: Process | None = None
 
     def start(self, *, ready: bool = True) -> None:
         """Start it; with `ready` return when /readyz says so."""
         assert self._process is None, f"{self.name} already runs"
-        command = [sys.executable, "-m", "gpupack", *self._arguments]
+        command = [sys.executable, "-m", "gpupack", *self._arguments, *self.flags]
         self._process = Process(self.name, command, self.log, cwd=REPOSITORY)
         if ready:
             self.wait_ready()
