@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000, help="fake nodes (default 1000)")
     parser.add_argument("--pods", type=int, default=1000, help="pods a round (default 1000)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a side (default 5)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds a side (default 9)")
     parser.add_argument(
         "--shortlist", type=int, default=1, help="the extender's (default 1, as manifests/scheduler has it)"
     )

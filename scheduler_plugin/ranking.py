@@ -24,7 +24,7 @@ def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
     positions = np.flatnonzero(scores < np.inf)
     if positions.size > limit:
         kept = scores[positions]
-        last = np.partition(kept, limit - 1)[limit - 1]
+        last = kept.min() if limit == 1 else np.partition(kept, limit - 1)[limit - 1]
         sure = positions[kept < last]
         ties = positions[kept == last]
         wanted = limit - sure.size
