@@ -36,6 +36,11 @@ class Ledger(Releases, Choice):
 
     # What happens to cards.
 
+    @property
+    def installed(self) -> tuple[Card, ...]:
+        """Every card in word order as it is without pods: `used_units` 0."""
+        return tuple(self._cards.values())
+
     def cards(self) -> tuple[Card, ...]:
         """Return every card in word order, with its promised units as used ones."""
         promised = self.promised()

@@ -1,8 +1,9 @@
 """What the ledger knows: its input values, its records and plain look-ups; no rule is decided here."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from allocator.cards import Card
@@ -18,7 +19,7 @@ REMEMBERED_DEAD: Final = 4096
 REMEMBERED_ANSWERS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pod:
     """A pod with our resource that is bound to this node, as the API server shows it.
 
@@ -45,6 +46,16 @@ class Pod:
     allocation: Assignment | None = None
     started: bool = False
     terminal: bool = False
+
+    @cached_property
+    def assigned_costs(self) -> Mapping[str, int] | None:
+        """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
+        return _costs(self.request, self.assigned)
+
+    @cached_property
+    def allocation_costs(self) -> Mapping[str, int] | None:
+        """Units by card of `allocation`, likewise."""
+        return _costs(self.request, self.allocation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +225,7 @@ class Book:
 
     def _by_card(self, ids: Iterable[str]) -> dict[str, int]:
         """Count IDs per card."""
-        counts: dict[str, int] = {}
-        for text in ids:
-            uuid = self._card_of[text]
-            counts[uuid] = counts.get(uuid, 0) + 1
-        return counts
+        return dict(Counter(map(self._card_of.__getitem__, ids)))
 
     def _eligible(self, request: PodRequest, units: int) -> list[str]:
         """Cards that could ever take `units` of this request."""
@@ -228,23 +235,24 @@ class Book:
             if card.size_units >= units and request.selector.admits(card)
         ]
 
-    def _costs(self, request: PodRequest, assignment: Assignment | None) -> dict[str, int] | None:
-        """What an annotation charges by card; None when it is missing or cannot be true of this request."""
-        if assignment is None:
-            return None
-        try:
-            costs = charge(request, assignment)
-        except RequestError:
-            return None
-        return costs if costs.keys() <= self._cards.keys() else None
+    def _here(self, costs: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """What an annotation charges by card; None also when it names a card that this node does not have."""
+        return costs if costs is not None and costs.keys() <= self._cards.keys() else None
 
     def _initial_targets(self, pod: Pod) -> list[tuple[str, ...] | None]:
         """Expect every demand where `assigned` says."""
-        if pod.assigned is None or self._costs(pod.request, pod.assigned) is None:
+        if pod.assigned is None or self._here(pod.assigned_costs) is None:
             return [None for _ in pod.request.demands]
         return [
             tuple(uuid for uuid, _ in pod.assigned[demand.containers[0]]) for demand in pod.request.demands
         ]
+
+
+def _costs(request: PodRequest, assignment: Assignment | None) -> dict[str, int] | None:
+    try:
+        return None if assignment is None else charge(request, assignment)
+    except RequestError:
+        return None
 
 
 def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:

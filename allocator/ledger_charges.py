@@ -47,9 +47,11 @@ class Charges(Owners):
         The scheduler counts a bound pod at its `assigned` cards until the words hold it. When another pod got
         those cards, the words must say where this one goes instead, or its place would be given away.
         """
-        expected = self._expected()
+        return self._reserved(self.promised())
+
+    def _reserved(self, promised: Mapping[str, int]) -> dict[str, int]:
+        expected = self._expected(promised)
         assumed = self._assumed()
-        promised = self.promised()
         return {
             uuid: max(0, min(units - assumed.get(uuid, 0), self._cards[uuid].size_units - promised[uuid]))
             for uuid, units in expected.items()
@@ -58,7 +60,7 @@ class Charges(Owners):
     def used(self) -> tuple[int, ...]:
         """Units of each card in word order as published: never more than its size."""
         promised = self.promised()
-        reserved = self._rule_reserve()
+        reserved = self._rule_reserve(promised)
         return tuple(
             card.size_units
             if not card.healthy or card.cordoned
@@ -69,8 +71,8 @@ class Charges(Owners):
             for uuid, card in self._cards.items()
         )
 
-    def _rule_reserve(self) -> dict[str, int]:
-        return self.reserved()
+    def _rule_reserve(self, promised: Mapping[str, int]) -> dict[str, int]:
+        return self._reserved(promised)
 
     def _rule_admitted_pods_hold_their_request(self) -> dict[str, int]:
         """A pod that was admitted holds what it asked for until it has ended, whether IDs are known or not.
@@ -89,13 +91,18 @@ class Charges(Owners):
 
         A kubelet that lost its checkpoint hands out again what containers run with.
         """
-        owners: dict[str, set[str]] = {}
+        proven = []
         for holding in self._holdings:
             if holding.certain and holding.slot is not None:
                 tracked = self._pods.get(holding.slot.uid)
                 if tracked is not None and tracked.live:
-                    for text in holding.ids:
-                        owners.setdefault(text, set()).add(holding.slot.uid)
+                    proven.append((holding.slot.uid, holding.ids))
+        if sum(len(ids) for _, ids in proven) == len(set().union(*(ids for _, ids in proven))):
+            return {}
+        owners: dict[str, set[str]] = {}
+        for uid, ids in proven:
+            for text in ids:
+                owners.setdefault(text, set()).add(uid)
         total: dict[str, int] = {}
         for text, uids in owners.items():
             if len(uids) > 1:
@@ -117,7 +124,7 @@ class Charges(Owners):
         with are set against its request, see `_runs_with`.
         """
         pod = tracked.pod
-        known_from_record = self._costs(pod.request, pod.allocation)
+        known_from_record = self._here(pod.allocation_costs)
         units: dict[str, int] = {}
         vague = False
         if pod.request.shared:
@@ -161,7 +168,7 @@ class Charges(Owners):
             if tracked.held:
                 continue
             request = tracked.pod.request
-            costs = self._costs(request, tracked.pod.assigned)
+            costs = self._here(tracked.pod.assigned_costs)
             if costs is not None:
                 add(total, costs)
                 continue
@@ -170,10 +177,10 @@ class Charges(Owners):
                 add(total, dict.fromkeys(eligible, demand.units_per_card))
         return total
 
-    def _expected(self, without: Slot | None = None) -> dict[str, int]:
+    def _expected(self, promised: Mapping[str, int], without: Slot | None = None) -> dict[str, int]:
         """Units by card that waiting pods will take, each where it is going to be served."""
         total: dict[str, int] = {}
-        for tracked, demand, cards, units in self._destinations():
+        for tracked, demand, cards, units in self._destinations(promised):
             if (
                 without is None
                 or tracked.pod.uid != without.uid
@@ -182,13 +189,15 @@ class Charges(Owners):
                 add(total, dict.fromkeys(cards, units))
         return total
 
-    def _destinations(self) -> Iterator[tuple[Tracked, Demand, tuple[str, ...], int]]:
+    def _destinations(
+        self, promised: Mapping[str, int]
+    ) -> Iterator[tuple[Tracked, Demand, tuple[str, ...], int]]:
         """Yield what is not served yet: its cards and the units still to come on each, oldest pod first.
 
         A target that has no room any more is replaced by what the card policy makes of the room left.
         Without any, the demand counts on every card that could take it.
         """
-        taken = self.promised()
+        taken = dict(promised)
         stranded = []
         for tracked, position, demand in self._waiting_demands():
             got = self._by_card(self._ids_of(tracked, demand))

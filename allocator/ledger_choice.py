@@ -208,8 +208,8 @@ class Choice(Charges):
         """
         free = self._by_card(offered)
         unused = self._by_card(offered - self._known())
-        expected = self._expected(slot)
         promised = self.promised()
+        expected = self._expected(promised, slot)
         left = {
             u: min(unused.get(u, 0), card.size_units - promised[u]) - expected.get(u, 0)
             for u, card in self._cards.items()

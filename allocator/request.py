@@ -8,6 +8,7 @@ containers in the order of the kubelet, then annotations.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from allocator.errors import QuantityError, RequestError, shown
@@ -53,7 +54,7 @@ class Demand:
     cards: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PodRequest:
     """What a pod asks for.
 
@@ -74,7 +75,7 @@ class PodRequest:
     node_policy: str | None = None
     card_policy: str | None = None
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         """Whether all containers must share one card, because an ordinary init container asks.
 
@@ -82,7 +83,7 @@ class PodRequest:
         """
         return any(container.kind == "init" for container in self.containers)
 
-    @property
+    @cached_property
     def effective_units(self) -> int:
         """Units the pod needs at its peak, by the rule of Kubernetes.
 
@@ -99,7 +100,7 @@ class PodRequest:
                 mains += container.units
         return max(peak, mains + sidecars)
 
-    @property
+    @cached_property
     def demands(self) -> tuple[Demand, ...]:
         """The choices of cards to make, in order."""
         if self.shared:

@@ -86,7 +86,7 @@ class Account:
     def health_changed(self) -> None:
         """Make the list of devices anew from the cards' health."""
         self._devices = {
-            identifier: card.healthy for card in self.ledger.cards() for identifier in self._ids[card.uuid]
+            identifier: card.healthy for card in self.ledger.installed for identifier in self._ids[card.uuid]
         }
 
     async def preferred(
@@ -133,7 +133,8 @@ class Account:
                 log.warning("container of an unknown pod", units=size, waited_s=limit_s)
                 return False
             try:
-                await asyncio.wait_for(self._news.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
             except TimeoutError:
                 continue
         return True

@@ -127,7 +127,7 @@ class Daemon:
         )
 
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.cards(), gpus)
+            return records(ledger.installed, gpus)
 
         self._publisher = Publisher(
             client,
@@ -172,7 +172,8 @@ class Daemon:
     async def _register(self) -> None:
         """Offer our devices, once it is known that no other unit is in use."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._reconciler.listed.wait(), FIRST_LIST_S)
+            async with asyncio.timeout(FIRST_LIST_S):
+                await self._reconciler.listed.wait()
         await self._registrar.run()
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:

@@ -22,6 +22,12 @@ log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
 
+BURST_S: Final = 0.02
+"""One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
+
+ANNOTATE_S: Final = 0.2
+"""The same for what only people read."""
+
 _decode_node = msgspec.json.Decoder(NodeObject).decode
 
 
@@ -87,9 +93,11 @@ class Publisher:
             self._wake.clear()
             wait_s = await self._step()
             try:
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
+            await asyncio.sleep(BURST_S)
 
     async def _step(self) -> float | None:
         """Patch if it is time.
@@ -143,7 +151,7 @@ class Publisher:
         ledger = self._account.ledger
         return Wanted(
             unit_mib=self._unit_mib,
-            sizes=tuple(card.size_units for card in ledger.cards()),
+            sizes=tuple(card.size_units for card in ledger.installed),
             used=ledger.used(),
             holds=ledger.holds(),
             inventory=tuple(self._inventory()),
@@ -192,6 +200,7 @@ class Annotator:
                 continue
             self._backoff.reset()
             await self._wake.wait()
+            await asyncio.sleep(ANNOTATE_S)
 
     async def _all(self) -> None:
         """Write every annotation that is missing or wrong; one that was written is not looked at again."""

@@ -34,6 +34,9 @@ class Pace:
 
 PACE: Final = Pace()
 
+BREATH_S: Final = 0.002
+"""Pause between parts of a round that each take the loop a while: an Allocate gets its turn in between."""
+
 
 class PodResources(Protocol):
     """The kubelet's list; `podresources.PodResourcesClient` in earnest."""
@@ -110,7 +113,8 @@ class Reconciler:
             unsettled = ledger.wants_list() or bool(ledger.doubtful())
             delay_s = min(self._pace.unsettled_s, delay_s * 2) if unsettled else self._pace.slow_s
             try:
-                await asyncio.wait_for(self._wake.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
             delay_s = self._pace.soon_s
@@ -136,6 +140,7 @@ class Reconciler:
             self.kubelet_restarted()
             return
         self._kubelet_id = answer.kubelet
+        await asyncio.sleep(BREATH_S)
         self._check_units(answer)
         before = self._fingerprint()
         self._account.ledger.listed(
@@ -147,20 +152,24 @@ class Reconciler:
             mark,
         )
         self.listed.set()
-        await self._look_at_cgroups()
         if self._fingerprint() != before:
             self._account.changed()
+        await asyncio.sleep(BREATH_S)
+        if await self._look_at_cgroups():
+            self._account.changed()
 
-    async def _look_at_cgroups(self) -> None:
+    async def _look_at_cgroups(self) -> bool:
+        """Tell the ledger of pods that have no container left; returns whether there were any."""
         doubtful = self._account.ledger.doubtful()
         if not doubtful:
-            return
+            return False
         names = {uid: self._view.cgroup_uid(uid) for uid in doubtful}
         alive = await asyncio.to_thread(self._cgroups.alive, frozenset(names.values()))
-        for uid, cgroup_uid in names.items():
-            if cgroup_uid not in alive:
-                log.info("pod ended", uid=uid)
-                self._account.ledger.containers_ended(uid)
+        ended = [uid for uid, cgroup_uid in names.items() if cgroup_uid not in alive]
+        for uid in ended:
+            log.info("pod ended", uid=uid)
+            self._account.ledger.containers_ended(uid)
+        return bool(ended)
 
     def _check_units(self, answer: PodResourcesList) -> None:
         for (namespace, name, _), devices in answer.entries.items():

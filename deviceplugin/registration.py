@@ -139,7 +139,8 @@ class Registrar:
                     self._wake.clear()
                     delay_s = await self._step()
                     try:
-                        await asyncio.wait_for(self._wake.wait(), delay_s)
+                        async with asyncio.timeout(delay_s):
+                            await self._wake.wait()
                     except TimeoutError:
                         continue
         finally:

@@ -132,7 +132,8 @@ class LeaseElector:
         """One try; failures are told and forgotten, the deadline does the rest."""
         before = self.is_leader
         try:
-            await asyncio.wait_for(self._try(), self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                await self._try()
         except (KubeApiError, TimeoutError) as error:
             log.warning("lease not renewed", lease=self._name, leader=self.is_leader, error=str(error))
         if self.is_leader != before:

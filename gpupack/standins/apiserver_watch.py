@@ -74,7 +74,8 @@ class Watch:
 
     async def _wait(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._store.changed(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._store.changed()
         except TimeoutError:
             return
 

@@ -188,7 +188,8 @@ class ApiLink:
             self._node_wake.clear()
             await self._until_done(lambda: self._write_capacity(session, dropped))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._node_wake.wait(), _STATUS_INTERVAL_S)
+                async with asyncio.timeout(_STATUS_INTERVAL_S):
+                    await self._node_wake.wait()
 
     async def _until_done(self, work: Callable[[], Any]) -> None:
         while True:

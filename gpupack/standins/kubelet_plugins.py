@@ -44,7 +44,8 @@ class PluginClient:
             ConnectionError: nobody answered.
         """
         try:
-            await asyncio.wait_for(self._channel.channel_ready(), _DIAL_S)
+            async with asyncio.timeout(_DIAL_S):
+                await self._channel.channel_ready()
             self.options = await self._stub.GetDevicePluginOptions(pb.Empty(), timeout=_DIAL_S)
         except TimeoutError:
             raise ConnectionError("failed to dial device plugin: context deadline exceeded") from None
