@@ -240,6 +240,12 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
 )
 @click.option("--tls-key-file", "tls_key", metavar="FILE", help="PEM.")
 @click.option(
+    "--tls-client-ca-file",
+    "tls_client_ca",
+    metavar="FILE",
+    help="PEM; then filter, prioritize, bind and preempt want a client certificate of this authority.",
+)
+@click.option(
     "--leader-elect/--no-leader-elect", default=False, help="For the Service form: only the leader binds."
 )
 @click.option("--lease-namespace", default="kube-system", show_default=True)

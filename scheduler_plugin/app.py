@@ -69,7 +69,8 @@ async def run(
             patience=Patience(watcher.news, clock),
             leadership=elector,
         )
-        runner = web.AppRunner(make_app(service), access_log=None, handle_signals=False)
+        app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         try:
             await _listen(runner, settings)
@@ -92,11 +93,12 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> None:
         SettingsError: the TLS files or the address cannot be used.
     """
     try:
-        tls = tls_context(settings.tls_cert, settings.tls_key)
+        tls = tls_context(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     except OSError as error:
+        authority = f", client CA {settings.tls_client_ca!r}" if settings.tls_client_ca else ""
         raise SettingsError(
-            f"TLS certificate {settings.tls_cert!r} and key {settings.tls_key!r} cannot be used: "
-            f"{error.strerror or error}; allowed are PEM files that belong together"
+            f"TLS certificate {settings.tls_cert!r}, key {settings.tls_key!r}{authority} cannot be used: "
+            f"{error.strerror or error}; allowed are PEM files, certificate and key of one pair"
         ) from error
     try:
         await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=tls).start()

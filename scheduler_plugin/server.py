@@ -1,7 +1,7 @@
 """The extender over HTTP."""
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -22,6 +22,9 @@ MAX_BODY: Final = 16 * 2**20
 
 BIND_WAIT_S: Final = 1.0
 """How long bind waits for a pod that our view does not have yet."""
+
+OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What may be read without a client certificate; probes and Prometheus have none."""
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
@@ -131,10 +134,12 @@ class Service:
 
 
 @web.middleware
-async def _explain(request: web.Request, handler: Callable[[web.Request], object]) -> web.StreamResponse:
+async def _explain(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     """Turn rubbish into one clear line with status 400 or 422."""
     try:
-        return await handler(request)  # type: ignore[misc,no-any-return]
+        return await handler(request)
     except ProtocolError as error:
         request.app[METRICS].errors.labels(request.path.strip("/")).inc()
         log.warning("request refused", path=request.path, error=str(error))
@@ -143,9 +148,28 @@ async def _explain(request: web.Request, handler: Callable[[web.Request], object
         return web.Response(text=f"body too large: allowed are {MAX_BODY} bytes\n", status=413)
 
 
-def make_app(service: Service) -> web.Application:
-    """Build the application."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_explain])
+@web.middleware
+async def _only_known_clients(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse verbs to clients without a certificate; one of a strange authority fails the handshake."""
+    transport = request.transport
+    if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
+        return web.Response(
+            text="allowed is a client certificate of the authority given at start\n", status=403
+        )
+    return await handler(request)
+
+
+def make_app(service: Service, *, only_known_clients: bool = False) -> web.Application:
+    """Build the application.
+
+    Args:
+        service: What the handlers work on.
+        only_known_clients: Answer verbs only to clients with a certificate.
+    """
+    guards = [_only_known_clients] if only_known_clients else []
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
     app[METRICS] = service.metrics
     app.add_routes(
         [
@@ -161,10 +185,18 @@ def make_app(service: Service) -> web.Application:
     return app
 
 
-def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Build the TLS side of the server, None where it speaks plain HTTP."""
+def tls_context(
+    certificate: str | None, key: str | None, client_ca: str | None = None
+) -> ssl.SSLContext | None:
+    """Build the TLS side of the server, None where it speaks plain HTTP.
+
+    With `client_ca` a client may show a certificate, and it must be of that authority.
+    """
     if certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context

@@ -31,6 +31,7 @@ class Settings:
         unit_mib: MiB a unit; names the resource.
         tls_cert: PEM file; with `tls_key` the server speaks TLS only.
         tls_key: PEM file.
+        tls_client_ca: PEM file; verbs are then answered to clients with a certificate of these authorities.
         leader_elect: Take part in an election; only the leader is ready and binds.
         lease_namespace: Of the Lease.
         lease_name: Of the Lease.
@@ -50,6 +51,7 @@ class Settings:
     unit_mib: int = MIB_PER_GIB
     tls_cert: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
     leader_elect: bool = False
     lease_namespace: str = "kube-system"
     lease_name: str = f"{SCHEDULER_NAME}-extender"
@@ -121,9 +123,12 @@ class Settings:
     def _tls_faults(self) -> list[str]:
         if (self.tls_cert is None) != (self.tls_key is None):
             return ["TLS certificate and key: allowed are both files or none"]
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            return [f"TLS client CA {self.tls_client_ca!r}: allowed with a TLS certificate and key only"]
+        files = (("certificate", self.tls_cert), ("key", self.tls_key), ("client CA", self.tls_client_ca))
         return [
             f"TLS {what} {path!r}: no such file"
-            for what, path in (("certificate", self.tls_cert), ("key", self.tls_key))
+            for what, path in files
             if path is not None and not Path(path).is_file()
         ]
 

@@ -3,6 +3,7 @@
 import shutil
 import ssl
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -31,6 +32,7 @@ class Replica(Extender):
         arguments = [word for word in shipped[1:] if not word.startswith(("--http", "--tls"))]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
         tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
+        tls.append(f"--tls-client-ca-file={self.certificate}")
         super().__init__(kubeconfig, cluster.control.log_dir, port, *arguments, *tls)
         self.url = f"https://127.0.0.1:{port}"
 
@@ -56,6 +58,8 @@ def join(cluster: Cluster, replica: Replica) -> None:
     (extender,) = fragment["extenders"]
     extender["urlPrefix"] = replica.url
     extender["tlsConfig"]["caFile"] = str(replica.certificate)
+    extender["tlsConfig"]["certFile"] = str(replica.certificate)
+    extender["tlsConfig"]["keyFile"] = str(replica.certificate.with_suffix(".key"))
     cluster.control.configure_scheduler(None, **fragment)
     if "kube-scheduler" in cluster.control.running:
         cluster.control.kill("kube-scheduler")
@@ -88,6 +92,8 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     join(cluster, first)
     cluster.create(w.pod("one", w.container(gib=5)))
     cluster.wait_running("one", 60)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        first.http("/bind")
     holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]
     first.kill()
     second.wait_ready(60)

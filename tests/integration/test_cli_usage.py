@@ -212,6 +212,7 @@ def test_all_faults_at_once(run, folder):
         ({"bind-timeout": 0}, "bind timeout 0 s: allowed is more than 0"),
         ({"stale-after": "nan"}, "stale limit nan s: allowed is more than 0"),
         ({"tls-cert-file": "{folder}/rubbish"}, "allowed are both files or none"),
+        ({"tls-client-ca-file": "{folder}/rubbish"}, "allowed with a TLS certificate and key only"),
         (
             {"tls-cert-file": "{folder}/rubbish", "tls-key-file": "{folder}/rubbish"},
             "cannot be used: ",

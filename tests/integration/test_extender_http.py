@@ -319,6 +319,23 @@ async def test_tls(tmp_path: Path) -> None:
         assert await client.get("/healthz") == (200, "ok\n")
 
 
+async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key), "tls_client_ca": str(certificate)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await client.get(path))[0] == 200
+        for verb in ("filter", "prioritize", "bind", "preempt"):
+            refused = await client.post(f"/{verb}", b"{}")
+            assert refused == (403, "allowed is a client certificate of the authority given at start\n")
+        known = ssl.create_default_context(cafile=str(certificate))
+        known.load_cert_chain(certificate, key)
+        client.tls = known
+        assert (await client.post("/filter", b"{}"))[0] == 422
+
+
 async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such file"):
         await run(Settings(kubeconfig=str(tmp_path / "missing")))
