@@ -118,11 +118,14 @@ class WeightedBalance:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = Settings() if settings is None else settings
         self.epoch = 0
+        # Comparing with a Fraction costs as much as an array operation.
+        self._threshold = float(self.settings.threshold)
         self._blocked: dict[str, tuple[int, ...]] = {}
         self._counts: Counter[int] = Counter()
         self._held: Counter[Hashable] = Counter()
         self._orders: tuple[object, ...] = ()
         self._weights: tuple[Fraction, ...] = ()
+        self._column: FloatArray = np.zeros((3, 1), dtype=np.float64)
         self._cursor: int | None = None
         self._fractions = Fractions()
         self._y: FloatArray = np.zeros(0, dtype=np.float64)
@@ -161,6 +164,7 @@ class WeightedBalance:
             weights = mean([charts[part] for part in PARTS if part in self.settings.parts])
             if weights != self._weights:
                 self._weights = weights
+                self._column = np.array([[float(weight)] for weight in weights])
                 self.epoch += 1
         return self._weights
 
@@ -168,17 +172,19 @@ class WeightedBalance:
         """Score rows by y after placing the pod; below the threshold the first to get more level wins."""
         changed = self._fractions.follow(view)
         shares = self._shares()
-        weights = np.array([float(weight) for weight in self._weigh(shares)])
-        before = self._before(view, changed, weights)
-        if self._utilisation(shares) >= self.settings.threshold:
-            return self._after(ask, rows, weights)
+        self._weigh(shares)
+        if self._utilisation(shares) >= self._threshold:
+            if changed.size:
+                self._y_epoch = -1
+            return self._after(ask, rows)
+        before = self._before(view, changed)
         order = self._polling_order(view, rows)
         result: FloatArray = np.empty(len(rows), dtype=np.float64)
         start, end = 0, _POLLED_FIRST
         while start < len(rows):
             at = order[start:end]
             polled = rows[at]
-            result[at] = self._after(ask, polled, weights)
+            result[at] = self._after(ask, polled)
             better = result[at] < before[polled]
             if better.any():
                 winner = at[np.argmax(better)]
@@ -192,7 +198,7 @@ class WeightedBalance:
             start, end = end, len(rows)
         return self._unimproved(view, ask, rows, result)
 
-    def _before(self, view: ClusterView, changed: RowArray, weights: FloatArray) -> FloatArray:
+    def _before(self, view: ClusterView, changed: RowArray) -> FloatArray:
         """Y of every row as it is, brought up to date."""
         if len(self._y) != len(view.version) or self._y_epoch != self.epoch:
             self._y = np.zeros(len(view.version), dtype=np.float64)
@@ -200,7 +206,7 @@ class WeightedBalance:
             changed = np.arange(len(view.version))
         if changed.size:
             present = self._fractions.present(changed)
-            self._y[changed] = _imbalances(self._fractions.before(changed), present, weights)
+            self._y[changed] = _imbalances(self._fractions.before(changed), present, self._column)
         return self._y
 
     def _shares(self) -> tuple[float, ...]:
@@ -209,10 +215,11 @@ class WeightedBalance:
         return tuple(used / total if total > 0 else 0.0 for used, total in pairs)
 
     def _utilisation(self, shares: Sequence[float]) -> float:
-        return sum(shares) / max(1, sum(total > 0 for total in self._fractions.capacity_total))
+        cpu, memory, gpu = self._fractions.capacity_total
+        return sum(shares) / max(1, (cpu > 0) + (memory > 0) + (gpu > 0))
 
-    def _after(self, ask: Ask, rows: RowArray, weights: FloatArray) -> FloatArray:
-        return _imbalances(self._fractions.after(ask, rows), self._fractions.present(rows), weights)
+    def _after(self, ask: Ask, rows: RowArray) -> FloatArray:
+        return _imbalances(self._fractions.after(ask, rows), self._fractions.present(rows), self._column)
 
     def _polling_order(self, view: ClusterView, rows: RowArray) -> RowArray:
         """Positions in `rows` by name, from the one after the last winner when the cursor rotates."""
@@ -274,14 +281,13 @@ def _order(values: Sequence[float]) -> tuple[int, ...]:
 
 
 def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) -> FloatArray:
-    """Y of many nodes: fractions float64[3, n], present float64[3, n], weights float64[3] -> float64[n].
+    """Y of many nodes: fractions float64[3, n], present float64[3, n], weights float64[3, 1] -> float64[n].
 
     Overwrites `d`.
     """
     d -= level(d, present)
     d *= d
-    column = weights[:, None]
-    share = column if present is None else present * column
+    share = weights if present is None else present * weights
     d *= share
     spread: FloatArray = d[0] + d[1]
     spread += d[2]
