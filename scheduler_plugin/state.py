@@ -276,11 +276,6 @@ class ClusterState:
             self._drop_take(take)
             self._settle(now)
 
-    def doubt(self, take: Take, until: float) -> None:
-        """Keep a commitment whose Binding got no answer, until it can no longer take effect."""
-        take.until = until
-        self._mortal.add(take.node)
-
     def expire(self, now: float) -> None:
         """End whatever time ends."""
         self._dirty |= self._mortal
@@ -333,14 +328,7 @@ class ClusterState:
         for uid, tombstone in list(book.tombstones.items()):
             if self.rules.tombstone_ends(book, tombstone, now):
                 del book.tombstones[uid]
-        doubtful = False
-        for uid, take in list(book.takes.items()):
-            if self.rules.take_ends(take, now):
-                del book.takes[uid]
-                self._takes.pop(uid, None)
-            else:
-                doubtful = doubtful or take.until is not None
-        if not book.tombstones and not doubtful:
+        if not book.tombstones:
             self._mortal.discard(book.name)
 
     def _index(self, book: Book, claims: list[Claim]) -> None:

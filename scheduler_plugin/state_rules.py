@@ -24,14 +24,11 @@ class Take:
         pod: The version of the pod that the Binding names.
         node: Target of the Binding.
         assigned: Cards of the Binding, None where the node publishes no UUIDs.
-        until: When a Binding without an answer can no longer take effect (seconds of the caller's clock);
-            None while the answer is awaited and after it said yes.
     """
 
     pod: PodRecord
     node: str
     assigned: Assignment | None
-    until: float | None = None
 
 
 @dataclass(slots=True)
@@ -143,10 +140,6 @@ class Rules:
     def keeps_without_node(self) -> bool:
         """Claims outlive the Node object: it may be created again while the kubelet runs on."""
         return True
-
-    def take_ends(self, take: Take, now: float) -> bool:
-        """A Binding without an answer ends when it can no longer take effect."""
-        return take.until is not None and now >= take.until
 
     def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:
         """A newer version of the pod without a node: the Binding's resourceVersion will be refused."""

@@ -183,6 +183,14 @@ async def test_a_binding_without_an_answer_that_was_done(error: KubeApiError) ->
     assert world.assumed() == 8
 
 
+async def test_a_binding_without_an_answer_keeps_its_cards() -> None:
+    world = World()
+    world.fails(TimedOut("late"))
+    await world.binder.bind(ARGS)
+    assert world.assumed() == 8
+    await world.binder.close()
+
+
 async def test_a_binding_without_an_answer_that_was_not_done() -> None:
     world = World()
     world.fails(TimedOut("late"))

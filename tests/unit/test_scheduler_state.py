@@ -452,17 +452,6 @@ def test_a_pod_that_vanished_between_lists_may_have_been_bound() -> None:
     assert assumed(state) == [0, 0]
 
 
-def test_a_doubtful_commitment_ends_when_it_can_no_longer_take_effect() -> None:
-    state = state_with()
-    state.apply_pod(pod("a", 8, version=3), 0)
-    state.doubt(take(state), 5.0)
-    state.expire(4.9)
-    assert assumed(state) == [0, 8]
-    state.expire(5.0)
-    assert assumed(state) == [0, 0]
-    assert state.taken("uid-a") is None
-
-
 def test_a_commitment_outlives_the_node_object() -> None:
     state = state_with()
     state.apply_pod(pod("a", 8, version=3), 0)

@@ -92,7 +92,6 @@ class ModelExtender:
 
     def schedule(self, pod: ModelPod, policy: str) -> bool:
         """Filter, commit and send the Binding of a pod that this extender knows in this version."""
-        self.read_again()
         self.state.expire(self.now)
         if not self._open():
             return False
@@ -138,23 +137,23 @@ class ModelExtender:
         )
         if binding.take is not None:
             if not binding.heard:
-                self.state.doubt(binding.take, binding.until)
                 self.unheard.append(binding)
             elif not done:
                 self.state.roll_back(binding.take, self.now)
         return True
 
     def read_again(self) -> None:
-        """Read pods whose Binding got no answer, once it can no longer take effect."""
+        """Read pods whose Binding got no answer, once it can no longer take effect, as `Binder` does."""
         for binding in [binding for binding in self.unheard if binding.until <= self.now]:
             self.unheard.remove(binding)
             pod = self.world.pods.get(binding.pod.name)
             if pod is not None and pod.uid == binding.pod.uid:
                 self.state.apply_pod(pod.lite, self.now)
-            else:
-                self.state.delete_pod(binding.pod.lite, str(self.world.version), self.now)
+                if pod.node != binding.node and binding.take is not None:
+                    self.state.roll_back(binding.take, self.now)
 
     def settle_due(self) -> None:
         """No Binding outlives the fence."""
         while any(binding.until <= self.now + 1.0 for binding in self.bindings):
             self.settle_binding()
+        self.read_again()

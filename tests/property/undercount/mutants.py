@@ -1,5 +1,6 @@
 """Each accounting rule taken out, one at a time: the model must find a history that breaks the invariant."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,10 @@ import pytest
 
 from allocator.ledger import Ledger
 from allocator.ledger_book import Holding, Tracked
-from scheduler_plugin.state_rules import Rules, Take
+from scheduler_plugin.binding import Binder
+from scheduler_plugin.commit import Commitment
+from scheduler_plugin.state_rules import Rules
+from tests.unit import test_binding as binding
 from tests.unit import test_ledger_charges as charges
 from tests.unit import test_ledger_owners as owners
 
@@ -77,8 +81,12 @@ def _yes(*_: object) -> bool:
     return True
 
 
-def _give_up_at_once(_rules: Rules, take: Take, _now: float) -> bool:
-    return take.until is not None
+def _give_up_at_once(binder: Binder, commitment: Commitment) -> None:
+    binder._roll_back(commitment)
+
+
+def _a_binding_without_an_answer() -> None:
+    asyncio.run(binding.test_a_binding_without_an_answer_keeps_its_cards())
 
 
 def _list_lacks(_ledger: Ledger, holding: Holding) -> bool:
@@ -97,7 +105,13 @@ MUTANTS = (
     _mutant("extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no),
     _mutant("extender: a tombstone stays until the node has seen the end", Rules, "tombstone_ends", _yes),
     _mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1207),
-    _mutant("extender: a Binding without an answer counts", Rules, "take_ends", _give_up_at_once, seed=1026),
+    _mutant(
+        "extender: a Binding without an answer counts",
+        Binder,
+        "_doubt",
+        _give_up_at_once,
+        case=_a_binding_without_an_answer,
+    ),
     _mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty, seed=1040),
     _mutant("extender: only the node's own holds confirm", Rules, "holds", _yes),
     Mutant(

@@ -429,6 +429,7 @@ class Simulation:
             while self.extender.deliver_node() or self.extender.deliver_pod():
                 pass
         self._pass(31.0)
+        self.extender.settle_due()
         self.extender.state.expire(self.now)
         self.compare()
 
