@@ -130,6 +130,7 @@ class WeightedBalance:
         self._fractions = Fractions()
         self._y: FloatArray = np.zeros(0, dtype=np.float64)
         self._y_epoch = -1
+        self._polls_far = False
 
     @property
     def pending_by_class(self) -> tuple[int, ...]:
@@ -180,7 +181,8 @@ class WeightedBalance:
         before = self._before(view, changed)
         order = self._polling_order(view, rows)
         result: FloatArray = np.empty(len(rows), dtype=np.float64)
-        start, end = 0, _POLLED_FIRST
+        # Where the last pod's winner was far, this one's is likely to be: then all are polled in one go.
+        start, end = 0, len(rows) if self._polls_far else _POLLED_FIRST
         while start < len(rows):
             at = order[start:end]
             polled = rows[at]
@@ -190,12 +192,14 @@ class WeightedBalance:
                 winner = at[np.argmax(better)]
                 if self.settings.rotate:
                     self._cursor = int(view.name_rank[rows[winner]])
+                self._polls_far = winner not in order[:_POLLED_FIRST]
                 # Whoever comes later was never asked; the order among them is the polling order.
-                later = order[end:]
+                later = order[end:] if self._polls_far else order[_POLLED_FIRST:]
                 result[later] = _NEVER_POLLED + np.arange(len(later))
                 result[winner] = _WINNER
                 return result
             start, end = end, len(rows)
+        self._polls_far = True
         return self._unimproved(view, ask, rows, result)
 
     def _before(self, view: ClusterView, changed: RowArray) -> FloatArray:
