@@ -32,6 +32,9 @@ from scheduler_plugin.state import ClusterState
 
 SHORTLIST: Final = 16
 
+REMEMBERED_SETTLED: Final = 4096
+"""Pods that were bound or are gone: a filter call for one of them may still be on its way."""
+
 
 class Extender:
     """The first, optimistic tier: looks at a snapshot and takes nothing.
@@ -52,6 +55,7 @@ class Extender:
         self.shortlist = shortlist
         self.refused = ""
         self._calls = CallDecoder()
+        self._done: dict[str, None] = {}
         state.settled = self._settled
 
     def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
@@ -155,6 +159,9 @@ class Extender:
 
     def _settled(self, pod: PodRecord) -> None:
         """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
+        self._done[pod.uid] = None
+        if len(self._done) > REMEMBERED_SETTLED:
+            del self._done[next(iter(self._done))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
             ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
@@ -245,7 +252,7 @@ class Extender:
             codes = found
         else:
             codes[at] = found
-        for learner in self.policies.learners:
+        for learner in () if pod.metadata.uid in self._done else self.policies.learners:
             learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
         groups = []
         for code in np.unique(codes).tolist():

@@ -434,6 +434,21 @@ def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not offer.still_holds(world.state.nodes, offer.candidates[0])
 
 
+def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = Holding()
+    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+    world = World(policy="holding")
+    world.node("a", (8,))
+    world.filter(pod_object("p", 9))
+    world.state.apply_pod(pod("p", 9, version=2), 0)
+    world.state.delete_pod(pod("p", 9, version=3), "3", 0)
+    world.filter(pod_object("p", 9))
+    world.filter(pod_object("q", 9))
+    assert policy.told == ["pending uid-p 1", "settled uid-p None", "pending uid-q 1"]
+
+
 def test_a_policy_that_learns_is_told_of_every_pod_s_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Holding()
     monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
