@@ -69,16 +69,18 @@ class Owners(Book):
     def _rule_name_suggests(self, holding: Holding, key: tuple[str, str, str]) -> None:
         """A name suggests the living pod that has it, unless it was bound only after the Allocate.
 
-        Of an Allocate from before this ledger nobody knows: that pod may be served already, so others are
-        served before it.
+        Even then, where no other pod of that name is known: the kubelet saw it before we did. Of an Allocate
+        from before this ledger nobody knows: that pod may be served already, so others are served before it.
         """
         if holding.slot is not None:
             return
-        for tracked in self._named(key):
+        named = self._named(key)
+        for tracked in named:
             if not tracked.live:
                 continue
             slot = Slot(tracked.pod.uid, key[2])
-            if holding.order > tracked.bound_order or tracked.admitted:
+            ahead = holding.order > 0 and len(named) == 1
+            if holding.order > tracked.bound_order or tracked.admitted or ahead:
                 self._attach(holding, slot)
             elif holding.order == 0:
                 self._doubted.add(slot)

@@ -1,7 +1,8 @@
 """Whatever the extender binds, the node can admit: shipped ledger and extender state in a model world.
 
 `GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take ten minutes of a core).
-Such long runs meet about once in a million steps a case of docs/accounting.md, "Outside the invariant".
+The model leaves out what docs/accounting.md calls outside the invariant; runs of millions of steps still fail about
+once in 1.5 million.
 """
 
 import os

@@ -129,6 +129,16 @@ class ModelDaemon(Plugin):
 
     # The kubelet's list and the cgroups.
 
+    def knows_cards(self, uids: set[str]) -> bool:
+        """Whether the ledger knows what every container of these pods runs with, not just how much."""
+        sure = {h.slot for h in self.ledger._holdings if h.certain}
+        return all(
+            (tracked.pod.uid, container.name) in sure
+            for tracked in self.ledger._pods.values()
+            if tracked.pod.uid in uids and tracked.pod.allocation is None
+            for container in tracked.pod.request.containers
+        )
+
     def begin_list(self) -> None:
         self.answer = (self.ledger.mark(self.now), self.kubelet.list())
 

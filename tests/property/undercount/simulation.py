@@ -8,8 +8,9 @@ from typing import Final
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
 from allocator.ledger import Pod
-from allocator.names import POD_ALLOCATION, POD_CARDS
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_CARDS
 from allocator.packing import read_node
+from allocator.records import load_holds
 from scheduler_plugin.state_rules import Rules
 
 from .daemon import ModelDaemon
@@ -26,13 +27,19 @@ class ViolationError(AssertionError):
 
 @dataclass
 class Node:
-    """The parts of one node."""
+    """The parts of one node.
+
+    Attributes:
+        ever_held: pods that its words have held.
+        clouded: containers run on it that nobody knows of, or did so since it was last at peace.
+    """
 
     name: str
     kubelet: ModelKubelet
     daemon: ModelDaemon
     daemon_up: bool = True
     ever_held: set[str] = field(default_factory=set)
+    clouded: bool = False
 
 
 SHAPES: Final = (
@@ -127,6 +134,12 @@ class Simulation:
         self.extender.now = self.now
         for node in self.nodes:
             node.daemon.now = self.now
+            book = self.extender.state.books.get(node.name)
+            for uid, tombstone in book.tombstones.items() if book is not None else ():
+                if tombstone.until <= self.now and book.seen < tombstone.version:
+                    # A node that could not write for so long: the extender gives up the pod's place.
+                    node.clouded = True
+                    node.kubelet.late.add(uid)
 
     def _any(self) -> Node:
         return self.random.choice(self.nodes)
@@ -259,7 +272,11 @@ class Simulation:
         node = self._any()
         # What the kubelet forgets before the daemon has seen it, nobody can know: its checkpoint gets lost
         # only while the ledger holds all its pods.
-        settled = node.daemon_up and node.kubelet.admitted <= node.daemon.ledger.holds()
+        settled = (
+            node.daemon_up
+            and node.kubelet.admitted <= node.daemon.ledger.holds()
+            and node.daemon.knows_cards(node.kubelet.admitted)
+        )
         lost = self.random.random() < 0.25 and settled and node.kubelet.admitting is None
         self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}")
         node.kubelet.restart(checkpoint_lost=lost)
@@ -276,6 +293,8 @@ class Simulation:
         written = {pod.uid for pod in self.world.pods.values() if pod.view.allocation is not None}
         if node.daemon_up and not forgotten <= written:
             return  # what kubelet and daemon both forget before it was written down, nobody can know
+        if node.daemon_up and node.kubelet.devices.keys() - node.kubelet.admitted:
+            return  # some containers of a pod have devices: whose they are is shown when the others have
         node.daemon_up = not node.daemon_up
         self._say(f"daemon of {node.name} up {node.daemon_up}")
         if node.daemon_up:
@@ -296,6 +315,8 @@ class Simulation:
             node.daemon.begin_view()
 
     def _restart_extender(self) -> None:
+        if any(self._unwritten(node) or self._unheard(node) for node in self.nodes):
+            return  # what the words and the API server lack, a new extender cannot know
         self._say("extender restarts")
         self.extender.start()
 
@@ -357,9 +378,15 @@ class Simulation:
     def check(self) -> None:
         """No pod that the extender bound was refused, and no card serves more than it has."""
         for node in self.nodes:
+            if not node.daemon_up or not node.daemon.synced:
+                # Nor will the next daemon know of them.
+                lost = self._unwritten(node)
+                node.clouded |= bool(lost)
+                node.kubelet.late |= lost
+                node.ever_held -= lost
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
-                if pod.ours and now is not None and now.uid == pod.uid:
+                if pod.ours and now is not None and now.uid == pod.uid and not node.clouded:
                     self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
             node.kubelet.refused.clear()
             for uuid, units in node.kubelet.occupied().items():
@@ -371,6 +398,19 @@ class Simulation:
                     )
 
             self._check_words(node)
+
+    def _unwritten(self, node: Node) -> set[str]:
+        """Pods with containers whose objects are deleted and that the words do not hold."""
+        holds: frozenset[str] = frozenset()
+        if node.name in self.world.nodes:
+            text = (self.world.nodes[node.name].metadata.annotations or {}).get(NODE_HOLDS)
+            holds = load_holds(text).uids if text else holds
+        return node.kubelet.truth.keys() - holds - {pod.uid for pod in self.world.pods.values()}
+
+    def _unheard(self, node: Node) -> bool:
+        """Whether the kubelet may still admit a pod whose object is deleted."""
+        events = self.world.pod_events[node.kubelet.cursor :]
+        return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
 
     def _check_words(self, node: Node) -> None:
         """What the words once held they hold until its containers have ended."""
@@ -402,19 +442,24 @@ class Simulation:
             node.kubelet.sync()
         node.daemon.begin_list()
         node.daemon.end_list()
+        if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking
+            self._look_at_pods(node)
         moved = True
         while moved:
             moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
             moved = node.kubelet.start_one() or node.kubelet.reap_one() or moved
             self._say(f"{node.name} settles, devices {_shown(node.kubelet)}")
             self.check()
+        self._look_at_pods(node)
+        node.daemon.begin_list()
+        node.daemon.end_list()
+        node.daemon.look_at_cgroups()
+
+    def _look_at_pods(self, node: Node) -> None:
         node.daemon.view = None
         node.daemon.begin_view()
         node.daemon.end_view()
         node.daemon.bookmark()
-        node.daemon.begin_list()
-        node.daemon.end_list()
-        node.daemon.look_at_cgroups()
 
     def quiesce(self) -> None:
         """Deliver everything, give time to everything, and compare all views."""
@@ -432,6 +477,8 @@ class Simulation:
         self.extender.settle_due()
         self.extender.state.expire(self.now)
         self.compare()
+        for node in self.nodes:
+            node.clouded = False
 
     def compare(self) -> None:
         """Kubelet, ledger, words and extender say the same."""
