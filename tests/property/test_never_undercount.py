@@ -1,8 +1,8 @@
 """Whatever the extender binds, the node can admit: shipped ledger and extender state in a model world.
 
 `GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take ten minutes of a core).
-The model leaves out what docs/accounting.md calls outside the invariant; runs of millions of steps still fail about
-once in 1.5 million.
+The model leaves out what docs/accounting.md calls outside the invariant; runs of millions of steps still fail
+about once in 1.5 million.
 """
 
 import os
