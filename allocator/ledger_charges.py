@@ -47,9 +47,9 @@ class Charges(Owners):
         The scheduler counts a bound pod at its `assigned` cards until the words hold it. When another pod got
         those cards, the words must say where this one goes instead, or its place would be given away.
         """
-        return self._reserved(self.promised())
+        return self._rule_reserve(self.promised())
 
-    def _reserved(self, promised: Mapping[str, int]) -> dict[str, int]:
+    def _rule_reserve(self, promised: Mapping[str, int]) -> dict[str, int]:
         expected = self._expected(promised)
         assumed = self._assumed()
         return {
@@ -70,9 +70,6 @@ class Charges(Owners):
             )
             for uuid, card in self._cards.items()
         )
-
-    def _rule_reserve(self, promised: Mapping[str, int]) -> dict[str, int]:
-        return self._reserved(promised)
 
     def _rule_admitted_pods_hold_their_request(self) -> dict[str, int]:
         """A pod that was admitted holds what it asked for until it has ended, whether IDs are known or not.

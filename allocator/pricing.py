@@ -11,8 +11,8 @@ Gomory): the next way to fill a card is the best one at the prices so far. Stand
 the node daemon chooses cards with it too.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from math import gcd
 from typing import Final
 
@@ -75,16 +75,8 @@ def _prices(slots: int, widths: Sequence[int], weights: Sequence[float]) -> list
     inverse = [[1.0 / (slots // widths[i]) if i == j else 0.0 for j in rows] for i in rows]
     amounts = [weights[i] / total * inverse[i][i] for i in rows]
     costs = [1.0] * len(widths)
-    prices = [0.0] * len(widths)
-    for _ in range(_STEPS_PER_SIZE * len(widths)):
-        prices = [sum(costs[i] * inverse[i][j] for i in rows if costs[i]) for j in rows]
-        entering, cost = _entering(slots, widths, prices)
-        column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
-        leaving = leaving_row(amounts, column)
-        if leaving is None:
-            break
-        exchange(inverse, amounts, column, leaving)
-        costs[leaving] = cost
+    steps = _STEPS_PER_SIZE * len(widths)
+    prices = improve(inverse, amounts, costs, partial(_entering, slots, widths), steps)
     return [max(0.0, price) for price in prices] if any(prices) else [1.0] * len(widths)
 
 
@@ -99,13 +91,49 @@ def _entering(slots: int, widths: Sequence[int], prices: Sequence[float]) -> tup
     return read_filling(slots, widths, last), 1.0
 
 
-def leaving_row(amounts: Sequence[float], column: Sequence[float]) -> int | None:
+def improve(
+    inverse: list[list[float]],
+    amounts: list[float],
+    costs: list[float],
+    entering_for: Callable[[list[float]], tuple[list[float], float]],
+    steps: int,
+) -> list[float]:
+    """Minimise a linear programme by the revised simplex method with generated columns.
+
+    Args:
+        inverse: float[n][n], inverse of the first basis; changed in place, as the next two are.
+        amounts: float[n], its basic values, 0 or more.
+        costs: float[n], cost of each basic column.
+        entering_for: Finds for the prices float[n] of the rows a column that lowers the cost, with its own
+            cost; a column of zeros at the end.
+        steps: Exchanges at most.
+
+    Returns:
+        float[n], the prices of the rows as of the last basis looked at.
+    """
+    rows = range(len(inverse))
+    prices = [0.0] * len(inverse)
+    for _ in range(steps):
+        prices = [sum(costs[i] * inverse[i][j] for i in rows if costs[i]) for j in rows]
+        entering, cost = entering_for(prices)
+        column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
+        leaving = _leaving_row(amounts, column)
+        if leaving is None:
+            break
+        _exchange(inverse, amounts, column, leaving)
+        costs[leaving] = cost
+    return prices
+
+
+def _leaving_row(amounts: Sequence[float], column: Sequence[float]) -> int | None:
     """The basic row that limits an entering column first; None when none does."""
     limits = [(amounts[i] / by, i) for i, by in enumerate(column) if by > _EPSILON]
     return min(limits)[1] if limits else None
 
 
-def exchange(inverse: list[list[float]], amounts: list[float], column: Sequence[float], leaving: int) -> None:
+def _exchange(
+    inverse: list[list[float]], amounts: list[float], column: Sequence[float], leaving: int
+) -> None:
     """Exchange one basic column: Gauss-Jordan on the inverse and the basic values."""
     scale = 1.0 / column[leaving]
     row = [value * scale for value in inverse[leaving]]

@@ -57,12 +57,9 @@ def measure(nodes: int, pods: int, rounds: int, shortlist: int) -> dict[str, lis
     """
     cluster = Cluster(with_node=False)
     cluster.extender.flags = ["--shortlist", str(shortlist)]
-    # No controllers: they would declare nodes without a kubelet dead in the middle of it.
-    cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     try:
-        cluster.control.start_etcd()
-        cluster.control.start_api_server()
+        cluster.control.start_without_controllers()
         in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))
         print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
         for number in range(rounds):

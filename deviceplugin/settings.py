@@ -115,7 +115,7 @@ class Settings:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
-        if self.publish_gap_s < 0:
+        if not 0 <= self.publish_gap_s < float("inf"):
             faults.append(f"--publish-gap-s {self.publish_gap_s}: allowed is 0 or more")
         return faults
 

@@ -189,6 +189,13 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     show_default=True,
     help="Seconds without trouble after which a card is healthy again.",
 )
+@click.option(
+    "--publish-gap-s",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @_version
 def node(**options: Any) -> None:

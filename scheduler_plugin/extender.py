@@ -55,7 +55,7 @@ class Extender:
         self.shortlist = shortlist
         self.refused = ""
         self._calls = CallDecoder()
-        self._done: dict[str, None] = {}
+        self._settled_uids: dict[str, None] = {}
         state.settled = self._settled
 
     def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
@@ -87,7 +87,8 @@ class Extender:
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
         scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
-        limit = len(rows) if self.shortlist <= 0 or _ranks_by_itself(pod) else self.shortlist
+        ranks_by_itself = _ranks_by_itself(pod)
+        limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
             self.refused = pod.metadata.uid
@@ -95,7 +96,8 @@ class Extender:
         positions = np.flatnonzero(fits)
         chosen = (positions if at is None else at[positions])[first].tolist()
         chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
-        self._offer(pod, query, fitting_rows[first], scores[first])
+        if not ranks_by_itself:
+            self._offer(pod, query, fitting_rows[first], scores[first])
         return encode_passed(candidates, self.state.nodes, chosen)
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
@@ -159,9 +161,9 @@ class Extender:
 
     def _settled(self, pod: PodRecord) -> None:
         """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
-        self._done[pod.uid] = None
-        if len(self._done) > REMEMBERED_SETTLED:
-            del self._done[next(iter(self._done))]
+        self._settled_uids[pod.uid] = None
+        if len(self._settled_uids) > REMEMBERED_SETTLED:
+            del self._settled_uids[next(iter(self._settled_uids))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
             ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
@@ -252,8 +254,9 @@ class Extender:
             codes = found
         else:
             codes[at] = found
-        for learner in () if pod.metadata.uid in self._done else self.policies.learners:
-            learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
+        if pod.metadata.uid not in self._settled_uids:
+            for learner in self.policies.learners:
+                learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
         groups = []
         for code in np.unique(codes).tolist():
             misfit = Misfit(code)

@@ -28,6 +28,8 @@ OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 log = structlog.get_logger(__name__)
 
 
@@ -134,9 +136,7 @@ class Service:
 
 
 @web.middleware
-async def _explain(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn rubbish into one clear line with status 400 or 422."""
     try:
         return await handler(request)
@@ -149,9 +149,7 @@ async def _explain(
 
 
 @web.middleware
-async def _only_known_clients(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse verbs to clients without a certificate; one of a strange authority fails the handshake."""
     transport = request.transport
     if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):

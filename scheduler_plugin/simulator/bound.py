@@ -14,11 +14,11 @@ waste can only be larger.
 """
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from math import gcd
 from typing import Final
 
-from allocator.pricing import best_filling, exchange, leaving_row, read_filling
+from allocator.pricing import best_filling, improve, read_filling
 
 _EPSILON: Final = 1e-9
 _STEPS: Final = 2000
@@ -74,17 +74,8 @@ def _prices(
         costs[m] = float(card_units - fitting * sizes[m])
         amounts[m] = kept[m] / fitting
         amounts[count + m] = more[m]
-    prices = [0.0] * (2 * count)
-    for _ in range(_STEPS):
-        prices = [sum(costs[i] * inverse[i][j] for i in rows if costs[i]) for j in rows]
-        entering, cost = _entering(card_units, sizes, widths, slots, prices)
-        column = [sum(inverse[i][j] * entering[j] for j in rows if entering[j]) for i in rows]
-        leaving = leaving_row(amounts, column)
-        if leaving is None:
-            break
-        exchange(inverse, amounts, column, leaving)
-        costs[leaving] = cost
-    return prices[:count]
+    entering_for = partial(_entering, card_units, sizes, widths, slots)
+    return improve(inverse, amounts, costs, entering_for, _STEPS)[:count]
 
 
 def _entering(

@@ -116,16 +116,11 @@ def variance(values: Sequence[Fraction]) -> Fraction:
     return mean([(value - mean(values)) ** 2 for value in values])
 
 
-def start_without_controllers(cluster: Cluster) -> None:
-    """Controllers would declare nodes without a kubelet dead."""
-    cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
-    cluster.control.start_etcd()
-    cluster.control.start_api_server()
-
-
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
-    cluster: Cluster = make_cluster(with_node=False, start=start_without_controllers)
+    cluster: Cluster = make_cluster(
+        with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
+    )
     for name, (cpu, memory, used) in NODES.items():
         publish(cluster, name, used)
         limits = {"cpu": cpu, "memory": f"{memory}Gi"}

@@ -16,16 +16,11 @@ RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 """Card and priority of four pods of 4 GiB on two cards of 8 GiB."""
 
 
-def start_without_controllers(cluster: Cluster) -> None:
-    """Controllers would declare a node without a kubelet dead."""
-    cluster.control.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
-    cluster.control.start_etcd()
-    cluster.control.start_api_server()
-
-
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
-    cluster: Cluster = make_cluster(with_node=False, start=start_without_controllers)
+    cluster: Cluster = make_cluster(
+        with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
+    )
     api = cluster.api
     for priority in (1, 4, 5, 10, 20):
         api.post(

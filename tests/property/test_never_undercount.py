@@ -10,7 +10,8 @@ import os
 import pytest
 
 from tests.property.undercount.mutants import MUTANTS, Mutant
-from tests.property.undercount.simulation import ViolationError, run
+from tests.property.undercount.scene import ViolationError
+from tests.property.undercount.simulation import run
 
 STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "100000"))
 HISTORY = 1500

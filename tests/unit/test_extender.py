@@ -1,57 +1,15 @@
 """filter and prioritize as kube-scheduler sees them: JSON in, JSON out."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 
 from scheduler_plugin.commit import Candidate, Offer, Offers
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import Extender
-from scheduler_plugin.policies import NODE_POLICIES, make
-from scheduler_plugin.policies.registry import Ask, ClusterView, FloatArray, RowArray
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.state import ClusterState
-from tests.cluster_builders import container, node, node_object, pod, pod_object, uuid
-
-
-class World:
-    """A state with an extender on it, and calls in Go's spelling."""
-
-    def __init__(self, shortlist: int = 16, policy: str = "least-requested") -> None:
-        self.state = ClusterState()
-        self.policies = Policies(policy)
-        self.offers = Offers()
-        self.extender = Extender(self.state, self.policies, self.offers, shortlist)
-        self.version = 1
-
-    def node(self, name: str, *args: Any, **options: Any) -> None:
-        self.version += 1
-        self.state.apply_node(node(name, *args, version=self.version, **options), 0)
-
-    def body(self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None) -> bytes:
-        names = sorted(self.state.nodes.rows) if names is None else names
-        return json.dumps({"Pod": the_pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
-
-    def filter(
-        self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        return check(json.loads(self.extender.filter(self.body(the_pod, names), 0, **more)))
-
-    def prioritize(
-        self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any
-    ) -> dict[str, int]:
-        answer = json.loads(self.extender.prioritize(self.body(the_pod, names), 0, **more))
-        return {entry["Host"]: entry["Score"] for entry in answer}
-
-
-def check(answer: dict[str, Any]) -> dict[str, Any]:
-    """What holds of every answer of filter."""
-    assert set(answer) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
-    if answer["NodeNames"]:
-        assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == {}
-    return answer
+from scheduler_plugin.policies import make
+from tests.cluster_builders import container, node_object, pod, pod_object, uuid
+from tests.extender_world import World, check
 
 
 @pytest.fixture
@@ -390,86 +348,3 @@ def test_rubbish_is_told_in_one_line(world: World, body: bytes, status: int, mes
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
         assert caught.value.status == status
-
-
-class Holding:
-    """A policy that holds pods back from nodes whose names say so, and notes what it is told."""
-
-    epoch = 3
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
-        scores = rows.astype(float)
-        for at, row in enumerate(rows.tolist()):
-            if view.names[row].startswith("hold"):
-                scores[at] = float("inf")
-        return scores
-
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
-        self.told.append(f"pending {uid} {len(rows)}")
-
-    def settled(self, uid: str, ask: Ask | None) -> None:
-        self.told.append(f"settled {uid} {ask.gpu_units if ask else None}")
-
-
-def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
-    world = World(policy="holding")
-    world.node("hold-1", (16,))
-    world.node("hold-2", (16,), (16,))
-    answer = world.filter(pod_object("p", 8))
-    assert answer["FailedAndUnresolvableNodes"] == {"hold-1": "held back by the node policy"}
-    assert answer["FailedNodes"] == {"hold-2": "no card with 8 GiB free"}
-    assert policy.told == ["pending uid-p 2"]
-    world.node("open", (16,))
-    assert world.filter(pod_object("p", 8))["NodeNames"] == ["open"]
-    offer = world.offers.look("uid-p")
-    assert offer is not None
-    assert [candidate.epoch for candidate in offer.candidates] == [3]
-    assert world.prioritize(pod_object("p", 8), ["open"]) == {"open": 10}
-    policy.epoch += 1
-    assert not offer.still_holds(world.state.nodes, offer.candidates[0])
-
-
-def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
-    world = World(policy="holding")
-    world.node("a", (8,))
-    world.filter(pod_object("p", 9))
-    world.state.apply_pod(pod("p", 9, version=2), 0)
-    world.state.delete_pod(pod("p", 9, version=3), "3", 0)
-    world.filter(pod_object("p", 9))
-    world.filter(pod_object("q", 9))
-    assert policy.told == ["pending uid-p 1", "settled uid-p None", "pending uid-q 1"]
-
-
-def test_a_policy_that_learns_is_told_of_every_pod_s_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
-    world = World(policy="holding")
-    state = world.state
-    for name in ("bound", "deleted", "vanished", "failed"):
-        state.apply_pod(pod(name, 8, version=2), 0)
-    state.apply_pod(pod("plain", containers=[{"name": "c"}], version=2), 0)
-    assert policy.told == []
-    state.apply_pod(pod("bound", 8, version=3, node="n"), 0)
-    state.apply_pod(pod("bound", 8, version=4, node="n", phase="Running"), 0)
-    state.apply_pod(pod("plain", containers=[{"name": "c"}], version=4, node="n"), 0)
-    state.delete_pod(pod("deleted", 8, version=5), "5", 0)
-    state.apply_pod(pod("failed", 8, version=6, phase="Failed"), 0)
-    state.replace_pods(
-        [pod("bound", 8, version=4, node="n"), pod("failed", 8, version=6, phase="Failed")], "7", 0
-    )
-    state.delete_pod(pod("bound", 8, version=8, node="n"), "8", 0)
-    assert policy.told == [
-        "settled uid-bound 8",
-        "settled uid-deleted None",
-        "settled uid-failed None",
-        "settled uid-vanished None",
-    ]

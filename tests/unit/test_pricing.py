@@ -3,7 +3,7 @@ from itertools import combinations_with_replacement, pairwise
 import pytest
 
 from allocator.errors import PolicyError
-from allocator.pricing import MAX_SIZES, hole_values, leaving_row
+from allocator.pricing import MAX_SIZES, _leaving_row, hole_values
 
 
 def test_halves_and_thirds_price_themselves():
@@ -84,5 +84,5 @@ def test_prices_of_an_unfinished_solution_are_usable(monkeypatch):
 
 
 def test_the_least_ratio_leaves_and_nothing_when_none_limits():
-    assert leaving_row([2.0, 1.0, 9.0], [1.0, 1.0, 0.0]) == 1
-    assert leaving_row([1.0, 1.0], [0.0, -1.0]) is None
+    assert _leaving_row([2.0, 1.0, 9.0], [1.0, 1.0, 0.0]) == 1
+    assert _leaving_row([1.0, 1.0], [0.0, -1.0]) is None

@@ -113,6 +113,12 @@ class ControlPlane:
         self.start_controllers()
         self.start_scheduler()
 
+    def start_without_controllers(self) -> None:
+        """Start etcd and the API server only: controllers would declare nodes without a kubelet dead."""
+        self.without_admission = ["ServiceAccount", "TaintNodesByCondition"]
+        self.start_etcd()
+        self.start_api_server()
+
     def start_etcd(self) -> None:
         client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
         self._start(

@@ -1,45 +1,15 @@
 """Small clusters driven through random interleavings of everything that can happen, one step at a time."""
 
 import itertools
-from dataclasses import dataclass, field
-from random import Random
 from typing import Final
 
-from allocator.cards import Card
-from allocator.ids import device_id, parse_device_id
-from allocator.ledger import Pod
-from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_CARDS
-from allocator.packing import read_node
-from allocator.records import load_holds
+from allocator.names import POD_ALLOCATION, POD_CARDS
 from scheduler_plugin.state_rules import Rules
 
-from .daemon import ModelDaemon
-from .extender import ModelExtender
-from .kubelet import ModelKubelet
-from .world import ModelPod, World
+from .scene import Node, Scene, shown
+from .world import ModelPod
 
 MAX_PODS: Final = 14
-
-
-class ViolationError(AssertionError):
-    """The invariant does not hold; the message tells what was seen, the trace how it came about."""
-
-
-@dataclass
-class Node:
-    """The parts of one node.
-
-    Attributes:
-        ever_held: pods that its words have held.
-        clouded: containers run on it that nobody knows of, or did so since it was last at peace.
-    """
-
-    name: str
-    kubelet: ModelKubelet
-    daemon: ModelDaemon
-    daemon_up: bool = True
-    ever_held: set[str] = field(default_factory=set)
-    clouded: bool = False
 
 
 SHAPES: Final = (
@@ -54,10 +24,9 @@ SHAPES: Final = (
     (("s", 2, "sidecar"), ("c", 3, "main")),
     (("s", 1, "sidecar"), ("i", 4, "init"), ("c", 2, "main")),
 )
-SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
 
 
-class Simulation:
+class Simulation(Scene):
     """One random history.
 
     Args:
@@ -66,14 +35,8 @@ class Simulation:
     """
 
     def __init__(self, seed: int, rules: type[Rules] = Rules) -> None:
-        self.random = Random(seed)
-        self.world = World()
-        self.now = 0.0
-        self.steps = 0
+        super().__init__(seed, rules)
         self.names = itertools.count()
-        self.trace: list[str] = []
-        self.nodes = [self._node(f"n{i}") for i in range(self.random.choice((1, 1, 2)))]
-        self.extender = ModelExtender(self.world, self.random, rules)
         self.actions = (
             (14, self._create),
             (24, self._schedule),
@@ -108,16 +71,6 @@ class Simulation:
         for node in self.nodes:
             self._settle_node(node)
 
-    def _node(self, name: str) -> Node:
-        sizes = self.random.choice(SIZES)
-        cards = tuple(
-            Card(i, f"GPU-{name}{i}".ljust(40, "0"), "model", size, 0) for i, size in enumerate(sizes)
-        )
-        ids = frozenset(device_id(card.uuid, slot) for card in cards for slot in range(card.size_units))
-        kubelet = ModelKubelet(name, self.world, self.random, ids)
-        self.world.put_node(name, {}, {})
-        return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
-
     # One step.
 
     def step(self) -> None:
@@ -129,25 +82,8 @@ class Simulation:
         action()
         self.check()
 
-    def _pass(self, seconds: float) -> None:
-        self.now += seconds
-        self.extender.now = self.now
-        for node in self.nodes:
-            node.daemon.now = self.now
-            book = self.extender.state.books.get(node.name)
-            for uid, tombstone in book.tombstones.items() if book is not None else ():
-                if tombstone.until <= self.now and book.seen < tombstone.version:
-                    # A node that could not write for so long: the extender gives up the pod's place.
-                    node.clouded = True
-                    node.kubelet.late.add(uid)
-
     def _any(self) -> Node:
         return self.random.choice(self.nodes)
-
-    def _say(self, text: str) -> None:
-        self.trace.append(f"{self.steps:6} {self.now:8.2f} {text}")
-        if len(self.trace) > 400:
-            del self.trace[:200]
 
     def _create(self) -> None:
         if len(self.world.pods) >= MAX_PODS:
@@ -213,7 +149,7 @@ class Simulation:
             before = node.kubelet.admitting
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
-                self._say(f"{node.name} admits, devices {_shown(node.kubelet)}")
+                self._say(f"{node.name} admits, devices {shown(node.kubelet)}")
 
     def _start(self) -> None:
         node = self._any()
@@ -300,11 +236,6 @@ class Simulation:
         if node.daemon_up:
             self._start_daemon(node)
 
-    def _start_daemon(self, node: Node) -> None:
-        """A new daemon knows of lingering containers only what the words held."""
-        node.daemon.start()
-        node.kubelet.late |= node.kubelet.running - node.kubelet.admitted - node.ever_held
-
     def _view(self) -> None:
         node = self._any()
         if not node.daemon_up:
@@ -368,172 +299,6 @@ class Simulation:
         self.settle_bindings()
         self._pass(self.random.choice((2.0, 12.0, 35.0)))
 
-    def settle_bindings(self) -> None:
-        """Let every Binding under way come to its end."""
-        while self.extender.settle_binding():
-            pass
-
-    # The invariant.
-
-    def check(self) -> None:
-        """No pod that the extender bound was refused, and no card serves more than it has."""
-        for node in self.nodes:
-            if not node.daemon_up or not node.daemon.synced:
-                # Nor will the next daemon know of them.
-                lost = self._unwritten(node)
-                node.clouded |= bool(lost)
-                node.kubelet.late |= lost
-                node.ever_held -= lost
-            for pod, reason in node.kubelet.refused:
-                now = self.world.pods.get(pod.name)
-                if pod.ours and now is not None and now.uid == pod.uid and not node.clouded:
-                    self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
-            node.kubelet.refused.clear()
-            for uuid, units in node.kubelet.occupied().items():
-                size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
-                if units > size:
-                    self._fail(
-                        f"{node.name}: {units} units of {uuid} in use, it has {size}; {_shown(node.kubelet)} "
-                        f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.ledger.explain()}"
-                    )
-
-            self._check_words(node)
-
-    def _unwritten(self, node: Node) -> set[str]:
-        """Pods with containers whose objects are deleted and that the words do not hold."""
-        holds: frozenset[str] = frozenset()
-        if node.name in self.world.nodes:
-            text = (self.world.nodes[node.name].metadata.annotations or {}).get(NODE_HOLDS)
-            holds = load_holds(text).uids if text else holds
-        return node.kubelet.truth.keys() - holds - {pod.uid for pod in self.world.pods.values()}
-
-    def _unheard(self, node: Node) -> bool:
-        """Whether the kubelet may still admit a pod whose object is deleted."""
-        events = self.world.pod_events[node.kubelet.cursor :]
-        return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
-
-    def _check_words(self, node: Node) -> None:
-        """What the words once held they hold until its containers have ended."""
-        words = None
-        if node.name in self.world.nodes:
-            words = read_node(self.world.nodes[node.name].status.allocatable or {})
-        running = node.kubelet.units(node.ever_held & node.kubelet.running)
-        for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
-            if used < running.get(card.uuid, 0):
-                self._fail(
-                    f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
-                    f"with {running[card.uuid]}, {node.daemon.ledger.explain()}"
-                )
-
-    def _fail(self, text: str) -> None:
-        raise ViolationError("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
-
-    # Peace.
-
-    def _settle_node(self, node: Node) -> None:
-        """Everything on its way to or from a node arrives."""
-        node.daemon.away = False
-        if node.name not in self.world.nodes:
-            self.world.put_node(node.name, {}, {})
-        if not node.daemon_up:
-            node.daemon_up = True
-            self._start_daemon(node)
-        if not node.kubelet.synced:
-            node.kubelet.sync()
-        node.daemon.begin_list()
-        node.daemon.end_list()
-        if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking
-            self._look_at_pods(node)
-        moved = True
-        while moved:
-            moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
-            moved = node.kubelet.start_one() or node.kubelet.reap_one() or moved
-            self._say(f"{node.name} settles, devices {_shown(node.kubelet)}")
-            self.check()
-        self._look_at_pods(node)
-        node.daemon.begin_list()
-        node.daemon.end_list()
-        node.daemon.look_at_cgroups()
-
-    def _look_at_pods(self, node: Node) -> None:
-        node.daemon.view = None
-        node.daemon.begin_view()
-        node.daemon.end_view()
-        node.daemon.bookmark()
-
-    def quiesce(self) -> None:
-        """Deliver everything, give time to everything, and compare all views."""
-        self.settle_bindings()
-        for _ in range(4):
-            for node in self.nodes:
-                self._settle_node(node)
-            self._pass(11.0)
-            for node in self.nodes:
-                self._settle_node(node)
-                node.daemon.publish()
-            while self.extender.deliver_node() or self.extender.deliver_pod():
-                pass
-        self._pass(31.0)
-        self.extender.settle_due()
-        self.extender.state.expire(self.now)
-        self.compare()
-        for node in self.nodes:
-            node.clouded = False
-
-    def compare(self) -> None:
-        """Kubelet, ledger, words and extender say the same."""
-        for node in self.nodes:
-            truth = {card.uuid: 0 for card in node.daemon.cards}
-            truth.update(node.kubelet.units(node.kubelet.admitted))
-            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
-            words = read_node(self.world.nodes[node.name].status.allocatable or {})
-            row = self.extender.state.nodes.rows[node.name]
-            count = len(node.daemon.cards)
-            views = {
-                "kubelet": tuple(truth.values()),
-                "ledger": tuple(ledger[uuid] for uuid in truth),
-                "words": words.used if words else None,
-                "extender": tuple(int(n) for n in self.extender.state.nodes.used[row][:count]),
-                "assumed and used": tuple(
-                    int(n)
-                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[
-                        :count
-                    ]
-                ),
-            }
-            if node.kubelet.unknowable():
-                # After the daemon forgot these too, nobody can know: fuller is allowed, emptier is not.
-                full = views["ledger"]
-                if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
-                    views["kubelet"] = full
-            if len(set(views.values())) != 1:
-                self._fail(f"{node.name}: views differ {views}\n{node.daemon.ledger.explain()}")
-            if node.daemon.ledger.holds() != node.kubelet.admitted:
-                self._fail(
-                    f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}"
-                )
-
-    def end_all(self) -> None:
-        """Every pod ends; so does every charge."""
-        for pod in list(self.world.pods.values()):
-            self.world.delete(pod.name, pod.uid)
-        self.quiesce()
-        for node in self.nodes:
-            if any(node.daemon.ledger.used()):
-                self._fail(f"{node.name}: charges without pods {node.daemon.ledger.explain()}")
-
-
-def _shown(kubelet: ModelKubelet) -> dict[str, dict[str, dict[str, int]]]:
-    """Units by pod, container and card."""
-    shown: dict[str, dict[str, dict[str, int]]] = {}
-    for uid, by_container in kubelet.devices.items():
-        for container, ids in by_container.items():
-            counts = shown.setdefault(uid, {}).setdefault(container, {})
-            for text in ids:
-                card = parse_device_id(text)[0].rstrip("0")
-                counts[card] = counts.get(card, 0) + 1
-    return shown
-
 
 def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
     """Run one history; returns the steps done.
@@ -550,6 +315,3 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
                 simulation.end_all()
     simulation.end_all()
     return steps
-
-
-__all__ = ["Pod", "Simulation", "ViolationError", "run"]
