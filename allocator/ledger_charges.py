@@ -1,6 +1,6 @@
 """What every card is charged with."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from allocator.cards import Card
@@ -25,15 +25,20 @@ class Charges(Owners):
         add(total, self._rule_leftover())
         return {uuid: min(units, self._cards[uuid].size_units) for uuid, units in total.items()}
 
-    def serving(self) -> dict[str, int]:
+    def serving(self, over: Collection[str] = ()) -> dict[str, int]:
         """Units by card that unfinished pods hold: `promised` without what finished pods leave behind.
 
         The kubelet may offer even these, once it has lost its checkpoint.
+
+        Args:
+            over: IDs that are thought to be left behind too where nobody is known to have them.
         """
         live: set[str] = set()
         for holding in self._holdings:
             tracked = self._pods.get(holding.slot.uid) if holding.slot is not None else None
-            if holding.slot is None or (tracked is not None and tracked.live):
+            if holding.slot is None:
+                live |= holding.ids.difference(over)
+            elif tracked is not None and tracked.live:
                 live |= holding.ids
         total = self._by_card(live)
         for tracked in self._live():

@@ -1,12 +1,12 @@
 """Which device IDs a container gets, and what is noted when the kubelet hands them out."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger_book import Grant, Holding, Mark, Slot, Tracked, demand_of
 from allocator.ledger_charges import Charges
-from allocator.request import Demand, PodRequest
+from allocator.request import ContainerRequest, Demand, PodRequest
 
 _CUT = 4
 
@@ -21,10 +21,25 @@ class Choice(Charges):
         for the view before answering `preferred`. A pod that was admitted before does not count: the kubelet
         asks for it again only after it has lost its checkpoint. Nor does one that may be over.
         """
-        fixed = frozenset(must_include)
+        slot = self._seems_to_ask(size, available, frozenset(must_include))
+        if slot is None or self._pods[slot.uid].admitted:
+            return False
+        return slot not in self._doubted and not self._comes_later(slot)
+
+    def displaces(self, size: int, available: Collection[str], must_include: Collection[str] = ()) -> bool:
+        """Tell whether the pod that seems to ask cannot get the cards where it is expected.
+
+        Where it goes instead depends on all other pods: wait a little for the view of them.
+        """
+        slot = self._seems_to_ask(size, available, frozenset(must_include))
+        if slot is None or must_include:
+            return False
+        target, each = self._destined(slot, size)
+        return target is not None and not _has_room(self._clean(frozenset(available)), target, each)
+
+    def _seems_to_ask(self, size: int, available: Collection[str], fixed: frozenset[str]) -> Slot | None:
         self._doubt_offered_guesses(frozenset(available) - fixed)
-        slot = self._asking(size, fixed)
-        return slot is not None and slot not in self._doubted and not self._pods[slot.uid].admitted
+        return self._asking(size, fixed)
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
@@ -114,17 +129,31 @@ class Choice(Charges):
     def _asking(self, size: int, fixed: frozenset[str]) -> Slot | None:
         """Guess whose container the kubelet asks for.
 
-        IDs that must be included were the same pod's. Else the oldest unadmitted pod with a container of that
-        size that has nothing yet; then such pods that may be over; then those that were admitted and have
-        lost what they had.
+        IDs that must be included were the same pod's. Else unadmitted pods with a container of that size that
+        has nothing yet: first the pod that got the last IDs, for the kubelet admits one at a time, then the
+        oldest. Behind them containers whose turn comes later, then pods that may be over, at last those that
+        were admitted and have lost what they had.
         """
-        waiting = sorted(self._open_slots(size, admitted=False), key=self._doubted.__contains__)
+        begun = self._begun()
+        waiting = sorted(
+            self._open_slots(size, admitted=False),
+            key=lambda slot: (slot in self._doubted, self._comes_later(slot), slot.uid != begun),
+        )
         if fixed:
             mine = {h.slot.uid for h in self._holdings if h.slot is not None and h.ids & fixed}
             reused = [slot for slot in waiting if slot.uid in mine]
             if reused:
                 return reused[0]
         return next(iter(waiting), None) or next(self._open_slots(size, admitted=True), None)
+
+    def _begun(self) -> str | None:
+        """UID of the pod that seems to have got the last IDs."""
+        last = max(self._holdings, key=lambda holding: holding.order, default=None)
+        return last.slot.uid if last is not None and last.slot is not None else None
+
+    def _comes_later(self, slot: Slot) -> bool:
+        """Whether another container of the pod is to be served before this one."""
+        return self._unserved(self._pods[slot.uid])[0].name != slot.container
 
     def _taking(self, ids: frozenset[str]) -> Slot | None:
         """Guess who gets these IDs: of those that may be asking rather one expected on their cards."""
@@ -138,22 +167,24 @@ class Choice(Charges):
         return guess
 
     def _open_slots(self, size: int, *, admitted: bool) -> Iterator[Slot]:
-        """Yield containers of that size that have nothing yet, of the oldest pod first.
-
-        The kubelet goes through a pod's containers in order: those before one that has something are served,
-        though we may not know with what.
-        """
+        """Yield containers of that size that have nothing yet, of the oldest pod first."""
         for tracked in self._live():
-            if tracked.admitted is not admitted:
-                continue
-            later: list[Slot] = []
-            for container in reversed(tracked.pod.request.containers):
-                slot = Slot(tracked.pod.uid, container.name)
-                if self._of_slot(slot):
-                    break
-                if container.units == size:
-                    later.append(slot)
-            yield from reversed(later)
+            if tracked.admitted is admitted:
+                for container in self._unserved(tracked):
+                    if container.units == size:
+                        yield Slot(tracked.pod.uid, container.name)
+
+    def _unserved(self, tracked: Tracked) -> Sequence[ContainerRequest]:
+        """Containers that are still to be served, in the kubelet's order.
+
+        Those before one that has something are served, though we may not know with what.
+        """
+        containers = tracked.pod.request.containers
+        served = 0
+        for position, container in enumerate(containers, start=1):
+            if self._of_slot(Slot(tracked.pod.uid, container.name)):
+                served = position
+        return containers[served:]
 
     def _cards_for(
         self, slot: Slot | None, offered: frozenset[str], fixed: frozenset[str], size: int
@@ -170,24 +201,36 @@ class Choice(Charges):
         tracked = self._pods[slot.uid] if slot is not None else None
         if slot is None or tracked is None:
             return self._fallback(PodRequest(()), Demand((), size, 1), offered, size)
+        demand = demand_of(tracked.pod.request, slot.container)[1]
+        target, each = self._destined(slot, size)
+        if target is not None and _has_room(self._clean(offered), target, each):
+            return target
+        return self._fallback(tracked.pod.request, demand, offered, each, slot, target)
+
+    def _destined(self, slot: Slot, size: int) -> tuple[tuple[str, ...] | None, int]:
+        """Find where a container of `size` units is to be served, and how many are to come from each card.
+
+        That is where its demand has something already, else where it is expected; None where nobody said.
+        """
+        tracked = self._pods[slot.uid]
         position, demand = demand_of(tracked.pod.request, slot.container)
-        first = self._of_pod_cards(tracked, demand) or tracked.targets[position]
-        each = size // demand.cards
-        if first is not None and any(self._by_card(offered).get(uuid, 0) < each for uuid in first):
-            first = None
-        spare = self._spare()
-        if first is not None and all(spare[uuid] >= each for uuid in first):
-            return first
-        return self._fallback(tracked.pod.request, demand, offered, each, slot, first)
+        got = tuple(self._by_card(self._ids_of(tracked, demand)))
+        return got or tracked.targets[position], size // demand.cards
 
-    def _spare(self) -> dict[str, int]:
-        """Units by card that unfinished pods leave."""
-        serving = self.serving()
-        return {uuid: card.size_units - serving.get(uuid, 0) for uuid, card in self._cards.items()}
+    def _clean(self, offered: frozenset[str]) -> dict[str, int]:
+        """Units by card that the kubelet offers and that no unfinished pod may be using."""
+        return self._offered_beyond(self.serving(), offered)
 
-    def _of_pod_cards(self, tracked: Tracked, demand: Demand) -> tuple[str, ...] | None:
-        """Cards on which the demand already has something: all containers of a shared demand stay there."""
-        return tuple(self._by_card(self._ids_of(tracked, demand))) or None
+    def _spare(self, offered: frozenset[str]) -> dict[str, int]:
+        """The same, but what is on offer and belongs to nobody known is thought to be over."""
+        return self._offered_beyond(self.serving(over=offered), offered)
+
+    def _offered_beyond(self, serving: Mapping[str, int], offered: frozenset[str]) -> dict[str, int]:
+        free = self._by_card(offered & self._card_of.keys())
+        return {
+            uuid: min(free.get(uuid, 0), card.size_units - serving.get(uuid, 0))
+            for uuid, card in self._cards.items()
+        }
 
     def _fallback(
         self,
@@ -200,11 +243,12 @@ class Choice(Charges):
     ) -> tuple[str, ...]:
         """Choose by the card policy, in rounds that respect less and less.
 
-        First cards where nothing is promised, with or
-        without known IDs, others use nothing and no bound pod is expected; then without the others' use; then
-        without what finished pods leave behind. Then nobody knows better than the scheduler: the target
-        again; then where only bound pods are expected, and whatever the kubelet offers. At last the same for
-        the `each` units of this container alone, without those that are to share its card.
+        First cards where nothing is promised, with or without known IDs, others use nothing and no bound pod
+        is expected; then without the others' use; then without what finished pods may have left somewhere.
+        Then the target, though something of nobody known may linger there; then cards where finished pods are
+        known to have left something. Then nobody knows better than the scheduler: the target again; then
+        where only bound pods are expected, and whatever the kubelet offers. At last the same for the `each`
+        units of this container alone, without those that are to share its card.
         """
         free = self._by_card(offered)
         unused = self._by_card(offered - self._known())
@@ -214,21 +258,27 @@ class Choice(Charges):
             u: min(unused.get(u, 0), card.size_units - promised[u]) - expected.get(u, 0)
             for u, card in self._cards.items()
         }
-        spare = self._spare()
+        clean = self._clean(offered)
+        spare = self._spare(offered)
+        if target is not None and not _has_room(free, target, each):
+            target = None
         careful = (
             {u: left[u] - self._pressure.get(u, 0) for u in self._cards},
             left,
-            {u: min(free.get(u, 0), spare[u]) - expected.get(u, 0) for u in self._cards},
+            {u: min(unused.get(u, 0), clean[u]) - expected.get(u, 0) for u in self._cards},
         )
+        lingering = ({u: spare[u] - expected.get(u, 0) for u in self._cards},)
         bold = (
             {u: free.get(u, 0) - expected.get(u, 0) for u in self._cards},
             {u: free.get(u, 0) for u in self._cards},
         )
         chosen = (
             self._first_fit(careful, request, demand)
+            or (target if target is not None and _has_room(spare, target, each) else None)
+            or self._first_fit(lingering, request, demand)
             or target
             or self._first_fit(bold, request, demand)
-            or self._first_fit(careful + bold, request, replace(demand, units_per_card=each))
+            or self._first_fit(careful + lingering + bold, request, replace(demand, units_per_card=each))
         )
         if chosen is None:
             raise LedgerError(
@@ -259,3 +309,7 @@ class Choice(Charges):
             mine.sort(key=lambda text: (text not in fixed, text in known))
             answer.extend(mine[:each])
         return tuple(answer)
+
+
+def _has_room(room: Mapping[str, int], cards: Iterable[str], each: int) -> bool:
+    return all(room.get(uuid, 0) >= each for uuid in cards)

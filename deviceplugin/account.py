@@ -92,16 +92,25 @@ class Account:
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
-        """Choose `size` of the available IDs; waits a little for the pod that asks to come into view.
+        """Choose `size` of the available IDs.
+
+        Waits a little for the pod that asks to come into view, and for all others before it goes elsewhere
+        than the scheduler said.
 
         Raises:
             RefusedError: no card has room.
         """
-        known = await self._in_view(available, must_include, size, self._view_wait_s)
+        asked = (size, available, must_include)
+        await self._until(
+            lambda: self.ledger.expects(*asked) and not self.ledger.displaces(*asked), self._view_wait_s
+        )
+        known = self.ledger.expects(*asked)
+        if not known:
+            log.warning("container of an unknown pod", units=size, waited_s=self._view_wait_s)
         try:
             return self.ledger.preferred(available, must_include, size, self.now_s())
         except LedgerError as error:
-            if known or not await self._in_view(available, must_include, size, self._room_wait_s):
+            if known or not await self._until(lambda: self.ledger.expects(*asked), self._room_wait_s):
                 raise RefusedError("no-room", str(error)) from error
         try:
             return self.ledger.preferred(available, must_include, size, self.now_s())
@@ -122,15 +131,12 @@ class Account:
         self.changed()
         return self._describe(grant)
 
-    async def _in_view(
-        self, available: Sequence[str], must_include: Sequence[str], size: int, limit_s: float
-    ) -> bool:
-        """Wait until a pod is known that may be asking, or the limit has passed."""
+    async def _until(self, ready: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until the ledger is `ready`, or the limit has passed; tells which."""
         deadline_s = self.now_s() + limit_s
-        while not self.ledger.expects(size, available, must_include):
+        while not ready():
             left_s = deadline_s - self.now_s()
             if left_s <= 0:
-                log.warning("container of an unknown pod", units=size, waited_s=limit_s)
                 return False
             try:
                 async with asyncio.timeout(left_s):

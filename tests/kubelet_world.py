@@ -226,6 +226,14 @@ class World:
         healthy = sum(self.allocator.health.values())
         await until(lambda: self.registrar.registered and self.kubelet.allocatable().get(RESOURCE) == healthy)
 
+    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+        """Restart the kubelet; it learns of its pods once the plugin is back, else it would fail some."""
+        self.kubelet.api_away = True
+        await self.kubelet.restart(lose_checkpoint=lose_checkpoint)
+        await self.registered()
+        self.kubelet.api_away = False
+        await self.kubelet.synced()
+
     def ids(self, manifest: Mapping[str, Any], container: str) -> frozenset[str]:
         """What the kubelet's device manager says that a container holds."""
         return self.kubelet.held(uid_of(manifest), container).get(RESOURCE, frozenset())

@@ -234,9 +234,7 @@ async def test_restart_keeps_what_running_pods_hold() -> None:
         one = pod("a", 3, init=[5])
         await here.kubelet.admit(one)
         before = here.ids(one, "i0"), here.ids(one, "m0")
-        await here.kubelet.restart()
-        await here.registered()
-        await here.kubelet.synced()
+        await here.restart()
         assert (here.ids(one, "i0"), here.ids(one, "m0")) == before
         assert len(here.allocator.allocate_calls) == 2
         two = pod("b", 8)
@@ -248,9 +246,7 @@ async def test_a_lost_checkpoint_forgets_what_running_pods_hold() -> None:
     async with world() as here:
         one = pod("a", 3)
         await here.kubelet.admit(one)
-        await here.kubelet.restart(lose_checkpoint=True)
-        await here.registered()
-        await here.kubelet.synced()
+        await here.restart(lose_checkpoint=True)
         assert here.kubelet.containers[uid_of(one), "m0"].running
         assert here.ids(one, "m0") == frozenset()
         two = pod("b", 8)
@@ -262,9 +258,7 @@ async def test_sums_are_checked_after_devices_were_given() -> None:
     """A running pod without devices still counts for what it asked."""
     async with world() as here:
         await here.kubelet.admit(pod("a", 6))
-        await here.kubelet.restart(lose_checkpoint=True)
-        await here.registered()
-        await here.kubelet.synced()
+        await here.restart(lose_checkpoint=True)
         assert (await here.kubelet.admit(pod("b", 8))).admitted
         admission = await here.kubelet.admit(pod("c", 6))
         assert admission.reason == f"OutOf{RESOURCE}"
@@ -315,14 +309,12 @@ async def test_a_request_that_changed_under_a_running_pod_is_refused() -> None:
 
 
 async def test_ids_that_turned_unhealthy_over_a_restart_fail_a_pod_with_an_init_container() -> None:
-    async with world(sync_delay_s=0.5) as here:
+    async with world() as here:
         one = pod("a", 3, init=[4])
         await here.kubelet.admit(one)
         for identifier in here.allocator.health:
             here.allocator.health[identifier] = not identifier.startswith("GPU-0")
-        await here.kubelet.restart()
-        await here.registered()
-        await here.kubelet.synced()
+        await here.restart()
         admission = here.kubelet.admission(uid_of(one))
         assert admission is not None
         assert "previously allocated devices are no longer healthy" in admission.message

@@ -1,8 +1,7 @@
 """Whatever the extender binds, the node can admit: shipped ledger and extender state in a model world.
 
-`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take ten minutes of a core).
-The model leaves out what docs/accounting.md calls outside the invariant; runs of millions of steps still fail
-about once in 1.5 million.
+`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take nine minutes of a core,
+half with `-n 2`). The model leaves out what docs/accounting.md calls outside the invariant.
 """
 
 import os

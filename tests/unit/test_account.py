@@ -76,11 +76,25 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
     assert caught.value.kind == "no-room"
 
 
-async def test_a_known_pod_without_room_is_refused_at_once():
-    node = account(8, room_wait_s=3600.0)
+async def test_a_known_pod_without_room_is_refused_after_one_look():
+    node = account(8, view_wait_s=0.0, room_wait_s=3600.0)
     node.ledger.pod_changed(pod("a", 5, "c0"))
     with pytest.raises(RefusedError, match="5 free units"):
         await node.preferred(ids(node)[:4], (), 5)
+
+
+async def test_a_pod_whose_card_is_taken_waits_until_all_pods_are_known():
+    node = account(8, 8, 8)
+    await node.allocate(ids(node)[:6])
+    node.ledger.pod_changed(pod("a", 3, "c0"))
+    asking = asyncio.create_task(node.preferred(ids(node)[6:], (), 3))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.ledger.pod_changed(pod("b", 6, "c1"))
+    node.ledger.pod_gone("a")
+    node.ledger.pod_changed(pod("c", 3, "c2"))
+    node.changed()
+    assert {text.split("::")[0] for text in await asking} == {"c2"}
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():

@@ -25,6 +25,7 @@ def test_an_unknown_container_gets_exactly_its_size_on_one_card():
 def test_the_assigned_card_goes_before_the_policy():
     world = World.of(8, 8)
     world.bind(pod("a", 3, "c1"))
+    assert not world.ledger.displaces(3, world.offered())
     assert on(world.hand(3)) == {"c1": 3}
 
 
@@ -34,6 +35,24 @@ def test_the_oldest_waiting_pod_is_served_first():
     world.bind(pod("a", 3, "c1"))
     assert on(world.hand(3)) == {"c1": 3}
     assert on(world.hand(3)) == {"c2": 3}
+
+
+def test_a_pod_that_has_begun_is_served_before_older_ones():
+    """The kubelet admits one pod at a time."""
+    world = World.of(8, 8)
+    world.bind(pod("b", [("one", 2, "main"), ("two", 3, "main")], "c0", "c1"))
+    world.hand(2, key=("b", "one"))
+    world.bind(pod("a", 3, "c0"))
+    assert on(world.hand(3)) == {"c1": 3}
+
+
+def test_a_container_whose_turn_comes_later_is_not_meant():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("one", 5, "main"), ("two", 3, "main")], "c0", "c0"))
+    assert not world.ledger.expects(3, world.offered())
+    world.bind(pod("b", 3, "c1"))
+    assert world.ledger.expects(3, world.offered())
+    assert on(world.hand(3)) == {"c1": 3}
 
 
 def test_a_pod_of_another_size_is_not_meant():
@@ -74,6 +93,34 @@ def test_ids_that_linger_are_taken_last():
     world.allocate(ids("c0", 0, 1))
     answer = world.ledger.preferred(world.all_ids(), (), 3, world.now)
     assert set(answer) == ids("c0", 2, 3, 4)
+
+
+def test_what_a_finished_pod_is_known_to_have_had_is_taken_after_what_it_may_have_had():
+    """It was doubted that pod a got its IDs, so it counts on both cards; its containers may run yet."""
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.hand(3, key=("a", "main"))
+    world.forget("a")
+    assert not world.ledger.expects(3, world.offered())
+    world.start("a")
+    world.delete("a")
+    assert world.promised == [6, 3]
+    world.bind(pod("b", 6))
+    assert on(world.hand(6)) == {"c1": 6}
+
+
+def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger():
+    """Something that nobody is known to have lingers on the assigned card too, but it is on offer."""
+    world = World.of(8, 8)
+    world.run(pod("b", 5, "c0"))
+    world.forget("b")
+    world.delete("b")
+    assert on(world.hand(4)) == {"c1": 4}
+    world.forget("failed")
+    world.bind(pod("a", 5, "c1"))
+    assert world.ledger.expects(5, world.offered())
+    assert world.ledger.displaces(5, world.offered())
+    assert on(world.hand(5)) == {"c1": 5}
 
 
 def test_policies_decide_for_pods_that_nobody_assigned():

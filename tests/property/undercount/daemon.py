@@ -56,7 +56,8 @@ class ModelDaemon(Plugin):
     def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        if not self.away and not self.ledger.expects(size, available, must_include):
+        asked = (size, available, must_include)
+        if not self.away and (not self.ledger.expects(*asked) or self.ledger.displaces(*asked)):
             if not self.synced:
                 self.begin_view()
                 self.end_view()

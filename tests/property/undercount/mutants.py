@@ -14,6 +14,7 @@ from scheduler_plugin.commit import Commitment
 from scheduler_plugin.state_rules import Rules
 from tests.unit import test_binding as binding
 from tests.unit import test_ledger_charges as charges
+from tests.unit import test_ledger_choice as choice
 from tests.unit import test_ledger_owners as owners
 
 Patch = tuple[type, str, Callable[..., Any]]
@@ -102,8 +103,16 @@ def _over_when_gone(ledger: Ledger, tracked: Tracked, order: int) -> None:
 MUTANTS = (
     _mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1003),
     _mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1004),
-    _mutant("extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no),
-    _mutant("extender: a tombstone stays until the node has seen the end", Rules, "tombstone_ends", _yes),
+    _mutant(
+        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no, seed=1205
+    ),
+    _mutant(
+        "extender: a tombstone stays until the node has seen the end",
+        Rules,
+        "tombstone_ends",
+        _yes,
+        seed=1205,
+    ),
     _mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1207),
     _mutant(
         "extender: a Binding without an answer counts",
@@ -122,8 +131,8 @@ MUTANTS = (
         ),
     ),
     _mutant("ledger: containers must have ended", Ledger, "_finish", _over_when_gone, seed=1021),
-    _mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing, seed=1022),
-    _mutant("ledger: a pod enters holds when proven", Ledger, "_rule_words_contain", _yes, seed=1002),
+    _mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing, seed=1154),
+    _mutant("ledger: a pod enters holds when proven", Ledger, "_rule_words_contain", _yes, seed=1013),
     _mutant(
         "ledger: admitted pods hold their request",
         Ledger,
@@ -183,4 +192,26 @@ MUTANTS = (
         _none,
         case=owners.test_a_target_goes_to_one_that_got_another_card_before_one_that_waits,
     ),
+    _mutant(
+        "ledger: a pod that has begun is served next",
+        Ledger,
+        "_begun",
+        _none,
+        case=choice.test_a_pod_that_has_begun_is_served_before_older_ones,
+    ),
+    _mutant(
+        "ledger: containers are served in their order",
+        Ledger,
+        "_comes_later",
+        _no,
+        case=choice.test_a_container_whose_turn_comes_later_is_not_meant,
+    ),
+    _mutant(
+        "ledger: what is on offer and nobody's is over",
+        Ledger,
+        "_spare",
+        Ledger._clean,
+        case=choice.test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger,
+    ),
+    _mutant("ledger: who goes elsewhere waits for all pods", Ledger, "displaces", _no, seed=2031),
 )
