@@ -101,6 +101,7 @@ class Holding:
         slot: the container it seems to belong to.
         certain: `slot` is proven; it never changes again.
         mistaken: the container it was taken for until the list said otherwise.
+        maybe: the container of the pod that has the listed name now, where that may be a later one.
         key: namespace, pod name and container under which the list showed it.
         listed: the newest list shows it.
         listed_order: the mark of the newest list that showed it.
@@ -112,6 +113,7 @@ class Holding:
     slot: Slot | None = None
     certain: bool = False
     mistaken: Slot | None = None
+    maybe: Slot | None = None
     key: tuple[str, str, str] | None = None
     listed: bool = False
     listed_order: int = 0

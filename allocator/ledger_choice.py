@@ -115,16 +115,33 @@ class Choice(Charges):
         """An Allocate whose IDs are on offer again serves nobody any more.
 
         Either it was another pod's, and the pod it seemed to be for still waits; or that pod is over and the
-        API server does not say so yet. Both are possible, so others are served first.
+        API server does not say so yet. Both are possible, so others are served first. Unless a pod that is
+        known to be over seems to have got what is not on offer: then the two were taken for each other.
         """
         for holding in self._holdings:
-            slot = holding.slot
+            slot = holding.slot or holding.maybe
             if slot is None or holding.key is not None or holding.certain or not holding.ids <= offered:
                 continue
             tracked = self._pods.get(slot.uid)
-            if tracked is None or not tracked.admitted:
-                holding.slot = None
+            if tracked is not None and tracked.admitted:
+                continue
+            other = self._kept_by_the_dead(len(holding.ids), offered) if tracked and tracked.live else None
+            if other is not None:
+                holding.slot, other.slot = other.slot, slot
+                self._doubted.discard(slot)
+            elif holding.slot is not None:
+                holding.slot, holding.maybe = None, slot
                 self._doubted.add(slot)
+
+    def _kept_by_the_dead(self, size: int, offered: frozenset[str]) -> Holding | None:
+        """Find IDs that a pod seems to have which is gone, though the kubelet does not offer them."""
+        for holding in self._holdings:
+            if holding.slot is None or holding.certain or holding.key is not None or len(holding.ids) != size:
+                continue
+            tracked = self._pods.get(holding.slot.uid)
+            if tracked is not None and not tracked.live and holding.ids.isdisjoint(offered):
+                return holding
+        return None
 
     def _asking(self, size: int, fixed: frozenset[str]) -> Slot | None:
         """Guess whose container the kubelet asks for.
@@ -244,11 +261,11 @@ class Choice(Charges):
         """Choose by the card policy, in rounds that respect less and less.
 
         First cards where nothing is promised, with or without known IDs, others use nothing and no bound pod
-        is expected; then without the others' use; then without what finished pods may have left somewhere.
-        Then the target, though something of nobody known may linger there; then cards where finished pods are
-        known to have left something. Then nobody knows better than the scheduler: the target again; then
-        where only bound pods are expected, and whatever the kubelet offers. At last the same for the `each`
-        units of this container alone, without those that are to share its card.
+        is expected; then without the others' use. Then the target, though something of nobody known may
+        linger there; then cards where finished pods may have left something, then where they are known to.
+        Then nobody knows better than the scheduler: the target again; then where only bound pods are
+        expected, and whatever the kubelet offers. At last the same for the `each` units of this container
+        alone, without those that are to share its card.
         """
         free = self._by_card(offered)
         unused = self._by_card(offered - self._known())
@@ -262,12 +279,11 @@ class Choice(Charges):
         spare = self._spare(offered)
         if target is not None and not _has_room(free, target, each):
             target = None
-        careful = (
-            {u: left[u] - self._pressure.get(u, 0) for u in self._cards},
-            left,
+        careful = ({u: left[u] - self._pressure.get(u, 0) for u in self._cards}, left)
+        lingering = (
             {u: min(unused.get(u, 0), clean[u]) - expected.get(u, 0) for u in self._cards},
+            {u: spare[u] - expected.get(u, 0) for u in self._cards},
         )
-        lingering = ({u: spare[u] - expected.get(u, 0) for u in self._cards},)
         bold = (
             {u: free.get(u, 0) - expected.get(u, 0) for u in self._cards},
             {u: free.get(u, 0) for u in self._cards},

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from allocator.ledger_book import Book, Holding, Listed, Mark, Slot, Tracked, demand_of, shape
-from allocator.request import Demand
+from allocator.request import ContainerRequest, Demand
 
 
 class Owners(Book):
@@ -83,6 +83,7 @@ class Owners(Book):
             if holding.order > tracked.bound_order or tracked.admitted or ahead:
                 self._attach(holding, slot)
             elif holding.order == 0:
+                holding.maybe = slot
                 self._doubted.add(slot)
 
     def _rule_started_proves(self, holding: Holding, key: tuple[str, str, str]) -> None:
@@ -105,10 +106,10 @@ class Owners(Book):
         """An init container's IDs belong to the pod when a proven container of the pod uses some of them.
 
         The kubelet hands the IDs of init containers on within a pod only. A guess that said otherwise is
-        mended: nothing else could, for the list never shows these IDs.
+        mended: nothing else could, for the list never shows these IDs. A listed name makes a better guess.
         """
         for other in self._holdings:
-            if not other.certain or other.slot is None or not self._precedes(holding, other):
+            if other.slot is None or not (other.certain or other.key) or not self._precedes(holding, other):
                 continue
             tracked = self._pods.get(other.slot.uid)
             for container in tracked.pod.request.containers if tracked is not None else ():
@@ -118,7 +119,10 @@ class Owners(Book):
                 rivals = [h for h in self._holdings if h.key is None and len(h.ids) == len(holding.ids)]
                 newest = max((h.order for h in rivals if self._precedes(h, other)), default=0)
                 if holding.order == newest:
-                    holding.slot, holding.certain = slot, True
+                    if other.certain:
+                        holding.slot, holding.certain = slot, True
+                    elif holding.slot != slot:
+                        self._attach(holding, slot)
                     return
 
     @staticmethod
@@ -129,29 +133,29 @@ class Owners(Book):
     def _rule_started_needs_a_holding(self, tracked: Tracked) -> None:
         """An admitted pod without anything takes over what an equal, unadmitted pod seemed to get.
 
-        The list never shows these IDs, so this is all there is to correct such a guess.
+        Of init containers the list never shows these IDs, so this is all there is to correct such a guess; of
+        others it does so later, and the next question may come before.
         """
-        if not tracked.admitted or not tracked.live:
+        if not tracked.admitted or not tracked.live or self._owned(tracked.pod.uid):
             return
         for container in tracked.pod.request.containers:
-            slot = Slot(tracked.pod.uid, container.name)
-            if container.kind != "init" or self._owned(tracked.pod.uid):
-                continue
-            for holding in self._holdings:
-                other = holding.slot
-                if other is None or holding.certain or holding.key is not None or not self._is_init(other):
-                    continue
-                pod = self._pods.get(other.uid)
-                if pod is not None and not pod.admitted and len(holding.ids) == container.units:
-                    self._attach(holding, slot)
-                    break
+            holding = self._seemingly_anothers(container, tracked.started_order or 0)
+            if holding is not None:
+                self._attach(holding, Slot(tracked.pod.uid, container.name))
 
-    def _is_init(self, slot: Slot) -> bool:
-        tracked = self._pods.get(slot.uid)
-        return tracked is not None and any(
-            container.name == slot.container and container.kind == "init"
-            for container in tracked.pod.request.containers
-        )
+    def _seemingly_anothers(self, wanted: ContainerRequest, before: int) -> Holding | None:
+        """Find an earlier Allocate that an unadmitted pod seems to have got for such a container."""
+        for holding in self._holdings:
+            tracked = self._pods.get(holding.slot.uid) if holding.slot is not None else None
+            if holding.slot is None or tracked is None or tracked.admitted:
+                continue
+            if holding.certain or holding.key is not None or holding.order > before:
+                continue
+            for container in tracked.pod.request.containers:
+                alike = (container.kind == "init") is (wanted.kind == "init")
+                if container.name == holding.slot.container and alike and container.units == wanted.units:
+                    return holding
+        return None
 
     def _attach(self, holding: Holding, slot: Slot) -> None:
         """Give a holding to the container `slot`; what seemed to be that container's is then another's.
@@ -170,8 +174,8 @@ class Owners(Book):
 
         Otherwise the places of bound pods would no longer add up to what the scheduler counts for them.
         """
-        for holding in self._holdings:
-            mine = self._demand(holding.slot)
+        for holding in sorted(self._holdings, key=lambda holding: holding.key is None):
+            mine = self._demand(holding.slot or holding.maybe)
             if mine is None:
                 continue
             tracked, position, demand = mine
@@ -181,6 +185,8 @@ class Owners(Book):
             # A mere guess moves nobody else: the pod may have been placed there for want of room.
             proven = holding.key is not None or tracked.admitted
             partner = self._misplaced(demand, set(cards), tracked) if proven else None
+            if holding.slot is None and partner is None:
+                continue
             tracked.targets[position] = cards
             if partner is not None:
                 partner[0].targets[partner[1]] = target

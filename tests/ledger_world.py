@@ -1,10 +1,11 @@
 """One ledger with a kubelet and an API server around it; neither ever lies, both may be late."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
-from allocator.ids import device_id
+from allocator.ids import device_id, parse_device_id
 from allocator.ledger import Grant, Ledger, Listed, Pod
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
@@ -18,6 +19,11 @@ def cards(*sizes: int) -> list[Card]:
 
 def ids(card: str, *slots: int) -> frozenset[str]:
     return frozenset(device_id(card, slot) for slot in slots)
+
+
+def by_card(given: frozenset[str]) -> dict[str, int]:
+    """Count IDs per card."""
+    return dict(Counter(parse_device_id(text)[0] for text in given))
 
 
 def request(units: int | Containers, count: int = 1, selector: Selector | None = None) -> PodRequest:

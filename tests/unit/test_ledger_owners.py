@@ -1,7 +1,7 @@
 """Whose are the device IDs: names come again, guesses are wrong, init containers are hidden."""
 
 from allocator.ledger import Ledger, Listed
-from tests.ledger_world import World, cards, ids, pod
+from tests.ledger_world import World, by_card, cards, ids, pod
 
 
 def holder(world: World, card: str) -> tuple[str | None, bool]:
@@ -9,6 +9,11 @@ def holder(world: World, card: str) -> tuple[str | None, bool]:
     holdings = world.ledger.explain()["holdings"]
     first = next(h for h in holdings if card in h["cards"])
     return first["pod"], first["certain"]
+
+
+def holders(world: World) -> list[str | None]:
+    """The pod that each holding is for."""
+    return [h["pod"] for h in world.ledger.explain()["holdings"]]
 
 
 def test_a_pod_is_held_once_listed_and_started():
@@ -172,6 +177,55 @@ def test_an_init_only_pod_does_not_take_from_an_admitted_one():
     world.start("y")
     assert holder(world, "c0")[0] == "x"
     assert world.promised == [6, 3]
+
+
+def test_a_pod_seen_started_takes_what_an_equal_one_seemed_to_get():
+    """It was not known when the kubelet asked; the next question may come before the next list."""
+    world = World.of(8, 8)
+    world.bind(pod("b", [("side", 2, "sidecar"), ("main", 3, "main")], "c0", "c0"))
+    world.bind(pod("c", 5, "c0"))
+    world.seen["a"] = pod("a", [("one", 2, "main"), ("two", 3, "main")], "c1", "c1")
+    world.admit("a")
+    world.bind(world.seen["a"])
+    world.start("a")
+    assert holders(world) == ["a", "a"]
+    assert world.ledger.expects(2, world.offered())
+    assert [set(by_card(given)) for given in world.admit("b")] == [{"c1"}, {"c1"}]
+
+
+def test_what_was_allocated_after_a_pods_start_is_another_ones():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.start("a")
+    world.bind(pod("b", 3, "c1"))
+    world.hand(3, key=("b", "main"))
+    world.ledger.pod_gone("nobody")
+    assert holders(world) == ["b"]
+
+
+def test_init_ids_follow_a_main_container_that_is_listed_under_another_name():
+    world = World.of(8, 8)
+    shape = [("setup", 2, "init"), ("main", 4, "main")]
+    world.bind(pod("x", shape, "c0"))
+    world.bind(pod("y", shape, "c1"))
+    world.admit("y")
+    assert holders(world) == ["x", "x"]
+    world.look()
+    assert holders(world) == ["y", "y"]
+    assert [set(by_card(given)) for given in world.admit("x")] == [{"c1"}, {"c1"}]
+
+
+def test_after_a_restart_a_pod_that_may_be_served_exchanges_places():
+    """Pod y got the cards of x before the restart; whether the listed name is y's is not proven yet."""
+    world = World.of(8, 5)
+    shape = [("one", 2, "main"), ("two", 3, "main")]
+    for bound in (pod("x", shape, "c0", "c1"), pod("y", shape, "c1", "c0")):
+        world.pods[bound.uid] = world.seen[bound.uid] = bound
+    world.table = {("y", "one"): ids("c0", 0, 1), ("y", "two"): ids("c1", 0, 1, 2)}
+    world.look()
+    world.sync()
+    assert holders(world) == [None, None]
+    assert [set(by_card(given)) for given in world.admit("x")] == [{"c1"}, {"c0"}]
 
 
 def test_a_list_finds_the_newest_allocate_of_the_same_ids():

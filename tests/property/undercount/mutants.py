@@ -214,4 +214,18 @@ MUTANTS = (
         case=choice.test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger,
     ),
     _mutant("ledger: who goes elsewhere waits for all pods", Ledger, "displaces", _no, seed=2031),
+    _mutant(
+        "ledger: a started pod got something before its start",
+        Ledger,
+        "_rule_started_needs_a_holding",
+        _none,
+        case=owners.test_a_pod_seen_started_takes_what_an_equal_one_seemed_to_get,
+    ),
+    _mutant(
+        "ledger: what the kubelet keeps is not a dead pod's",
+        Ledger,
+        "_kept_by_the_dead",
+        _none,
+        case=choice.test_what_is_on_offer_was_rather_that_of_a_pod_known_to_be_over,
+    ),
 )
