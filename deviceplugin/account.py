@@ -101,10 +101,10 @@ class Account:
             RefusedError: no card has room.
         """
         asked = (size, available, must_include)
-        await self._until(
+        sure = await self._until(
             lambda: self.ledger.expects(*asked) and not self.ledger.displaces(*asked), self._view_wait_s
         )
-        known = self.ledger.expects(*asked)
+        known = sure or self.ledger.expects(*asked)
         if not known:
             log.warning("container of an unknown pod", units=size, waited_s=self._view_wait_s)
         try:
