@@ -131,19 +131,25 @@ async def restart_with_init_container(here: Play) -> Answer:
 
 
 async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
-    """Restart the kubelet while no plugin comes back; say what has become of a running pod 6 s later.
+    """Restart the kubelet while no plugin comes back; say what becomes of a running pod.
 
-    A refused pod is reported as Failed only once its containers are gone (4 s after the refusal).
+    A pod that is kept is listed, and is looked at for 6 s. One that is refused is not listed, and is reported as
+    Failed only once its containers are gone, 4 s after the refusal and more on a busy machine.
     """
     await here.admit(pod)
     await here.stop_plugin()
     await here.driver.restart()
-    status: Mapping[str, Any] = {}
-    end = time.monotonic() + 6.0
-    while time.monotonic() < end and status.get("phase") != "Failed":
-        await asyncio.sleep(0.1)
-        status = await here.phase(pod.name, {"Running", "Failed"})
-    listed = {name: len(ids) for name, ids in here.listed(await _listed(here), pod.name).items()}
+    watched_until = time.monotonic() + 6.0
+
+    async def fate() -> tuple[Mapping[str, Any], dict[str, int]] | None:
+        status, answer = await here.driver.status(pod.name), await here.list()
+        if status is None or answer is None:
+            return None
+        listed = {name: len(ids) for name, ids in here.listed(answer, pod.name).items()}
+        kept = listed and time.monotonic() > watched_until
+        return (status, listed) if kept or status.get("phase") == "Failed" else None
+
+    status, listed = await until(fate, f"{pod.name} kept or refused")
     reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
     return {"phase": status["phase"], "listed": listed, **reasons}
 
