@@ -22,11 +22,20 @@ log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
 
-BURST_S: Final = 0.02
+BURST_S: Final = 0.05
 """One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
 
-ANNOTATE_S: Final = 0.2
-"""The same for what only people read."""
+QUIET_S: Final = 0.2
+"""Allocations are written once nothing has happened for so long: no Allocate has to wait for them.
+
+People read them, and a daemon that starts after the kubelet lost its checkpoint.
+"""
+
+ANNOTATE_WITHIN_S: Final = 1.0
+"""But at the latest so long after the first news, on a node that is never quiet."""
+
+ANNOTATE_GAP_S: Final = 0.02
+"""Least time between two such writes: an Allocate gets its turn in between."""
 
 _decode_node = msgspec.json.Decoder(NodeObject).decode
 
@@ -200,7 +209,14 @@ class Annotator:
                 continue
             self._backoff.reset()
             await self._wake.wait()
-            await asyncio.sleep(ANNOTATE_S)
+            await self._quiet()
+
+    async def _quiet(self) -> None:
+        """Wait until nothing has happened for a while, but not for ever."""
+        latest_s = self._account.now_s() + ANNOTATE_WITHIN_S
+        while self._wake.is_set() and self._account.now_s() < latest_s:
+            self._wake.clear()
+            await asyncio.sleep(QUIET_S)
 
     async def _all(self) -> None:
         """Write every annotation that is missing or wrong; one that was written is not looked at again."""
@@ -221,6 +237,7 @@ class Annotator:
             else:
                 log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
             self._done[uid] = text
+            await asyncio.sleep(ANNOTATE_GAP_S)
 
 
 def _cards(assignment: Assignment) -> list[str]:

@@ -295,3 +295,47 @@ async def test_a_failed_annotation_is_tried_again():
     assert len(bench.api.notes) == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("news", "waits_s"), [(1, 0.2), (4, 0.8), (10**6, 1.0)])
+async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news, waits_s):
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    began_s, told = bench.now_s, 1
+
+    async def sleep(seconds: float) -> None:
+        nonlocal told
+        bench.now_s += seconds
+        if told < news:
+            told += 1
+            bench.account.changed()
+
+    mocker.patch("deviceplugin.publisher.asyncio.sleep", sleep)
+    bench.account.changed()
+    await annotator._quiet()
+    assert bench.now_s - began_s == pytest.approx(waits_s)
+
+
+async def test_an_allocate_gets_its_turn_between_two_annotations():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.ledger.pod_changed(pod("b", 2, "c1"))
+    bench.ledger.allocate(ids("c1", 0, 1), bench.now_s)
+    bench.ledger.pod_changed(replace(pod("b", 2, "c1"), started=True))
+    bench.look(
+        [
+            Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2)),
+            Listed("ns", "pod-b", "main", ids("c1", 0, 1)),
+        ]
+    )
+    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
+    task = asyncio.create_task(annotator._all())
+    while not bench.api.notes:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(bench.api.notes) == 1
+    await task
+    assert len(bench.api.notes) == 2
