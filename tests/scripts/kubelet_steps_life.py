@@ -133,8 +133,8 @@ async def restart_with_init_container(here: Play) -> Answer:
 async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
     """Restart the kubelet while no plugin comes back; say what becomes of a running pod.
 
-    A pod that is kept is listed, and is looked at for 6 s. One that is refused is not listed, and is reported as
-    Failed only once its containers are gone, 4 s after the refusal and more on a busy machine.
+    A pod that is kept is listed, and is looked at for 6 s. One that is refused is not listed, and is reported
+    as Failed only once its containers are gone, 4 s after the refusal and more on a busy machine.
     """
     await here.admit(pod)
     await here.stop_plugin()

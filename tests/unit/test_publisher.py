@@ -316,7 +316,7 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
     assert bench.now_s - began_s == pytest.approx(waits_s)
 
 
-async def test_an_allocate_gets_its_turn_between_two_annotations():
+async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     bench = Bench()
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
@@ -331,11 +331,11 @@ async def test_an_allocate_gets_its_turn_between_two_annotations():
         ]
     )
     bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
-    task = asyncio.create_task(annotator._all())
-    while not bench.api.notes:
-        await asyncio.sleep(0)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert len(bench.api.notes) == 1
-    await task
-    assert len(bench.api.notes) == 2
+    pauses: list[tuple[float, int]] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append((seconds, len(bench.api.notes)))
+
+    mocker.patch("deviceplugin.publisher.asyncio.sleep", sleep)
+    await annotator._all()
+    assert pauses == [(0.02, 1), (0.02, 2)]
