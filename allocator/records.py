@@ -19,6 +19,9 @@ from allocator.request import PodRequest
 Assignment = Mapping[str, tuple[tuple[str, int], ...]]
 """Container name -> pairs of a card's UUID and units on it."""
 
+LARGEST_NUMBER: Final = (1 << 31) - 1
+"""The largest number in a record: units, MiB, or an index."""
+
 _CUT: Final = 256
 
 
@@ -243,8 +246,8 @@ def _text(value: Any, name: str) -> str:
 
 
 def _number(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _ShapeError(f"{name} is not a whole number from {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_NUMBER:
+        raise _ShapeError(f"{name} is not a whole number from {least} to {LARGEST_NUMBER}")
     return value
 
 

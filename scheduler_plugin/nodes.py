@@ -13,6 +13,12 @@ from scheduler_plugin.errors import StateError
 if TYPE_CHECKING:
     from scheduler_plugin.policies.registry import BoolArray, IntArray, LongArray
 
+MOST_UNITS: Final = 1 << 17
+"""Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
+
+_MOST: Final = 1 << 60
+"""Of a node's sums, so that adding to them stays within int64."""
+
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
     "name_rank",
@@ -202,14 +208,16 @@ class NodeArrays:
             self._refresh(row)
 
     def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what pods may request of a node in all."""
+        """Set what pods may request of a node in all; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
         if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
             self.cpu_capacity[row] = cpu_milli
             self.memory_capacity[row] = memory_bytes
             self.version[row] += 1
 
     def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what the pods of a node request."""
+        """Set what the pods of a node request; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
         if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
             self.cpu_used[row] = cpu_milli
             self.memory_used[row] = memory_bytes

@@ -18,6 +18,10 @@ _milli = lru_cache(maxsize=4096)(parse_milli)
 _bytes = lru_cache(maxsize=4096)(parse_bytes)
 
 
+MOST_REQUESTED: Final = 1 << 53
+"""More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodRecord:
     """One pod, as its newest known version says.
@@ -174,7 +178,7 @@ def _amount(amounts: dict[str, str | int] | None, resource: str, parse: Callable
     if value is None:
         return 0
     try:
-        return max(0, parse(value))
+        return min(max(0, parse(value)), MOST_REQUESTED)
     except QuantityError:
         return 0
 

@@ -10,16 +10,15 @@ from allocator.errors import PackingError
 from allocator.ids import is_card_uuid
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import NodeWords, read_node
-from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
-from scheduler_plugin.nodes import Exclusion
+from allocator.records import LARGEST_NUMBER, CardRecord, Holds, load_cards, load_cordon, load_holds
+from scheduler_plugin.nodes import MOST_UNITS, Exclusion
 from scheduler_plugin.objects import NodeLite
 
-_MAX_UNITS: Final = (1 << 31) - 1
 _NO_HOLDS: Final = Holds(-1, frozenset())
 _SAFE_DIGITS: Final = 19
 """Digits of a resourceVersion that cannot be too large."""
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         inventory = _inventory(annotations, words)
     except PackingError:
         return Published(Exclusion.CORRUPT)
-    if max(words.sizes, default=0) > _MAX_UNITS:
+    if max(words.sizes, default=0) > MOST_UNITS:
         return Published(Exclusion.CORRUPT)
     out = _out_of_service(inventory, annotations.get(NODE_CORDON))
     cards = list(enumerate(zip(words.sizes, words.used, strict=True)))

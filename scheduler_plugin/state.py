@@ -33,6 +33,8 @@ class ClusterState:
         books: What is known by node name.
         settled: Called with every pod that asks for cards when it is seen bound first, and when it ends or
             is gone before that (its record has no node then).
+        broken: Called with the name of a node and what went wrong when its row could not be computed. The
+            row is excluded as corrupt by then, every other one is as it should be. Raises unless set.
     """
 
     def __init__(self, unit_mib: int = 1024, *, rules: Rules | None = None) -> None:
@@ -43,9 +45,11 @@ class ClusterState:
         self.books: dict[str, Book] = {}
         self.rules = rules or Rules()
         self.settled: Callable[[PodRecord], None] = lambda _: None
+        self.broken: Callable[[str, Exception], None] = _raise
         self._takes: dict[str, Take] = {}
         self._shapes: dict[int, dict[Shape, set[str]]] = {}
         self._dirty: set[str] = set()
+        self._failures: list[tuple[str, Exception]] = []
         self._mortal: set[str] = set()
         self._pod_floor = self._node_floor = -1
         self._pod_graves: OrderedDict[str, int] = OrderedDict()
@@ -94,8 +98,11 @@ class ClusterState:
             _quantity(allocatable, "cpu", parse_milli),
             _quantity(allocatable, "memory", parse_bytes),
         )
-        self._read_cards(book, node)
         self._dirty.add(name)
+        try:
+            self._read_cards(book, node)
+        except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
+            self._give_up(book, error)
 
     def _read_cards(self, book: Book, node: NodeLite) -> None:
         """Take a node's words, inventory and holds, or exclude its row with a reason."""
@@ -309,20 +316,38 @@ class ClusterState:
         dirty, self._dirty = self._dirty, set()
         for name in dirty:
             book = self._book(name)
-            self._expire(book, now)
-            claims = self.rules.claims(book)
-            self._index(book, claims)
-            if book.row >= 0:
-                if book.sizes:
-                    self.nodes.set_assumed(book.row, self.rules.assumed(book, claims))
-                extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
-                self.nodes.set_requested(
-                    book.row,
-                    book.cpu_milli + sum(pod.cpu_milli for pod in extra),
-                    book.memory_bytes + sum(pod.memory_bytes for pod in extra),
-                )
-            elif book.empty:
-                del self.books[name]
+            try:
+                self._settle_book(book, now)
+            except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
+                self._give_up(book, error)
+        failures, self._failures = self._failures, []
+        for name, failure in failures:
+            self.broken(name, failure)
+
+    def _settle_book(self, book: Book, now: float) -> None:
+        self._expire(book, now)
+        claims = self.rules.claims(book)
+        self._index(book, claims)
+        if book.row >= 0:
+            if book.sizes:
+                self.nodes.set_assumed(book.row, self.rules.assumed(book, claims))
+            extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
+            self.nodes.set_requested(
+                book.row,
+                book.cpu_milli + sum(pod.cpu_milli for pod in extra),
+                book.memory_bytes + sum(pod.memory_bytes for pod in extra),
+            )
+        elif book.empty:
+            del self.books[book.name]
+
+    def _give_up(self, book: Book, error: Exception) -> None:
+        """Use no card of a node whose row could not be computed: it may be half written."""
+        self._failures.append((book.name, error))
+        book.seen, book.holds = -1, frozenset()
+        book.sizes = book.used = ()
+        book.uuids = ()
+        if book.row >= 0:
+            self.nodes.exclude(book.row, Exclusion.CORRUPT)
 
     def _expire(self, book: Book, now: float) -> None:
         for uid, tombstone in list(book.tombstones.items()):
@@ -345,6 +370,10 @@ class ClusterState:
         for units, shape in found - book.shapes:
             self._shapes.setdefault(units, {}).setdefault(shape, set()).add(book.name)
         book.shapes = frozenset(found)
+
+
+def _raise(_name: str, error: Exception) -> None:
+    raise error
 
 
 class Parse(Protocol):

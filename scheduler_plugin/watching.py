@@ -111,6 +111,7 @@ class Watcher:
         self._filled = filled
         self._lists = {"nodes": False, "pods": False}
         self._pods_listed = asyncio.Event()
+        state.broken = _broken
         self.nodes: Reflector[NodeLite] = Reflector(
             client,
             "/api/v1/nodes",
@@ -165,3 +166,7 @@ class Watcher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.nodes.run())
             group.create_task(self.pods.run())
+
+
+def _broken(name: str, error: Exception) -> None:
+    log.error("node out of use: what is known of it cannot be computed with", node=name, exc_info=error)
