@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,14 +14,18 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 
+from allocator.names import NODE_CARDS
 from allocator.packing import read_node
+from allocator.records import load_cards
 from gpupack.standins.apiserver import ApiServer
 from gpupack.standins.kubelet import Kubelet
 
 NODE = "n1"
 DEADLINE_S = 30.0
 GIB = "gpupack.io/gpu-memory-gib"
+MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
 
 @pytest.fixture
@@ -45,11 +50,13 @@ def free_port():
 
 
 @asynccontextmanager
-async def process(*arguments):
+async def process(*arguments, **environment):
     """The command as a process, and where it serves; it must end by itself when told."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "gpupack", *map(str, arguments), "--http", url.removeprefix("http://")]
-    running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    running = await asyncio.create_subprocess_exec(
+        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | environment
+    )
     lines = []
 
     async def read():
@@ -123,6 +130,50 @@ async def test_a_node(world, number):
     assert "Traceback" not in "".join(lines)
     # The effective settings are there, once.
     assert len([line for line in lines if "unit_mib=1024" in line and "card_policy=least-used" in line]) == 1
+
+
+@pytest.mark.skipif(not MOCK, reason="GPUPACK_NVML_MOCK names no folder with nvml-mock's libnvidia-ml.so.1")
+@pytest.mark.parametrize("name", ["h100", "t4"])
+async def test_a_node_with_cards_of_the_driver(world, name):
+    folder, api, kubelet = world
+    profile = Path(MOCK) / "profiles" / f"{name}.yaml"
+    document = yaml.safe_load(profile.read_text())
+    memory = document["device_defaults"]["memory"]
+    uuids = [device["uuid"] for device in document["devices"]]
+    units = (memory["total_bytes"] - memory["reserved_bytes"]) >> 30
+    arguments = [
+        *("node", "--node-name", NODE, "--gpus", "nvml"),
+        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
+        *("--pod-resources-socket", kubelet.pod_resources_socket),
+    ]
+    mock = {"LD_LIBRARY_PATH": MOCK, "MOCK_NVML_CONFIG": str(profile)}
+    async with process(*arguments, **mock) as (_, _, lines):
+
+        async def said():
+            node = api.node(NODE)
+            words = read_node(node["status"]["allocatable"])
+            devices = node["status"]["allocatable"].get(GIB)
+            return words and (words.sizes, words.used, words.layout.unit_mib, devices)
+
+        await until(said, ((units,) * len(uuids), (0,) * len(uuids), 1024, str(units * len(uuids))))
+        inventory = load_cards(api.node(NODE)["metadata"]["annotations"][NODE_CARDS])
+        assert [(card.uuid, card.model) for card in inventory] == [
+            (uuid, document["device_defaults"]["name"]) for uuid in uuids
+        ]
+        container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
+        api.add_pod({"metadata": {"name": "p"}, "spec": {"nodeName": NODE, "containers": [container]}})
+
+        async def used():
+            words = read_node(api.node(NODE)["status"]["allocatable"])
+            return {uuid: units for uuid, units in zip(uuids, words.used, strict=True) if units}
+
+        async def running():
+            return len(kubelet.containers)
+
+        await until(running, 1)
+        (record,) = kubelet.containers.values()
+        await until(used, {record.envs["NVIDIA_VISIBLE_DEVICES"]: 5})
+    assert "Traceback" not in "".join(lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
