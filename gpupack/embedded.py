@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 
-from allocator.names import resource_name
+from allocator.names import MIB_PER_GIB, resource_name
 from deviceplugin.daemon import Daemon
 from deviceplugin.profile import load_profile
 from deviceplugin.settings import Settings as NodeSettings
@@ -83,12 +83,14 @@ class EmbeddedCluster:
         node_policy: of the extender.
         card_policy: of the extender and the daemons.
         seed: of the kubelets' arbitrary choices.
+        unit_mib: MiB a unit.
 
     Attributes:
         api: the API server.
         nodes: by name.
         state: what the extender knows; filled once entered.
         resource: the extended resource.
+        unit_mib: MiB a unit.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class EmbeddedCluster:
         node_policy: str = "least-requested",
         card_policy: str = "least-used",
         seed: int = 1,
+        unit_mib: int = MIB_PER_GIB,
     ) -> None:
         self._profiles = dict(profiles)
         self._node_policy = node_policy
@@ -107,7 +110,8 @@ class EmbeddedCluster:
         self._stop = asyncio.Event()
         self.api = ApiServer(seed=seed)
         self.nodes: dict[str, EmbeddedNode] = {}
-        self.resource = resource_name(1024)
+        self.unit_mib = unit_mib
+        self.resource = resource_name(unit_mib)
         self.state: ClusterState
 
     async def __aenter__(self) -> Self:
@@ -139,6 +143,7 @@ class EmbeddedCluster:
             node_name=name,
             gpus="simulated",
             profile=profile,
+            unit_mib=self.unit_mib,
             kubeconfig=self._kubeconfig,
             device_plugin_dir=kubelet.device_plugin_dir,
             pod_resources_socket=kubelet.pod_resources_socket,
@@ -158,6 +163,7 @@ class EmbeddedCluster:
             http="127.0.0.1:0",
             node_policy=self._node_policy,
             card_policy=self._card_policy,
+            unit_mib=self.unit_mib,
         )
         task = self._background(
             run_extender(

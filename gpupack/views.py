@@ -103,13 +103,16 @@ def _counted(ids: Iterable[str]) -> dict[str, int]:
     return Counter(parse_device_id(text)[0] for text in ids)
 
 
-def environment_faults(node: str, records: Iterable[ContainerRecord], resource: str) -> list[str]:
+def environment_faults(
+    node: str, records: Iterable[ContainerRecord], resource: str, unit_mib: int
+) -> list[str]:
     """Compare each running container's environment with the device IDs that the kubelet gave it.
 
     Args:
         node: its name, for the messages.
         records: of its containers.
         resource: the extended resource.
+        unit_mib: MiB a unit.
     """
     faults = []
     for record in records:
@@ -118,11 +121,13 @@ def environment_faults(node: str, records: Iterable[ContainerRecord], resource: 
         given = _counted(record.devices[resource])
         visible = record.envs.get("NVIDIA_VISIBLE_DEVICES", "")
         promised = record.envs.get("GPUPACK_CARDS", "")
-        expected = {f"{uuid}:{units}" for uuid, units in given.items()}
-        if set(visible.split(",")) != set(given) or set(promised.split(",")) != expected:
+        mib = record.envs.get("GPUPACK_MEMORY_MIB", "")
+        cards = {f"{uuid}:{units}" for uuid, units in given.items()}
+        a_card = str(min(given.values()) * unit_mib)
+        if (set(visible.split(",")), set(promised.split(",")), mib) != (set(given), cards, a_card):
             faults.append(
-                f"{record.pod}/{record.name} on {node} sees {visible!r} and was promised {promised!r}: "
-                f"the kubelet gave it {sorted(expected)}"
+                f"{record.pod}/{record.name} on {node} sees {visible!r} and was promised {promised!r}, "
+                f"{mib or 'no'} MiB a card: the kubelet gave it {sorted(cards)}, {a_card} MiB a card"
             )
     return faults
 
@@ -141,6 +146,8 @@ def faults(cluster: EmbeddedCluster) -> list[str]:
         for fault in (
             *seen.over_committed(),
             *seen.differences(),
-            *environment_faults(node.name, node.kubelet.containers.values(), cluster.resource),
+            *environment_faults(
+                node.name, node.kubelet.containers.values(), cluster.resource, cluster.unit_mib
+            ),
         )
     ]

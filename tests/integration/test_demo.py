@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from allocator.ids import device_id
+from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
 from gpupack import demo
 from gpupack.demo import NODES, PODS, DemoFailedError, play
 from gpupack.embedded import EmbeddedCluster
+from gpupack.standins.scheduler import Unschedulable
 from gpupack.views import environment_faults, faults, over_committed, views
 
 TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
@@ -127,6 +128,26 @@ async def test_views_of_a_running_pod(cluster):
     assert seen.assumed == (0, 0)
 
 
+async def test_another_unit_from_the_daemon_to_the_container():
+    async with EmbeddedCluster({"node-t4": "2xt4"}, unit_mib=512) as cluster:
+        assert cluster.resource == "gpupack.io/gpu-memory-512mib"
+        await place(cluster, units=[5])
+        (node,) = cluster.nodes.values()
+        words = read_node(cluster.api.node("node-t4")["status"]["allocatable"])
+        assert (words.layout.unit_mib, words.sizes, sum(words.used)) == (512, (29, 29), 5)
+        ((_, record),) = node.kubelet.containers.items()
+        card = record.envs["NVIDIA_VISIBLE_DEVICES"]
+        assert record.envs["GPUPACK_MEMORY_MIB"] == "2560"
+        assert record.envs["GPUPACK_CARDS"] == f"{card}:5"
+        assert {parse_device_id(text)[0] for text in record.devices[cluster.resource]} == {card}
+        # Whole cards are 29 units, so the second pod fits on the other card only, and a larger one on none.
+        whole = cluster.create(cluster.pod_manifest("whole", units=[29]))
+        await cluster.schedule(whole)
+        larger = cluster.create(cluster.pod_manifest("larger", units=[30]))
+        with pytest.raises(Unschedulable, match="no healthy card of 15 GiB or more"):
+            await cluster.schedule(larger)
+
+
 async def test_what_an_init_container_holds_is_seen_by_all(cluster):
     await place(cluster, units=[2], init=9)
     (node,) = cluster.nodes.values()
@@ -163,10 +184,15 @@ def lie(cluster, who):
             arrays.assumed[row, 1] = 1
         case "sizes":
             arrays.size[row, 1] = 15
-        case "environment":
+        case "environment" | "mib":
             ((key, record),) = node.kubelet.containers.items()
-            blind = replace(record, envs={**record.envs, "NVIDIA_VISIBLE_DEVICES": "all"})
-            doctor(cluster, "node-t4", "kubelet", containers={key: blind})
+            wrong = {"NVIDIA_VISIBLE_DEVICES": "all"} if who == "environment" else {"GPUPACK_MEMORY_MIB": "5"}
+            doctor(
+                cluster,
+                "node-t4",
+                "kubelet",
+                containers={key: replace(record, envs={**record.envs, **wrong})},
+            )
     return back
 
 
@@ -180,6 +206,7 @@ async def test_any_view_that_differs_is_told(cluster):
         "assumed": "the extender still assumes [0, 1]",
         "sizes": "views of the sizes differ: cards [14, 14], words [14, 14], extender [14, 15]",
         "environment": "p/c0 on node-t4 sees 'all'",
+        "mib": "5 MiB a card: the kubelet gave it ['GPU-00000074-0000-4000-8000-000000000000:5'], 5120",
     }
     for who, what in told.items():
         back = lie(cluster, who)
@@ -226,17 +253,25 @@ def test_environments():
     )
 
     def record(**changes):
-        envs = {"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a", "GPUPACK_CARDS": "GPU-a:2,GPU-b:2"}
+        envs = {**promise, **changes.pop("wrong", {})}
         base = {"pod": "p", "name": "c", "running": True, "devices": {gib: ids}, "envs": envs}
         return SimpleNamespace(**{**base, **changes})
 
+    promise = {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a",
+        "GPUPACK_CARDS": "GPU-a:2,GPU-b:2",
+        "GPUPACK_MEMORY_MIB": "1024",
+    }
     right = [record(), record(running=False, envs={}), record(devices={}, envs={})]
-    assert environment_faults("n", right, gib) == []
+    assert environment_faults("n", right, gib, 512) == []
     wrong = [
         record(envs={}),
-        record(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-a", "GPUPACK_CARDS": "GPU-a:2,GPU-b:2"}),
-        record(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "GPUPACK_CARDS": "GPU-a:1,GPU-b:3"}),
+        record(wrong={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}),
+        record(wrong={"GPUPACK_CARDS": "GPU-a:1,GPU-b:3"}),
+        record(wrong={"GPUPACK_MEMORY_MIB": "2048"}),
     ]
-    told = environment_faults("n", wrong, gib)
-    assert [fault.startswith("p/c on n sees ") for fault in told] == [True] * 3
-    assert all("the kubelet gave it ['GPU-a:2', 'GPU-b:2']" in fault for fault in told)
+    told = environment_faults("n", wrong, gib, 512)
+    assert [fault.startswith("p/c on n sees ") for fault in told] == [True] * 4
+    assert all(
+        fault.endswith("the kubelet gave it ['GPU-a:2', 'GPU-b:2'], 1024 MiB a card") for fault in told
+    )
