@@ -1,15 +1,21 @@
 """/healthz, /readyz, /metrics and /explain."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
+from allocator.errors import shown
 from deviceplugin.errors import SettingsError
 from deviceplugin.metrics import Metrics
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+PLACES: Final = web.AppKey("places", str)
+"""What is served, in words."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
@@ -42,15 +48,15 @@ class HttpServer:
         Raises:
             SettingsError: the address cannot be had.
         """
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/healthz", self._on_healthz),
-                web.get("/readyz", self._on_readyz),
-                web.get("/metrics", self._on_metrics),
-                web.get("/explain", self._on_explain),
-            ]
-        )
+        app = web.Application(middlewares=[_explain_strangers])
+        routes = [
+            web.get("/healthz", self._on_healthz),
+            web.get("/readyz", self._on_readyz),
+            web.get("/metrics", self._on_metrics),
+            web.get("/explain", self._on_explain),
+        ]
+        app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
+        app.add_routes(routes)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host or None, port)
@@ -83,3 +89,13 @@ class HttpServer:
 
     async def _on_explain(self, _request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._explain()), content_type="application/json")
+
+
+@web.middleware
+async def _explain_strangers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Say what is served to whoever asks for something else."""
+    try:
+        return await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        raise

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
+from allocator.errors import shown
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.nameindex import CutNames, NameIndex, cut_names
 from scheduler_plugin.nodes import NodeArrays
@@ -265,7 +266,10 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{what} of another shape: {str(error)[:_SHOWN]}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{what} is not JSON: {str(error)[:_SHOWN]}", 400) from error
+        seen = shown(body[:_SHOWN])
+        raise ProtocolError(
+            f"{what} is not JSON but {seen}: {str(error)[:_SHOWN]}; allowed is one JSON object", 400
+        ) from error
 
 
 def encode_passed(candidates: Candidates, nodes: NodeArrays, chosen: Sequence[int]) -> bytes:

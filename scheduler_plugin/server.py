@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
+from allocator.errors import shown
 from scheduler_plugin.binding import Binder, Leadership
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import Extender
@@ -27,6 +28,9 @@ OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """What may be read without a client certificate; probes and Prometheus have none."""
 
 METRICS: Final = web.AppKey("metrics", Metrics)
+
+PLACES: Final = web.AppKey("places", str)
+"""What is served, in words."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -137,15 +141,20 @@ class Service:
 
 @web.middleware
 async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn rubbish into one clear line with status 400 or 422."""
+    """Turn rubbish into one clear line that says what came and what is allowed."""
     try:
         return await handler(request)
     except ProtocolError as error:
         request.app[METRICS].errors.labels(request.path.strip("/")).inc()
         log.warning("request refused", path=request.path, error=str(error))
         return web.Response(text=f"{error}\n", status=error.status)
-    except web.HTTPRequestEntityTooLarge:
-        return web.Response(text=f"body too large: allowed are {MAX_BODY} bytes\n", status=413)
+    except web.HTTPRequestEntityTooLarge as error:
+        size = request.content_length or f"more than {MAX_BODY}"
+        error.text = f"body of {size} bytes: allowed are {MAX_BODY}\n"
+        raise
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        raise
 
 
 @web.middleware
@@ -169,17 +178,17 @@ def make_app(service: Service, *, only_known_clients: bool = False) -> web.Appli
     guards = [_only_known_clients] if only_known_clients else []
     app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
     app[METRICS] = service.metrics
-    app.add_routes(
-        [
-            web.post("/filter", service.filter),
-            web.post("/prioritize", service.prioritize),
-            web.post("/bind", service.bind),
-            web.post("/preempt", service.preempt),
-            web.get("/healthz", service.healthz),
-            web.get("/readyz", service.readyz),
-            web.get("/metrics", service.metrics_page),
-        ]
-    )
+    routes = [
+        web.post("/filter", service.filter),
+        web.post("/prioritize", service.prioritize),
+        web.post("/bind", service.bind),
+        web.post("/preempt", service.preempt),
+        web.get("/healthz", service.healthz),
+        web.get("/readyz", service.readyz),
+        web.get("/metrics", service.metrics_page),
+    ]
+    app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
+    app.add_routes(routes)
     return app
 
 

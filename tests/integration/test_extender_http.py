@@ -187,13 +187,25 @@ async def test_a_binding_that_never_happens_is_found_out(client: Client) -> None
     await until(given_back)
 
 
-async def test_a_stale_resource_version_is_a_refusal(client: Client) -> None:
+async def test_a_pod_that_changes_while_its_binding_is_on_the_way_is_refused_and_bound_the_next_time(
+    client: Client,
+) -> None:
     pod = client.make_pod("p", 9)
     await client.knows(pod["metadata"]["uid"])
-    client.api.patch_pod("default", "p", {"metadata": {"labels": {"a": "b"}}})
+
+    async def change_first(request: Any) -> Any:
+        if request.path.endswith("/binding"):
+            client.api.http.intercept = None
+            client.api.patch_pod("default", "p", {"metadata": {"labels": {"a": "b"}}})
+
+    client.api.http.intercept = change_first
     error = await client.bind(pod, "b")
-    assert "Binding refused" in error or error == ""  # the watch may have been faster
-    assert client.state.nodes.assumed.sum() in {0, 9}
+    assert error.startswith("Binding refused: ")
+    assert "Precondition failed: ResourceVersion" in error
+    assert client.state.nodes.assumed.sum() == 0
+    assert "nodeName" not in client.api.pod("default", "p")["spec"]
+    assert await client.bind(pod, "b") == ""
+    assert client.state.nodes.assumed.sum() == 9
 
 
 async def test_events_of_both_kinds_reach_the_state(client: Client) -> None:
@@ -225,14 +237,17 @@ async def test_health_and_metrics(client: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/filter", b"rubbish", 400, "not JSON"),
+        ("/filter", b"rubbish", 400, "ExtenderArgs is not JSON but b'rubbish': "),
         ("/filter", b"{}", 422, "without Pod"),
         ("/prioritize", b"{]", 400, "not JSON"),
         ("/bind", b'{"PodName":"p"}', 422, "without PodNamespace, PodUID, Node"),
         ("/bind", b'{"PodName":3}', 422, "Expected `str`"),
         ("/preempt", b"1", 422, "another shape"),
-        ("/filter", b" " * (MAX_BODY + 1), 413, "too large"),
-        ("/nowhere", b"", 404, "Not Found"),
+        ("/bind", b"\n" * 1000, 400, r"ExtenderBindingArgs is not JSON but b'\n\n\n\n"),
+        ("/filter", b" " * (MAX_BODY + 1), 413, f"body of {MAX_BODY + 1} bytes: allowed are {MAX_BODY}"),
+        ("/nowhere", b"", 404, 'POST "/nowhere": allowed are POST /filter, POST /prioritize, POST /bind, '),
+        ("/nowhere%0A" + "x" * 400, b"", 404, "x...: allowed are "),
+        ("/healthz", b"", 405, 'POST "/healthz": allowed are POST /filter, '),
     ],
 )
 async def test_rubbish_gets_one_line(
@@ -249,10 +264,48 @@ async def test_preempt_over_http(client: Client) -> None:
     assert (status, answer) == (200, {"NodeNameToMetaVictims": {}})
 
 
-async def test_sixteen_mebibytes_of_names(client: Client) -> None:
-    names = [f"{'long-name-' * 20}{index:05d}" for index in range(20_000)]
-    answer = await client.filter(pod_object("p", 8), *names, "b")
-    assert answer["NodeNames"] == ["b"]
+async def test_whole_nodes_in_and_out(client: Client) -> None:
+    nodes = [client.api.node(name) for name in ("a", "b")]
+    whole = {"metadata": {}, "items": nodes}
+    status, found = await client.post(
+        "/filter", {"Pod": pod_object("p", 9), "Nodes": whole, "NodeNames": None}
+    )
+    assert (status, found["Nodes"]["items"], found["NodeNames"]) == (200, [nodes[1]], None)
+    status, scores = await client.post(
+        "/prioritize", {"Pod": pod_object("p", 8), "Nodes": whole, "NodeNames": None}
+    )
+    assert status == 200
+    assert {score["Host"]: score["Score"] for score in scores} == {"a": 9, "b": 10}
+    status, none = await client.post(
+        "/filter", {"Pod": pod_object("p", 17), "Nodes": whole, "NodeNames": None}
+    )
+    assert (status, none["Nodes"]["items"], none["NodeNames"]) == (200, [], None)
+    assert set(none["FailedAndUnresolvableNodes"]) == {"a", "b"}
+
+
+async def test_a_body_of_exactly_the_limit_is_answered(client: Client) -> None:
+    names = json.dumps([f"{'long-name-' * 24}{index:05d}" for index in range(60_000)] + ["b"])
+    pod = pod_object("p", 8, annotations={"padding": ""})
+    form = '{"Pod":%s,"Nodes":null,"NodeNames":%s}'
+    short = MAX_BODY - len(form % (json.dumps(pod), names))
+    assert short > 0
+    pod["metadata"]["annotations"]["padding"] = "x" * short  # type: ignore[index]
+    body = (form % (json.dumps(pod), names)).encode()
+    assert len(body) == MAX_BODY
+    status, answer = await client.post("/filter", body)
+    assert (status, answer["NodeNames"]) == (200, ["b"])
+    status, message = await client.post("/filter", body + b" ")
+    assert (status, message) == (413, f"body of {MAX_BODY + 1} bytes: allowed are {MAX_BODY}\n")
+
+
+async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: Client) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    async with client.session.post(f"{client.url}/filter", data=parts()) as response:
+        assert response.status == 413
+        assert await response.text() == f"body of more than {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
 
 
 async def test_without_the_api_server_filter_goes_on_and_then_says_so(tmp_path: Path) -> None:
