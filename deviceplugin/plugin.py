@@ -194,6 +194,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Do nothing, successfully: the options say that we need not be asked."""
         return pb.PreStartContainerResponse()
 
+    async def refuse(self, method: str, error: RefusedError, context: Any) -> None:
+        """Refuse a call that cannot even be read."""
+
+        async def answer() -> None:
+            raise error
+
+        await self._reply(method, answer, context)
+
     # --- checks --------------------------------------------------------------------------------------
 
     async def _prefer(self, asked: pb.ContainerPreferredAllocationRequest) -> list[str]:

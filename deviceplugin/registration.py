@@ -23,6 +23,7 @@ import structlog
 
 from deviceplugin.errors import RegistrationError
 from deviceplugin.plugin import DevicePlugin, DeviceStream
+from deviceplugin.serving import add_to_server
 from deviceplugin.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
 from deviceplugin.wire import deviceplugin_pb2 as pb
 from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
@@ -237,7 +238,7 @@ class Registrar:
     async def _serve(self) -> None:
         clear_socket_path(self._own_path)
         server = grpc.aio.server(options=_SERVER_OPTIONS)
-        rpc.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
+        add_to_server(self._plugin, server)
         try:
             server.add_insecure_port(f"unix:{self._own_path}")
             await server.start()

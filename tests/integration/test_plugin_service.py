@@ -9,6 +9,7 @@ import pytest
 from allocator.errors import LedgerError
 from deviceplugin.errors import RefusalKind, RefusedError
 from deviceplugin.plugin import STATUS_OF, ContainerGrant, DevicePlugin
+from deviceplugin.serving import add_to_server
 from deviceplugin.wire import deviceplugin_pb2 as pb
 from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
 from tests.kubelet_world import SimpleAllocator, short_folder, until
@@ -46,7 +47,7 @@ async def here() -> AsyncIterator[Setting]:
         observed: list[tuple[str, str]] = []
         plugin = DevicePlugin(allocator, observe=lambda method, _s, code: observed.append((method, code)))
         server = grpc.aio.server()
-        rpc.add_DevicePluginServicer_to_server(plugin, server)
+        add_to_server(plugin, server)
         server.add_insecure_port(f"unix:{folder}/p.sock")
         await server.start()
         async with grpc.aio.insecure_channel(f"unix:{folder}/p.sock") as channel:
@@ -231,12 +232,31 @@ async def test_a_wrong_choice_never_reaches_the_kubelet(
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff\xff\xff", b"GET / HTTP/1.1", b"\x0a\xff\xff\xff\xff\x0f"])
-@pytest.mark.parametrize("method", ["Allocate", "GetPreferredAllocation"])
-async def test_rubbish(here: Setting, method: str, rubbish: bytes) -> None:
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("GetDevicePluginOptions", "Empty"),
+        ("GetPreferredAllocation", "PreferredAllocationRequest"),
+        ("Allocate", "AllocateRequest"),
+        ("PreStartContainer", "PreStartContainerRequest"),
+    ],
+)
+async def test_rubbish(here: Setting, method: str, message: str, rubbish: bytes) -> None:
     code, details = await refused(here.channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")(rubbish))
-    assert code in {Code.UNKNOWN, Code.INTERNAL, Code.INVALID_ARGUMENT}
-    assert details
+    assert code is Code.INVALID_ARGUMENT
+    assert details == f"{method} of {len(rubbish)} bytes, {rubbish!r}: allowed is a message {message}"
+    assert here.observed == [(method, "INVALID_ARGUMENT")]
     await here.allocate("GPU-0::0")
+
+
+async def test_rubbish_for_a_list_opens_no_stream(here: Setting) -> None:
+    call = here.channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")(b"\xff" * 10_000)
+    code, details = await refused(call.read())
+    assert code is Code.INVALID_ARGUMENT
+    assert details.startswith(r"ListAndWatch of 10000 bytes, b'\xff\xff")
+    assert details.endswith("...: allowed is a message Empty")
+    assert len(details) < 256
+    assert here.plugin.streams_opened == 0
 
 
 async def test_unknown_methods(here: Setting) -> None:
