@@ -1,0 +1,49 @@
+"""The benchmarks end with one JSON line; others script against its keys."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import node, throughput
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_extender_s_last_line() -> None:
+    command = [sys.executable, "-m", "benchmarks.extender", "--nodes", "20", "--calls", "5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = json.loads(done.stdout.splitlines()[-1])
+    named = {"nodes", "filter_p50_ms", "filter_p99_ms", "both_p50_ms", "both_p99_ms", "rss_mib"}
+    assert set(figures) == named | {"list_s"}
+    assert figures.pop("nodes") == 20
+    assert all(figure > 0 for figure in figures.values())
+
+
+def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def measure(*options: int) -> dict[str, list[float]]:
+        asked.append(options)
+        return {"none": [60, 62.04, 90], "extender": [80, 70, 75]}
+
+    monkeypatch.setattr(throughput, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["throughput", "--nodes", "5000", "--pods", "400"])
+    throughput.main()
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == {"nodes": 5000, "pods_per_s": {"none": 62.0, "extender": 75}}
+    assert [options[:2] for options in asked] == [(5000, 400)]
+
+
+def test_the_node_s_last_line() -> None:
+    assert node.figures([1, 3], [1, 2], [0.1, 0.2], [0.5, 0.4], 82.04, 0.1234) == {
+        "allocate_p99_ms": 3,
+        "empty_plugin_p99_ms": 2,
+        "registered_again_s": 0.2,
+        "delete_to_published_s": 0.5,
+        "rss_mib": 82.0,
+        "idle_cpu_percent": 0.123,
+    }
