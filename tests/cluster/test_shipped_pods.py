@@ -1,0 +1,149 @@
+"""The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
+
+import json
+
+import pytest
+
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.shipped import as_pods_here, with_ports
+
+NAMESPACE = "gpupack-system"
+SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
+SCHEDULER = "gpupack-scheduler"
+REPLICAS = ("one", "two")
+
+
+def start_as_pods(cluster: Cluster) -> None:
+    """Apply the overlay for nodes without GPUs; another scheduler places gpupack's own pods."""
+    control = cluster.control
+    control.configure_scheduler(None, profiles=[{"schedulerName": "default-scheduler"}])
+    control.start()
+    cluster.host.start()
+    until(cluster.node_ready, "node ready", 60)
+    until(
+        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
+        "default service account",
+    )
+    objects = build(REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
+    node_port, *others = free_ports(5)
+    for one in objects:
+        match one["kind"]:
+            case "DaemonSet":
+                apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": node_port})])
+            case "Deployment":
+                deployment = one
+            case "ConfigMap":
+                configuration = one
+            case _:
+                apply_all(cluster.api, [one])
+    for number, replica in enumerate(REPLICAS):
+        extender_port, https_port = others[2 * number : 2 * number + 2]
+        config = with_ports(configuration, {"8910": extender_port})
+        config["metadata"]["name"] = f"{SCHEDULER}-{replica}"
+        made = as_pods_here(cluster, deployment, {"8910": extender_port, "10259": https_port})
+        apply_all(cluster.api, [config, _replica(made, replica)])
+
+
+def _replica(deployment: dict, name: str) -> dict:
+    """One replica as a Deployment of its own: two of one would want the same ports of the only node."""
+    deployment["metadata"]["name"] = f"{SCHEDULER}-{name}"
+    deployment["spec"]["replicas"] = 1
+    for labels in (
+        deployment["spec"]["selector"]["matchLabels"],
+        deployment["spec"]["template"]["metadata"]["labels"],
+    ):
+        labels["replica"] = name
+    for volume in deployment["spec"]["template"]["spec"]["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["name"] = f"{SCHEDULER}-{name}"
+    return deployment
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(start=start_as_pods)
+
+
+def system_pods(cluster: Cluster, name: str) -> list[dict]:
+    """Living pods of a workload of gpupack."""
+    found = cluster.api.get(SYSTEM_PODS, labelSelector=f"app.kubernetes.io/name={name}")["items"]
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def wait_ready(cluster: Cluster, name: str, count: int) -> list[dict]:
+    """Return a workload's pods once the kubelet's probes have found all of them ready.
+
+    Raises:
+        AssertionError: With what the containers said.
+    """
+
+    def ready() -> list[dict]:
+        pods = system_pods(cluster, name)
+        conditions = [one for pod in pods for one in pod["status"].get("conditions", [])]
+        good = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+        return pods if len(pods) == len(good) == count else []
+
+    try:
+        return until(ready, f"{count} pods of {name} ready", 90)
+    except AssertionError as error:
+        pods = system_pods(cluster, name)
+        states = json.dumps([pod["status"].get("containerStatuses") for pod in pods])
+        logs = [
+            cluster.host.log_of(pod["metadata"]["uid"], container["name"])[-2000:]
+            for pod in pods
+            for container in pod["spec"]["containers"]
+        ]
+        raise AssertionError("\n".join([str(error), states, *logs])) from error
+
+
+def test_the_daemon_set_publishes_the_nodes_cards(cluster):
+    (daemon,) = wait_ready(cluster, "gpupack-node", 1)
+    assert cluster.state().used == [0, 0]
+    until(lambda: cluster.allocatable() == sum(card.size for card in cluster.state().cards), "units", 20)
+    (status,) = daemon["status"]["containerStatuses"]
+    assert status["restartCount"] == 0
+
+
+def test_pods_share_cards_and_the_standby_takes_over(cluster):
+    pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
+    cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
+    cluster.wait_running("one", 60)
+    cluster.wait_used([0, 8])
+    environment = cluster.environment("one")
+    cards = {card.uuid: card.used for card in cluster.state().cards}
+    assert cards[environment["NVIDIA_VISIBLE_DEVICES"]] == 8
+
+    holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]
+    (leader,) = [
+        pod
+        for pod in pods
+        if "Successfully acquired lease" in cluster.host.log_of(pod["metadata"]["uid"], "kube-scheduler")
+    ]
+    cluster.api.delete(f"{DEPLOYMENTS}/{SCHEDULER}-{leader['metadata']['labels']['replica']}")
+    cluster.api.delete(f"{SYSTEM_PODS}/{leader['metadata']['name']}", grace_s=0)
+    cluster.create(w.pod("two", w.container(gib=8), schedulerName=SCHEDULER))
+    cluster.wait_running("two", 90)
+    assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
+    cluster.wait_used([8, 8])
+
+
+def test_a_new_daemon_pod_knows_what_runs(cluster):
+    before = cluster.state()
+    (daemon,) = wait_ready(cluster, "gpupack-node", 1)
+    cluster.api.delete(f"{SYSTEM_PODS}/{daemon['metadata']['name']}")
+
+    def another() -> bool:
+        uids = {pod["metadata"]["uid"] for pod in system_pods(cluster, "gpupack-node")}
+        return bool(uids) and daemon["metadata"]["uid"] not in uids
+
+    until(another, "another pod of the DaemonSet", 30)
+    wait_ready(cluster, "gpupack-node", 1)
+    assert cluster.state().used == before.used
+    cluster.delete("one")
+    cluster.wait_used([0, 8])
