@@ -1,9 +1,11 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
+from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
@@ -102,6 +104,12 @@ def wait_ready(cluster: Cluster, name: str, count: int) -> list[dict]:
         raise AssertionError("\n".join([str(error), states, *logs])) from error
 
 
+def _pids(cluster: Cluster, pod: dict, container: str) -> set[int]:
+    """The processes of a pod's container."""
+    (status,) = [one for one in pod["status"]["containerStatuses"] if one["name"] == container]
+    return cluster.host.pids(status["containerID"].partition("://")[2])
+
+
 def test_the_daemon_set_publishes_the_nodes_cards(cluster):
     (daemon,) = wait_ready(cluster, "gpupack-node", 1)
     assert cluster.state().used == [0, 0]
@@ -126,10 +134,17 @@ def test_pods_share_cards_and_the_standby_takes_over(cluster):
         if "Successfully acquired lease" in cluster.host.log_of(pod["metadata"]["uid"], "kube-scheduler")
     ]
     cluster.api.delete(f"{DEPLOYMENTS}/{SCHEDULER}-{leader['metadata']['labels']['replica']}")
-    cluster.api.delete(f"{SYSTEM_PODS}/{leader['metadata']['name']}", grace_s=0)
+    cluster.api.delete(f"{SYSTEM_PODS}/{leader['metadata']['name']}")
+    until(lambda: not _pids(cluster, leader, "gpupack"), "the leader's extender ended", 30)
+    ended = datetime.now(UTC)
+    assert _pids(cluster, leader, "kube-scheduler")
+    assert cluster.api.get(LEASE)["spec"]["holderIdentity"] == holder
     cluster.create(w.pod("two", w.container(gib=8), schedulerName=SCHEDULER))
     cluster.wait_running("two", 90)
-    assert cluster.api.get(LEASE)["spec"]["holderIdentity"] != holder
+    lease = cluster.api.get(LEASE)["spec"]
+    assert lease["holderIdentity"] != holder
+    # Longer than the extender that ended would have waited for the answer to a Binding.
+    assert (datetime.fromisoformat(lease["acquireTime"]) - ended).total_seconds() > Settings().bind_timeout_s
     cluster.wait_used([8, 8])
 
 

@@ -235,6 +235,15 @@ def test_the_leases_gap_is_longer_than_a_binding_is_waited_for() -> None:
     assert election["resourceNamespace"] == NAMESPACE
 
 
+def test_a_kube_scheduler_that_is_told_to_end_keeps_its_lease_until_no_binding_can_land() -> None:
+    deployment = objects("base")["Deployment", "gpupack-scheduler"]
+    pause_s = container(deployment, "kube-scheduler")["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert "lifecycle" not in container(deployment)
+    assert pause_s > Settings().bind_timeout_s
+    grace_s = deployment["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    assert grace_s > 2 * pause_s
+
+
 def test_both_ways_to_join_the_extender_agree() -> None:
     (snippet,) = SNIPPETS
     joined = yaml.safe_load(snippet.read_text())
