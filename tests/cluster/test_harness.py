@@ -86,3 +86,11 @@ def test_missing_program_is_named(tmp_path, monkeypatch):
         FileNotFoundError, match="lacks kube-apiserver, kube-controller-manager, kube-scheduler"
     ):
         binaries.programs()
+
+
+def test_programs_may_come_from_a_named_folder(tmp_path, monkeypatch):
+    for name in binaries.PROGRAMS:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("GPUPACK_KUBE_BIN", "")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert binaries.programs() == tmp_path

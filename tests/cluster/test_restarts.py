@@ -89,10 +89,14 @@ def test_kubelet_restart_with_the_api_server_up(cluster, two):
 def test_kubelet_restart_with_the_api_server_away(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.control.kill("kube-apiserver")
-        since = time.time()
+        since, before = time.time(), cluster.daemon.metric("gpupack_node_registrations_total")
         cluster.host.restart_kubelet()
-        # The kubelet answers, knows no pod yet, and the plugin has registered with it.
-        until(cluster.host.pod_resources_socket.exists, "kubelet's sockets")
+        # The kubelet knows no pod yet, but it knows the plugin.
+        until(
+            lambda: cluster.daemon.metric("gpupack_node_registrations_total") > before,
+            "registered with the API server away",
+        )
+        until(cluster.daemon.is_ready, "the kubelet follows the devices with the API server away")
         holds_for(lambda: cluster.daemon.alive, "gpupack node lives without API server", 5)
         cluster.control.start_api_server()
         cluster.wait_registered(since)
@@ -230,3 +234,8 @@ def test_node_object_deleted_and_made_again(cluster, two):
     assert all(have >= 5 for have in after.used)
     if all(cluster.exists(name) for name in two):
         assert after.used_by_uuid == {**two["a"], **two["b"]}
+    cluster.create(w.pod("c", w.container(gib=3)))
+    cluster.wait_running("c", 60)
+    uuid = cluster.environment("c")["NVIDIA_VISIBLE_DEVICES"]
+    until(lambda: cluster.state().used_by_uuid[uuid] >= 3, "words hold the new pod")
+    cluster.clear()

@@ -62,6 +62,12 @@ class _Daemon:
         with urllib.request.urlopen(self.url + path, timeout=5) as answer:
             return str(answer.read(), "utf-8")
 
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        lines = (line.split() for line in self.http("/metrics").splitlines())
+        (value,) = [float(words[1]) for words in lines if words and words[0] == name]
+        return value
+
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.alive
