@@ -4,6 +4,7 @@
 nothing here turns an answer into objects, callers decode the few fields they read.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from yarl import URL
 from kubeapi.credentials import Credentials
 from kubeapi.errors import (
     UNREADABLE,
+    ConfigError,
     Conflict,
     Invalid,
     KubeApiError,
@@ -62,9 +64,7 @@ class KubeClient:
     def __init__(self, credentials: Credentials, user_agent: str = "gpupack") -> None:
         self._credentials = credentials
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=CONNECTIONS, ssl=credentials.tls or True, socket_factory=keepalive_socket
-            ),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=keepalive_socket),
             # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
             headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
             trust_env=credentials.trust_env,
@@ -104,7 +104,7 @@ class KubeClient:
 
         Args:
             path: from the root, "/api/v1/nodes/n1".
-            timeout_s: for the whole request.
+            timeout_s: for the whole call, credentials that are fetched and a second try included.
             **params: query, `labelSelector="a=b"`.
         """
         return await self._request("GET", path, params=params, timeout_s=timeout_s)
@@ -277,9 +277,8 @@ class KubeClient:
             **params,
         }
         silent_s = timeout_s + WATCH_GRACE_S if idle_s is None else idle_s
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silent_s)
         try:
-            async with self._answer("GET", path, params=query, timeout=timeout) as response:
+            async with self._answer("GET", path, params=query, within_s=silent_s) as response:
                 if opened:
                     opened()
                 async for line in lines(path, response.content.iter_any()):
@@ -299,11 +298,17 @@ class KubeClient:
         content_type: str = "application/json",
     ) -> bytes:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        ends = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> bytes:
             answer = self._answer(
-                method, path, params=params, timeout=timeout, data=data, content_type=content_type
+                method,
+                path,
+                params=params,
+                within_s=timeout_s,
+                ends=ends,
+                data=data,
+                content_type=content_type,
             )
             async with answer as response:
                 return await response.read()
@@ -311,10 +316,18 @@ class KubeClient:
         try:
             return await once()
         except Unauthorized:
-            # Refused before anything was done: with a new token it is safe to ask again, whatever the verb.
-            if not await self._credentials.renew():
+            # Refused before anything was done: with new credentials it is safe to ask again, whatever verb.
+            if not await self._renewed(ends):
                 raise
         return await once()
+
+    async def _renewed(self, ends: float) -> bool:
+        """Fetch credentials again, until `ends` at most; tell whether they differ now."""
+        try:
+            async with asyncio.timeout_at(ends):
+                return await self._credentials.renew()
+        except TimeoutError:
+            return False
 
     @asynccontextmanager
     async def _answer(
@@ -323,15 +336,24 @@ class KubeClient:
         path: str,
         *,
         params: Mapping[str, str | int],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  (aiohttp's own, and aiohttp keeps it)
+        within_s: float,
+        ends: float | None = None,
         data: bytes | None = None,
         content_type: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request and hand out the answer once its status is 2xx; library errors become ours."""
+        """Send one request and hand out the answer once its status is 2xx; library errors become ours.
+
+        The answer has to be read by `ends`, on the event loop's clock, `within_s` after the call began. With
+        None it has no end, and `within_s` is the longest silence.
+        """
         what = f"{method} {path}"
         url = URL(self.server + path + (f"?{urlencode(params)}" if params else ""), encoded=True)
         headers = {"Content-Type": content_type} if data is not None else {}
-        token = await self._credentials.authorization()
+        try:
+            async with asyncio.timeout_at(ends):
+                token = await self._credentials.authorization()
+        except TimeoutError as error:
+            raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
         if token:
             headers["Authorization"] = token
         try:
@@ -340,8 +362,10 @@ class KubeClient:
                 url,
                 data=data,
                 headers=headers,
-                timeout=timeout,
+                timeout=_timeout(within_s, ends),
                 allow_redirects=False,
+                # Another context means other connections: those there are have shown the old certificate.
+                ssl=self._credentials.tls or True,
                 server_hostname=self._credentials.tls_server_name,
                 proxy=self._credentials.proxy,
             ) as response:
@@ -358,7 +382,7 @@ class KubeClient:
         except aiohttp.ConnectionTimeoutError as error:
             raise Unreachable(f"{what}: {self.server} did not accept a connection in time") from error
         except TimeoutError as error:
-            raise TimedOut(f"{what}: no answer within {_seconds_of(timeout):g} s") from error
+            raise TimedOut(f"{what}: no answer within {within_s:g} s") from error
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, ssl.SSLCertVerificationError) as error:
             raise Unreachable(f"{what}: {self.server}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -375,5 +399,9 @@ def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
 
 
-def _seconds_of(timeout: aiohttp.ClientTimeout) -> float:
-    return timeout.total or timeout.sock_read or 0.0
+def _timeout(within_s: float, ends: float | None) -> aiohttp.ClientTimeout:
+    """Express the limits of `KubeClient._answer` for aiohttp, which takes 0 for none and may round up."""
+    if ends is None:
+        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=within_s)
+    left_s = max(ends - asyncio.get_running_loop().time(), 0.001)
+    return aiohttp.ClientTimeout(total=left_s, sock_connect=CONNECT_TIMEOUT_S, ceil_threshold=float("inf"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ssl
 
 REFRESH_S = 60.0
-"""Token files and expiring credentials are looked at this often; a 401 looks at once."""
+"""Token files, certificate files and expiring credentials are looked at this often; a 401 looks at once."""
 
 FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
@@ -29,7 +29,7 @@ class Credentials:
 
     Attributes:
         server: URL without a trailing slash.
-        tls: context for https, None for http.
+        tls: context for https, None for http; another object when certificates have changed.
         tls_server_name: name expected in the server's certificate, None for the host's own.
         proxy: proxy URL from the kubeconfig, None to let the environment decide.
     """
@@ -41,11 +41,8 @@ class Credentials:
         self._loaded_at = clock()
         self.server: str = configuration.host.rstrip("/")
         self.tls: ssl.SSLContext | None = None
-        if self.server.startswith("https"):
-            try:
-                self.tls = RESTClientObject(configuration).ssl_context
-            except OSError as error:
-                raise ConfigError(f"TLS files for {self.server} cannot be used: {error}") from error
+        self._tls_made_of: tuple[bytes, ...] = ()
+        self._follow_certificates()
         self.tls_server_name: str | None = configuration.tls_server_name
         self.proxy: str | None = configuration.proxy
 
@@ -95,9 +92,9 @@ class Credentials:
         """Value of the Authorization header, None where none is needed; re-reads what may have changed.
 
         Raises:
-            ConfigError: the service account's token has vanished.
+            ConfigError: a file has vanished or cannot be used; what was read before stays in use.
         """
-        if self._loader is not None and self._clock() - self._loaded_at >= REFRESH_S and self._renewable():
+        if self._clock() - self._loaded_at >= REFRESH_S and self._renewable():
             await self._reload()
         try:
             value: str | None = await self._configuration.get_api_key_with_prefix(
@@ -111,15 +108,15 @@ class Credentials:
         """After a 401: fetch credentials again.
 
         Returns:
-            True when the token differs now, so that asking once more makes sense.
+            True when token or certificates differ now, so that asking once more makes sense.
         """
         if self._clock() - self._loaded_at < FORCED_GAP_S:
             return False
-        before = self._configuration.api_key.get("BearerToken")
+        token, tls = self._configuration.api_key.get("BearerToken"), self.tls
         if hasattr(self._loader, "exec_plugin_expiry"):
             del self._loader.exec_plugin_expiry  # else the loader keeps a refused token until its expiry
         await self._reload()
-        return bool(self._configuration.api_key.get("BearerToken") != before)
+        return self.tls is not tls or bool(self._configuration.api_key.get("BearerToken") != token)
 
     def _renewable(self) -> bool:
         """A plugin whose credentials carry no expiry is asked again after a 401 only, as kubectl does."""
@@ -136,6 +133,28 @@ class Credentials:
             raise ConfigError(
                 f"credentials cannot be read again: {str(error) or type(error).__name__}"
             ) from error
+        self._follow_certificates()
+
+    def _follow_certificates(self) -> None:
+        """Make the TLS context, and another one when its files have other bytes than at the last time.
+
+        Raises:
+            ConfigError: files that cannot be used; the context stays as it was.
+        """
+        if not self.server.startswith("https"):
+            return
+        files = (
+            self._configuration.ssl_ca_cert,
+            self._configuration.cert_file,
+            self._configuration.key_file,
+        )
+        try:
+            made_of = tuple(Path(file).read_bytes() if file else b"" for file in files)
+            if self.tls is None or made_of != self._tls_made_of:
+                self.tls = RESTClientObject(self._configuration).ssl_context
+                self._tls_made_of = made_of
+        except OSError as error:
+            raise ConfigError(f"TLS files for {self.server} cannot be used: {error}") from error
 
 
 def _existing(named: str) -> str:

@@ -158,6 +158,41 @@ async def test_a_time_out_says_that_it_may_have_happened(server, client) -> None
     released.set()
 
 
+def refuse_first(server):
+    """401 for the first request, then 200."""
+
+    async def answer(_request) -> web.Response:
+        return web.json_response({}, status=401 if len(server.requests) == 1 else 200)
+
+    server.answer = answer
+
+
+async def test_a_second_try_has_the_time_that_the_first_left(server, client, mocker) -> None:
+    refuse_first(server)
+    mocker.patch.object(client._credentials, "renew", return_value=True)
+    request = mocker.spy(client._session, "request")
+    await client.bind("ns", "p", "u", "n", {}, timeout_s=7.5)
+    first, second = (call.kwargs["timeout"] for call in request.call_args_list)
+    assert second.total < first.total <= 7.5
+    assert first.ceil_threshold > 7.5  # above it aiohttp would round up to whole seconds
+
+
+async def test_credentials_are_renewed_within_the_time_of_the_request(server, client, mocker) -> None:
+    refuse_first(server)
+    mocker.patch.object(client._credentials, "renew", side_effect=asyncio.Event().wait)
+    with pytest.raises(errors.Unauthorized) as caught:
+        await client.bind("ns", "p", "u", "n", {}, timeout_s=0.05)
+    assert not caught.value.maybe_done
+    assert len(server.requests) == 1
+
+
+async def test_credentials_are_fetched_within_the_time_of_the_request(server, client, mocker) -> None:
+    mocker.patch.object(client._credentials, "authorization", side_effect=asyncio.Event().wait)
+    with pytest.raises(errors.ConfigError, match=r"POST .*/binding: no credentials within 0.05 s"):
+        await client.bind("ns", "p", "u", "n", {}, timeout_s=0.05)
+    assert server.requests == []
+
+
 async def test_a_lost_connection_says_that_it_may_have_happened(server, client) -> None:
     async def reset(request) -> web.Response:
         request.transport.abort()
