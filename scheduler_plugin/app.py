@@ -19,9 +19,10 @@ from scheduler_plugin.extender import Extender
 from scheduler_plugin.metrics import Metrics
 from scheduler_plugin.patience import Patience
 from scheduler_plugin.scores import Policies
-from scheduler_plugin.server import Service, make_app, tls_context
+from scheduler_plugin.server import Service, make_app
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.state import ClusterState
+from scheduler_plugin.tls import ServerTls
 from scheduler_plugin.watching import Watcher
 
 log = structlog.get_logger(__name__)
@@ -73,12 +74,12 @@ async def run(
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         try:
-            await _listen(runner, settings)
+            tls = await _listen(runner, settings)
             url = _url(runner, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if started is not None:
                 started(url, state)
-            await _work(stop, watcher, binder, elector)
+            await _work(stop, watcher, binder, elector, tls)
         finally:
             await runner.cleanup()
             await binder.close()
@@ -86,27 +87,40 @@ async def run(
             gc.unfreeze()
 
 
-async def _listen(runner: web.AppRunner, settings: Settings) -> None:
+async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None:
     """Serve on the address of the settings.
+
+    Returns:
+        The TLS side, None where the server speaks plain HTTP.
 
     Raises:
         SettingsError: the TLS files or the address cannot be used.
     """
+    tls = None
     try:
-        tls = tls_context(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     except OSError as error:
         authority = f", client CA {settings.tls_client_ca!r}" if settings.tls_client_ca else ""
         raise SettingsError(
             f"TLS certificate {settings.tls_cert!r}, key {settings.tls_key!r}{authority} cannot be used: "
             f"{error.strerror or error}; allowed are PEM files, certificate and key of one pair"
         ) from error
+    context = tls.context if tls is not None else None
     try:
-        await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=tls).start()
+        await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=context).start()
     except OSError as error:
         raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
+    return tls
 
 
-async def _work(stop: asyncio.Event, watcher: Watcher, binder: Binder, elector: LeaseElector | None) -> None:
+async def _work(
+    stop: asyncio.Event,
+    watcher: Watcher,
+    binder: Binder,
+    elector: LeaseElector | None,
+    tls: ServerTls | None,
+) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(watcher.run())]
@@ -115,6 +129,8 @@ async def _work(stop: asyncio.Event, watcher: Watcher, binder: Binder, elector: 
         else:
             # Ahead of the first bind call, which would have to wait for it.
             tasks.append(group.create_task(binder.open()))
+        if tls is not None:
+            tasks.append(group.create_task(tls.follow()))
         await stop.wait()
         for task in tasks:
             task.cancel()

@@ -1,6 +1,5 @@
 """The extender over HTTP."""
 
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -190,20 +189,3 @@ def make_app(service: Service, *, only_known_clients: bool = False) -> web.Appli
     app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
     app.add_routes(routes)
     return app
-
-
-def tls_context(
-    certificate: str | None, key: str | None, client_ca: str | None = None
-) -> ssl.SSLContext | None:
-    """Build the TLS side of the server, None where it speaks plain HTTP.
-
-    With `client_ca` a client may show a certificate, and it must be of that authority.
-    """
-    if certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context

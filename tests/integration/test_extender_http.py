@@ -372,6 +372,28 @@ async def test_tls(tmp_path: Path) -> None:
         assert await client.get("/healthz") == (200, "ok\n")
 
 
+async def test_a_renewed_certificate_needs_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_plugin.tls.LOOK_S", 0.01)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        assert await client.get("/healthz") == (200, "ok\n")
+        await asyncio.to_thread(make_certificate, certificate, key)
+
+        async def renewed() -> bool:
+            client.tls = ssl.create_default_context(cafile=str(certificate))
+            try:
+                return (await client.get("/healthz"))[0] == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return False
+
+        await until(renewed)
+
+
 async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     await asyncio.to_thread(make_certificate, certificate, key)

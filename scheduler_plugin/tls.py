@@ -1,0 +1,87 @@
+"""The TLS side of the server, from files that are renewed while it runs."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+LOOK_S: Final = 60.0
+"""The files are looked at this often."""
+
+log = structlog.get_logger(__name__)
+
+
+class ServerTls:
+    """A context whose handshakes use what the files held when they were last found in order.
+
+    With `client_ca` a client may show a certificate, and it must be of one of these authorities.
+
+    Args:
+        certificate: PEM file.
+        key: PEM file.
+        client_ca: PEM file, None for no client certificates.
+
+    Attributes:
+        context: For the server.
+
+    Raises:
+        OSError: the files cannot be used.
+    """
+
+    def __init__(self, certificate: str, key: str, client_ca: str | None = None) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
+        self._seen = self._contents()
+        self._newest = self._make()
+        self.context = self._newest
+        self.context.sni_callback = self._on_hello
+
+    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Look at the files now and then, until cancelled."""
+        while True:
+            await sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Use the files as they are now if they have changed; files that cannot be used change nothing."""
+        contents = self._contents()
+        if contents == self._seen:
+            return
+        self._seen = contents
+        try:
+            self._newest = self._make()
+        except OSError as error:
+            log.warning(
+                "changed TLS files cannot be used, the certificate of before stays",
+                certificate=self._certificate,
+                error=str(error),
+            )
+        else:
+            log.info("TLS files read again", certificate=self._certificate)
+
+    def _on_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Replace the context of a connection at its first message, whether it names the server or not."""
+        connection.context = self._newest
+
+    def _contents(self) -> list[bytes | None]:
+        files = (self._certificate, self._key, self._client_ca)
+        return [None if file is None else _content(file) for file in files]
+
+    def _make(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._certificate, self._key)
+        if self._client_ca is not None:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+
+def _content(file: str) -> bytes | None:
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return None
