@@ -258,7 +258,14 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
 @click.option("--lease-namespace", default="kube-system", show_default=True)
 @click.option("--lease-name", default="gpupack-scheduler-extender", show_default=True)
 @click.option("--bind-timeout", "bind_timeout_s", type=float, default=4.0, show_default=True, help="Seconds.")
-@click.option("--stale-after", "stale_s", type=float, default=180.0, show_default=True, help="Seconds.")
+@click.option(
+    "--stale-after",
+    "stale_s",
+    type=float,
+    default=180.0,
+    show_default=True,
+    help="Seconds without word from the API server from which filter answers with an error; from 10.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @_version
 def scheduler(**options: Any) -> None:

@@ -11,6 +11,7 @@ from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.scores import Policies
+from scheduler_plugin.watching import MIN_STALE_S
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_PORT: Final = 65535
@@ -38,7 +39,7 @@ class Settings:
         lease_s: Seconds others wait for a silent leader.
         identity: Of this process in the election.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
-        stale_s: Age of the cache, in seconds, from which filter answers with an error.
+        stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
         log_level: One of debug, info, warning, error.
     """
 
@@ -136,8 +137,8 @@ class Settings:
         faults = []
         if not 0 <= self.shortlist <= MAX_SHORTLIST:
             faults.append(f"shortlist {self.shortlist}: allowed are 0 (all) to {MAX_SHORTLIST} nodes")
-        if not self.stale_s > 0:
-            faults.append(f"stale limit {self.stale_s:g} s: allowed is more than 0")
+        if not self.stale_s >= MIN_STALE_S:
+            faults.append(f"stale limit {self.stale_s:g} s: allowed is {MIN_STALE_S:g} or more")
         if self.lease_s < 1:
             faults.append(f"lease {self.lease_s} s: allowed is a whole number from 1")
         longest = self.lease_s / 3 if self.leader_elect else float("inf")

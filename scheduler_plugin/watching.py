@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
-from kubeapi.client import KubeClient
+from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.objects import NodeLite, PodLite
 from scheduler_plugin.patience import News
 from scheduler_plugin.state import ClusterState
+
+MIN_STALE_S: Final = 10.0
+"""Below this an API server that is slow for a moment, or a lost connection, would look like a stale view."""
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +97,8 @@ class Watcher:
         client: The API server.
         state: The cluster.
         clock: Monotonic seconds.
-        stale_s: Age of the view from which it is not to be trusted.
+        stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
+            a watch lasts, so watches last two thirds of it at most.
         filled: Called once, when both lists have been read.
     """
 
@@ -105,6 +110,7 @@ class Watcher:
         stale_s: float,
         filled: Callable[[], None] = lambda: None,
     ) -> None:
+        watch_s = int(min(WATCH_TIMEOUT_S, stale_s * 2 / 3))
         self.news = News()
         self._clock = clock
         self._stale_s = stale_s
@@ -118,6 +124,7 @@ class Watcher:
             NodeLite,
             NodeSink(state, clock, lambda: self._listed("nodes"), self.news),
             clock=clock,
+            watch_s=watch_s,
         )
         self.pods: Reflector[PodLite] = Reflector(
             client,
@@ -125,6 +132,7 @@ class Watcher:
             PodLite,
             PodSink(state, clock, lambda: self._listed("pods"), self.news),
             clock=clock,
+            watch_s=watch_s,
         )
 
     async def refresh(self) -> None:

@@ -210,7 +210,8 @@ def test_all_faults_at_once(run, folder):
         ({"shortlist": -1}, "shortlist -1: allowed are 0 (all) to 100000 nodes"),
         ({"unit-mib": -5}, "unit of -5 MiB: allowed are 1 to 16777215 MiB"),
         ({"bind-timeout": 0}, "bind timeout 0 s: allowed is more than 0"),
-        ({"stale-after": "nan"}, "stale limit nan s: allowed is more than 0"),
+        ({"stale-after": "nan"}, "stale limit nan s: allowed is 10 or more"),
+        ({"stale-after": 9.5}, "stale limit 9.5 s: allowed is 10 or more"),
         ({"tls-cert-file": "{folder}/rubbish"}, "allowed are both files or none"),
         ({"tls-client-ca-file": "{folder}/rubbish"}, "allowed with a TLS certificate and key only"),
         (

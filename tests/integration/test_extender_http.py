@@ -308,7 +308,10 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
         assert await response.text() == f"body of more than {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
 
 
-async def test_without_the_api_server_filter_goes_on_and_then_says_so(tmp_path: Path) -> None:
+async def test_without_the_api_server_filter_goes_on_and_then_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_plugin.settings.MIN_STALE_S", 0.5)
     async with ApiServer() as api, extender(tmp_path, api, stale_s=0.5) as client:
         api.http.bookmark_s = 0.05
         client.make_node("b", (16, 16))

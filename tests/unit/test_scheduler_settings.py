@@ -43,7 +43,7 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"tls_cert": "/x", "tls_key": "/y"}, "TLS certificate '/x': no such file"),
         ({"kubeconfig": "/missing"}, "kubeconfig '/missing': no such file"),
         ({"log_level": "loud"}, "log level 'loud': allowed are debug, info, warning, error"),
-        ({"stale_s": 0}, "stale limit 0 s"),
+        ({"stale_s": 9}, "stale limit 9 s: allowed is 10 or more"),
         ({"stale_s": float("nan")}, "stale limit nan s"),
         ({"bind_timeout_s": 0}, "bind timeout 0 s: allowed is more than 0"),
         ({"bind_timeout_s": 5.0, "leader_elect": True}, "less than a third of the lease, 5 s"),

@@ -1,0 +1,52 @@
+"""The view of the API server: how long it may be quiet."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+
+from scheduler_plugin.state import ClusterState
+from scheduler_plugin.watching import MIN_STALE_S, Watcher
+
+
+class QuietApi:
+    """Nothing ever happens: lists are empty, watches end when they were asked to, and time is theirs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[int] = []
+        self.enough = asyncio.Event()
+
+    async def pages(self, _path: str, _limit: int) -> AsyncIterator[bytes]:
+        yield b'{"metadata":{"resourceVersion":"1"},"items":[]}'
+
+    async def watch(
+        self, _path: str, _version: str, *, timeout_s: int, idle_s: float | None, opened: Callable[[], None]
+    ) -> AsyncIterator[bytes]:
+        assert idle_s is None
+        opened()
+        await asyncio.sleep(0)
+        self.now += timeout_s
+        self.asked.append(timeout_s)
+        if len(self.asked) >= 40:
+            self.enough.set()
+            await asyncio.Event().wait()
+        for line in ():
+            yield line
+
+
+@pytest.mark.parametrize(
+    ("stale_s", "longest_s"), [(180.0, 120), (MIN_STALE_S, 6), (20.0, 13), (float("inf"), 120)]
+)
+async def test_a_quiet_cluster_is_heard_of_in_time(stale_s: float, longest_s: int) -> None:
+    api = QuietApi()
+    watcher = Watcher(cast("Any", api), ClusterState(), lambda: api.now, stale_s)
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await api.enough.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert 1 <= min(api.asked) <= max(api.asked) <= longest_s
