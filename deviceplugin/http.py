@@ -15,6 +15,9 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 PLACES: Final = web.AppKey("places", str)
 """What is served, in words."""
 
+SHUTDOWN_S: Final = 2.0
+"""The daemon's end waits so long, and once more, for whoever is slow to send a request or to read an answer."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -57,7 +60,7 @@ class HttpServer:
         ]
         app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
         app.add_routes(routes)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host or None, port)
         try:

@@ -6,6 +6,7 @@ import gc
 import signal
 import time
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 from aiohttp import web
@@ -24,6 +25,10 @@ from scheduler_plugin.settings import Settings
 from scheduler_plugin.state import ClusterState
 from scheduler_plugin.tls import ServerTls
 from scheduler_plugin.watching import Watcher
+
+SHUTDOWN_S: Final = 5.0
+"""When told to stop, calls under way get so long, and once more after those that wait for the rest of their
+body are given up; together less than the 30 s after which Kubernetes kills."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +76,7 @@ async def run(
             leadership=elector,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
             tls = await _listen(runner, settings)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -306,6 +307,25 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
     async with client.session.post(f"{client.url}/filter", data=parts()) as response:
         assert response.status == 413
         assert await response.text() == f"body of more than {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
+
+
+async def half_a_call(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a filter call but for the end of its body; returns when the handler waits for that."""
+    url = urlsplit(client.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n{")
+    assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+    return reader, writer
+
+
+async def test_a_call_that_never_ends_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_plugin.app.SHUTDOWN_S", 0.05)
+    async with ApiServer() as api, asyncio.timeout(LIMIT_S):
+        async with extender(tmp_path, api) as client:
+            _, writer = await half_a_call(client)
+        writer.close()
 
 
 async def test_without_the_api_server_filter_goes_on_and_then_says_so(
