@@ -16,7 +16,7 @@ PLACES: Final = web.AppKey("places", str)
 """What is served, in words."""
 
 SHUTDOWN_S: Final = 2.0
-"""The daemon's end waits so long, and once more, for whoever is slow to send a request or to read an answer."""
+"""The daemon's end waits so long, and once more, for who is slow to send a request or to read an answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
+
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
@@ -22,6 +25,26 @@ def _hidden(name: str) -> Iterator[None]:
 # structlog loads rich where it is installed, for tracebacks in colour, which our logs never have: 4 MiB.
 with _hidden("rich"):
     import structlog
+
+
+class _ClientFaults(logging.Filter):
+    """Makes one line of a request that is not HTTP, where aiohttp's server would log a traceback.
+
+    Bodies that cannot be read are left to those who read them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change or drop a record of aiohttp's server."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg = f"{record.getMessage()}: {' '.join(error.message.split())}"
+            record.args = ()
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return not isinstance(error, (RequestPayloadError, ConnectionError))
+
+
+_CLIENT_FAULTS = _ClientFaults()
 
 
 def configure(level: str) -> None:
@@ -47,3 +70,4 @@ def configure(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=max(number, logging.WARNING), format="level=%(levelname)s %(message)s"
     )
+    logging.getLogger("aiohttp.server").addFilter(_CLIENT_FAULTS)

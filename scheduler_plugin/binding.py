@@ -121,7 +121,8 @@ class Binder:
             return "this gpupack scheduler has not listed the pods since it may bind"
         try:
             return await self._send(commitment)
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancelled, or a fault of ours: what became of the Binding is not known.
             self._doubt(commitment)
             raise
 

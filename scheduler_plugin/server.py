@@ -9,12 +9,13 @@ import structlog
 from aiohttp import web
 
 from allocator.errors import shown
+from kubeapi.errors import cut
 from scheduler_plugin.binding import Binder, Leadership
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import Extender
 from scheduler_plugin.metrics import Metrics
 from scheduler_plugin.patience import WAIT_S, Patience
-from scheduler_plugin.protocol import decode_bind, encode_bind
+from scheduler_plugin.protocol import decode_bind, encode_bind, encode_filter_error
 from scheduler_plugin.watching import Watcher
 
 MAX_BODY: Final = 16 * 2**20
@@ -25,6 +26,11 @@ BIND_WAIT_S: Final = 1.0
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """What may be read without a client certificate; probes and Prometheus have none."""
+
+FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
+
+_ENCODE_ERROR: Final = {"/filter": encode_filter_error, "/bind": encode_bind}
+"""Verbs whose answer has a place for an error."""
 
 METRICS: Final = web.AppKey("metrics", Metrics)
 
@@ -60,7 +66,7 @@ class Service:
 
     async def filter(self, request: web.Request) -> web.Response:
         """POST /filter."""
-        body = await request.read()
+        body = await _body(request)
         began = perf_counter()
         answer = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
@@ -87,14 +93,14 @@ class Service:
 
     async def prioritize(self, request: web.Request) -> web.Response:
         """POST /prioritize."""
-        body = await request.read()
+        body = await _body(request)
         began = perf_counter()
         answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
         return self._done("prioritize", began, answer)
 
     async def bind(self, request: web.Request) -> web.Response:
         """POST /bind."""
-        body = await request.read()
+        body = await _body(request)
         began = perf_counter()
         args = decode_bind(body)
         # kube-scheduler may have read of the pod before us.
@@ -109,7 +115,7 @@ class Service:
 
     async def preempt(self, request: web.Request) -> web.Response:
         """POST /preempt."""
-        body = await request.read()
+        body = await _body(request)
         began = perf_counter()
         return self._done("preempt", began, self.extender.preempt(body, self.clock()))
 
@@ -138,9 +144,23 @@ class Service:
         )
 
 
+async def _body(request: web.Request) -> bytes:
+    """Read the body.
+
+    Raises:
+        ProtocolError: 400, it was cut off, or is not encoded as its headers say.
+    """
+    try:
+        return await request.read()
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise ProtocolError(
+            f"body cannot be read: {cut(str(error))}; allowed is a whole one, encoded as its headers say", 400
+        ) from error
+
+
 @web.middleware
 async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn rubbish into one clear line that says what came and what is allowed."""
+    """Turn rubbish into one clear line with status 400 or 422, and a fault of ours into the verb's error."""
     try:
         return await handler(request)
     except ProtocolError as error:
@@ -154,6 +174,16 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
         raise
+    except web.HTTPException:
+        raise
+    except Exception:
+        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
+        log.exception("call failed", path=request.path)
+        # kube-scheduler reads no text with another status than 200.
+        encode = _ENCODE_ERROR.get(request.path)
+        if encode is None:
+            return web.Response(text=f"{FAULT}\n", status=500)
+        return web.Response(body=encode(FAULT), content_type="application/json")
 
 
 @web.middleware

@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+import structlog
+from pytest_mock import MockerFixture
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED
 from gpupack.standins.apiserver import ApiServer
 from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.server import MAX_BODY
+from scheduler_plugin.server import FAULT, MAX_BODY
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.state import ClusterState
 from tests.cluster_builders import node_object, pod_object, uuid
@@ -260,6 +262,15 @@ async def test_rubbish_gets_one_line(
     assert text.count("\n") <= 1
 
 
+async def test_a_body_that_is_not_what_its_headers_say_gets_one_line(client: Client) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    async with client.session.post(f"{client.url}/filter", data=b"rubbish", headers=headers) as response:
+        assert response.status == 400
+        text = await response.text()
+    assert "body cannot be read" in text
+    assert text.count("\n") == 1
+
+
 async def test_preempt_over_http(client: Client) -> None:
     status, answer = await client.post("/preempt", {"Pod": pod_object("p", 8), "NodeNameToMetaVictims": {}})
     assert (status, answer) == (200, {"NodeNameToMetaVictims": {}})
@@ -307,6 +318,33 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
     async with client.session.post(f"{client.url}/filter", data=parts()) as response:
         assert response.status == 413
         assert await response.text() == f"body of more than {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "method", "status", "shown"),
+    [
+        ("filter", "scheduler_plugin.extender.Extender.filter", 200, {"NodeNames": None, "Error": FAULT}),
+        ("bind", "scheduler_plugin.binding.Binder.bind", 200, {"Error": FAULT}),
+        ("prioritize", "scheduler_plugin.extender.Extender.prioritize", 500, f"{FAULT}\n"),
+        ("preempt", "scheduler_plugin.extender.Extender.preempt", 500, f"{FAULT}\n"),
+    ],
+)
+async def test_a_fault_of_ours_is_the_error_of_the_verb_and_told_once(
+    client: Client, mocker: MockerFixture, verb: str, method: str, status: int, shown: dict[str, Any] | str
+) -> None:
+    pod = pod_object("p", 8)
+    await client.knows(client.make_pod("q", 8)["metadata"]["uid"])
+    uid = next(iter(client.state.pods))
+    args = {"PodName": "q", "PodNamespace": "default", "PodUID": uid, "Node": "a"}
+    body = args if verb == "bind" else {"Pod": pod, "NodeNames": ["a"], "NodeNameToMetaVictims": {}}
+    mocker.patch(method, side_effect=KeyError("a bug"))
+    with structlog.testing.capture_logs() as logs:
+        got, answer = await client.post(f"/{verb}", body)
+    assert got == status
+    assert answer == shown if isinstance(shown, str) else shown.items() <= answer.items()
+    faults = [line for line in logs if line["log_level"] == "error"]
+    assert [(line["event"], line["path"]) for line in faults] == [("call failed", f"/{verb}")]
+    assert f'gpupack_extender_errors_total{{verb="{verb}"}} 1.0' in (await client.get("/metrics"))[1]
 
 
 async def half_a_call(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

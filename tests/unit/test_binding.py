@@ -268,6 +268,21 @@ async def test_a_caller_that_goes_away_leaves_the_outcome_open() -> None:
     await world.binder.close()
 
 
+async def test_a_fault_of_ours_leaves_the_outcome_open() -> None:
+    world = World()
+
+    def fault() -> None:
+        raise KeyError("a bug")
+
+    world.api.binding = fault
+    with pytest.raises(KeyError):
+        await world.binder.bind(ARGS)
+    assert world.assumed() == 8
+    await world.pass_time()
+    assert world.assumed() == 0
+    await world.binder.close()
+
+
 async def test_closing_stops_waiting() -> None:
     world = World()
     world.fails(TimedOut("late"))
