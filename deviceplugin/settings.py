@@ -10,11 +10,11 @@ from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
 from deviceplugin.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
 from deviceplugin.publishing import GAP_S
+from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_PORT: Final = 65535
-MAX_NODE_NAME: Final = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,10 @@ class Settings:
 
     def _name_faults(self) -> list[str]:
         faults = []
-        if not 1 <= len(self.node_name) <= MAX_NODE_NAME or "/" in self.node_name:
-            faults.append(f"--node-name {self.node_name!r}: allowed is the name of a Node object")
+        if not is_subdomain(self.node_name):
+            faults.append(
+                f"--node-name {self.node_name!r}: allowed is the name of a Node object, {SUBDOMAIN}"
+            )
         try:
             resource_name(self.unit_mib)
         except AllocatorError as error:

@@ -9,6 +9,7 @@ from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
+from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.scores import Policies
 from scheduler_plugin.watching import MIN_STALE_S
@@ -83,19 +84,12 @@ class Settings:
             *self._policy_faults(),
             *self._tls_faults(),
             *self._number_faults(),
+            *self._lease_faults(),
         ]
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
         if self.log_level not in LOG_LEVELS:
             faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
-        if self.leader_elect:
-            for name, value in (
-                ("lease namespace", self.lease_namespace),
-                ("lease name", self.lease_name),
-                ("identity", self.identity),
-            ):
-                if not value:
-                    faults.append(f"{name} is empty: allowed is a name")
         if faults:
             raise SettingsError("\n".join(faults))
 
@@ -147,4 +141,16 @@ class Settings:
                 f"bind timeout {self.bind_timeout_s:g} s: allowed is more than 0"
                 + (f" and less than a third of the lease, {longest:g} s" if self.leader_elect else "")
             )
+        return faults
+
+    def _lease_faults(self) -> list[str]:
+        if not self.leader_elect:
+            return []
+        faults = []
+        if not is_label(self.lease_namespace):
+            faults.append(f"lease namespace {self.lease_namespace!r}: allowed are {LABEL}")
+        if not is_subdomain(self.lease_name):
+            faults.append(f"lease name {self.lease_name!r}: allowed are {SUBDOMAIN}")
+        if not self.identity:
+            faults.append("identity is empty: allowed is a name")
         return faults

@@ -169,6 +169,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"kubeconfig": "{folder}/empty"}, "/empty cannot be used: "),
         ({"device_plugin_dir": "{folder}/nowhere"}, "allowed is a folder that exists"),
         ({"node_name": ""}, "--node-name '': allowed is the name of a Node object"),
+        ({"node_name": "a b"}, "--node-name 'a b': allowed is the name of a Node object, lower case letters"),
         ({"unit_mib": 0}, "unit of 0 MiB: allowed are 1 to 16777215 MiB"),
         ({"unit_mib": 20000}, "unit of 20000 MiB: no card holds one; allowed here are units of up to 14912"),
         ({"profile": "8xh200", "unit_mib": 1}, "allowed here are units of "),
@@ -212,6 +213,8 @@ def test_all_faults_at_once(run, folder):
         ({"bind-timeout": 0}, "bind timeout 0 s: allowed is more than 0"),
         ({"stale-after": "nan"}, "stale limit nan s: allowed is 10 or more"),
         ({"stale-after": 9.5}, "stale limit 9.5 s: allowed is 10 or more"),
+        ({"lease-name": "a/b"}, "lease name 'a/b': allowed are lower case letters, digits, "),
+        ({"lease-namespace": "Kube"}, "lease namespace 'Kube': allowed are lower case letters, digits "),
         ({"tls-cert-file": "{folder}/rubbish"}, "allowed are both files or none"),
         ({"tls-client-ca-file": "{folder}/rubbish"}, "allowed with a TLS certificate and key only"),
         (
@@ -222,11 +225,12 @@ def test_all_faults_at_once(run, folder):
     ],
 )
 def test_an_extender_that_cannot_start(run, folder, taken, options, said):
+    flags = ["--leader-elect"] if any(name.startswith("lease-") for name in options) else []
     options = {"kubeconfig": "{folder}/kubeconfig", "http": "127.0.0.1:0", **options}
     arguments = [
         f"--{name}={str(value).format(folder=folder, taken=taken)}" for name, value in options.items()
     ]
-    status, out, err = run("scheduler", *arguments)
+    status, out, err = run("scheduler", *flags, *arguments)
     assert (status, out) == (2, "")
     assert ONE_LINE.match(err), err
     assert said in err

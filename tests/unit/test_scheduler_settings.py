@@ -48,7 +48,10 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"bind_timeout_s": 0}, "bind timeout 0 s: allowed is more than 0"),
         ({"bind_timeout_s": 5.0, "leader_elect": True}, "less than a third of the lease, 5 s"),
         ({"lease_s": 0}, "lease 0 s"),
-        ({"leader_elect": True, "lease_name": ""}, "lease name is empty"),
+        ({"leader_elect": True, "lease_name": ""}, "lease name '': allowed are lower case letters"),
+        ({"leader_elect": True, "lease_name": "a/b"}, "lease name 'a/b': allowed are lower case letters"),
+        ({"leader_elect": True, "lease_namespace": "a.b"}, "lease namespace 'a.b': allowed are lower case"),
+        ({"leader_elect": True, "identity": ""}, "identity is empty"),
     ],
 )
 def test_a_fault_is_told(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,23 @@
+"""Which names Kubernetes takes."""
+
+import re
+from typing import Final
+
+SUBDOMAIN: Final = (
+    "lower case letters, digits, '-' and '.', up to 253, each part begun and ended by a letter or digit"
+)
+LABEL: Final = "lower case letters, digits and '-', up to 63, begun and ended by a letter or digit"
+
+_MAX_SUBDOMAIN: Final = 253
+_MAX_LABEL: Final = 63
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def is_subdomain(name: str) -> bool:
+    """Tell whether most objects may have this name: a DNS subdomain as of RFC 1123."""
+    return len(name) <= _MAX_SUBDOMAIN and all(_LABEL.fullmatch(part) for part in name.split("."))
+
+
+def is_label(name: str) -> bool:
+    """Tell whether a namespace may have this name: a DNS label as of RFC 1123."""
+    return len(name) <= _MAX_LABEL and _LABEL.fullmatch(name) is not None
