@@ -166,7 +166,11 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except ProtocolError as error:
         request.app[METRICS].errors.labels(request.path.strip("/")).inc()
         log.warning("request refused", path=request.path, error=str(error))
-        return web.Response(text=f"{error}\n", status=error.status)
+        answer = web.Response(text=f"{error}\n", status=error.status)
+        if request.content.exception() is not None:
+            # aiohttp ends the connection when it comes to the rest of such a body, but does not say so.
+            answer.force_close()
+        return answer
     except web.HTTPRequestEntityTooLarge as error:
         size = request.content_length or f"more than {MAX_BODY}"
         error.text = f"body of {size} bytes: allowed are {MAX_BODY}\n"
