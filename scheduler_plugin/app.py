@@ -137,6 +137,7 @@ async def _work(
         if tls is not None:
             tasks.append(group.create_task(tls.follow()))
         await stop.wait()
+        binder.end()
         for task in tasks:
             task.cancel()
 

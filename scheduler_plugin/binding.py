@@ -105,6 +105,7 @@ class Binder:
         self._opened: float | None = None
         self._opening = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
+        self._ending = False
 
     async def bind(self, args: BindArgs) -> str:
         """Bind a pod.
@@ -137,6 +138,8 @@ class Binder:
         """
 
         def begin() -> Commitment:
+            if self._ending:
+                raise CommitError("this gpupack scheduler is ending; it is tried again with the next one")
             return self.committer.begin(
                 args.pod_namespace, args.pod_name, args.pod_uid, args.node, self.clock()
             )
@@ -150,6 +153,10 @@ class Binder:
         finally:
             self._roll_back(held)
         return begin()
+
+    def end(self) -> None:
+        """Send no Binding any more: whoever leads next counts on that."""
+        self._ending = True
 
     async def close(self) -> None:
         """Stop waiting for the outcome of Bindings without an answer."""

@@ -309,6 +309,18 @@ async def test_a_new_leader_waits_for_the_former_one_s_bindings_and_then_looks()
     assert world.refreshed == [107.0]
 
 
+async def test_a_bind_that_waits_when_the_end_comes_sends_nothing() -> None:
+    world = World(Leader(is_leader=True, since=103.0))
+    call = asyncio.create_task(world.binder.bind(ARGS))
+    gate = await world.gates.get()
+    world.binder.end()
+    world.now = 107.0
+    gate.set()
+    assert await call == "this gpupack scheduler is ending; it is tried again with the next one"
+    assert world.api.calls == []
+    assert world.assumed() == 0
+
+
 async def test_each_term_as_the_leader_opens_once() -> None:
     leader = Leader(is_leader=True, since=90.0)
     world = World(leader)
