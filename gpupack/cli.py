@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from allocator.errors import AllocatorError
 from gpupack import __version__
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -74,7 +75,7 @@ _version = click.version_option(__version__, "--version", prog_name="gpupack")
 
 
 def main() -> None:
-    """Run the command; user errors end in one line, never in a traceback."""
+    """Run the command; user errors, and what our own rules refuse, end in one line, never in a traceback."""
     try:
         status = cli.main(prog_name="gpupack", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -88,6 +89,8 @@ def main() -> None:
         sys.exit(WRONG_USAGE)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+    except AllocatorError as error:
+        _fail(error, FAILED)
     sys.exit(status)
 
 

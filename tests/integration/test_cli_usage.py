@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 import gpupack
+from allocator.errors import PackingError
 from allocator.policy import CARD_POLICIES
 from deviceplugin.profile import shipped_profiles
 from gpupack.cli import cli, main
@@ -251,6 +252,17 @@ def test_no_kubeconfig_anywhere(run, folder, monkeypatch, command):
     assert (
         err == "gpupack: kubeconfig ~/.kube/config is not a file; name one with --kubeconfig or $KUBECONFIG\n"
     )
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler"])
+def test_what_the_rules_refuse_while_a_daemon_runs_is_one_line(run, folder, mocker, command):
+    arguments = {
+        "node": node_arguments(folder),
+        "scheduler": ["scheduler", f"--kubeconfig={folder}/kubeconfig", "--http=127.0.0.1:0"],
+    }[command]
+    module = {"node": "deviceplugin.daemon", "scheduler": "scheduler_plugin.app"}[command]
+    mocker.patch(f"{module}.KubeClient.connect", side_effect=PackingError("revision 5: allowed is 4"))
+    assert run(*arguments) == (1, "", "gpupack: revision 5: allowed is 4\n")
 
 
 @pytest.mark.parametrize("option", ["--node-policy", "--card-policy"])
