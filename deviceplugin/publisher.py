@@ -12,7 +12,16 @@ from allocator.names import POD_ALLOCATION
 from allocator.records import Assignment, CardRecord, dump_allocation
 from deviceplugin.account import Account
 from deviceplugin.objects import NodeObject
-from deviceplugin.publishing import GAP_S, Wanted, due_s, next_revision, patch, urgency
+from deviceplugin.publishing import (
+    GAP_S,
+    Wanted,
+    differences,
+    due_s,
+    news,
+    next_revision,
+    patch,
+    urgency,
+)
 from deviceplugin.views import NodeView, PodView
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -33,6 +42,9 @@ People read them, and a daemon that starts after the kubelet lost its checkpoint
 
 ANNOTATE_WITHIN_S: Final = 1.0
 """But at the latest so long after the first news, on a node that is never quiet."""
+
+CALM_S: Final = 60.0
+"""A Node that kept what was written for so long is not disputed any more."""
 
 ANNOTATE_GAP_S: Final = 0.02
 """Least time between two such writes: an Allocate gets its turn in between."""
@@ -91,6 +103,9 @@ class Publisher:
         self._wake = asyncio.Event()
         self._since_s: float | None = None
         self._last_s = float("-inf")
+        self._written: Wanted | None = None
+        self._disputes = Backoff(0.2, 15.0)
+        self._disputed_s = self._patient_s = float("-inf")
         self.patches = 0
         self.errors = 0
         self.revision = 0
@@ -116,22 +131,25 @@ class Publisher:
         """
         node = self._node_view.node
         if node is None or not self._account.ledger.complete:
-            self._since_s = None
+            # A Node that comes again has lost what was written to it, and nobody undid it.
+            self._since_s = self._written = None
             return None
-        wanted = self._wanted()
-        reason = urgency(wanted, node, self._pod_view.owed)
+        wanted, owed = self._wanted(), self._pod_view.owed
+        reason = urgency(wanted, node, owed)
         if reason is None:
             self._since_s = None
             return None
         now_s = self._account.now_s()
         self._since_s = now_s if self._since_s is None else self._since_s
         due = due_s(reason, self._since_s, self._last_s, settled=self._settled(), gap_s=self._gap_s)
+        if self._written is not None and news(wanted, self._written, owed) != "released":
+            due = max(due, self._patient_s)
         left_s = due - now_s
         if left_s > 0:
             return left_s
-        return await self._patch(wanted, node, reason)
+        return await self._patch(wanted, node, owed, reason)
 
-    async def _patch(self, wanted: Wanted, node: NodeObject, reason: str) -> float:
+    async def _patch(self, wanted: Wanted, node: NodeObject, owed: int, reason: str) -> float:
         revision = next_revision(self.revision, node, self._now_ms())
         try:
             answer = await self._client.patch_node_status(
@@ -153,8 +171,24 @@ class Publisher:
         log.info(
             "published", reason=reason, used=list(wanted.used), holds=len(wanted.holds), revision=revision
         )
+        differs = differences(wanted, patched, owed)
+        if not differs and self._written is not None and news(wanted, self._written, owed) is None:
+            differs = differences(wanted, node, owed)
+        self._written = wanted
+        if differs:
+            self._disputed(differs)
         self._node_view.take(patched)
         return 0.0
+
+    def _disputed(self, differs: list[str]) -> None:
+        """Be patient with a Node that does not keep what is written: whoever undoes it may go on for ever."""
+        if self._last_s - self._disputed_s > CALM_S:
+            self._disputes.reset()
+        self._disputed_s = self._last_s
+        delay_s = self._disputes.failed()
+        self._patient_s = self._last_s + delay_s
+        note = log.warning if self._disputes.failures == 1 else log.debug
+        note("the Node does not keep what is written to it", differs=differs, retry_s=round(delay_s, 2))
 
     def _wanted(self) -> Wanted:
         ledger = self._account.ledger

@@ -1,10 +1,10 @@
 """What the own Node should say, when it has to be said, and the one patch that says it; pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from allocator.names import NODE_CARDS, NODE_HOLDS
-from allocator.packing import Layout, NodeWords, node_resources, width
+from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
+from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from deviceplugin.objects import NodeObject
 
@@ -14,10 +14,13 @@ GAP_S: Final = 2.0
 SETTLE_S: Final = 1.0
 """How long a gain waits for the list to show whose it is, so that words and holds change together."""
 
+LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
+"""The highest that is written or kept: one more still fits, so that it shows what came to the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the Node should say.
+    """What the Node should say, or said.
 
     Attributes:
         unit_mib: MiB a unit.
@@ -50,18 +53,47 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
         owed: resourceVersion that its `seen` must reach, 0 for none.
 
     Returns:
-        `lost` (words missing, corrupt, or of other cards), `released` (units or pods are gone, or a pod
-        vanished that the scheduler still counts), `gained`, or None when it says it all.
+        `lost` (words missing, corrupt, of other cards or with no revision after theirs), `released` (units
+        or pods are gone, or a pod vanished that the scheduler still counts), `gained`, or None when it says
+        it all.
     """
     words, holds = node.words(), node.holds()
-    if words is None or holds is None or words.layout != wanted.layout or words.sizes != wanted.sizes:
+    if words is None or holds is None or words.revision > LAST_REVISION:
         return "lost"
-    less = any(now < before for now, before in zip(wanted.used, words.used, strict=True))
-    if less or holds.seen < owed or holds.uids - wanted.holds:
+    if words.layout != wanted.layout or words.sizes != wanted.sizes:
+        return "lost"
+    if _released(wanted, words.used, holds, owed):
         return "released"
     if words.used != wanted.used or holds.uids != wanted.holds or node.cards() != wanted.inventory:
         return "gained"
     return None
+
+
+def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
+    """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None."""
+    if _released(wanted, written.used, Holds(written.seen, written.holds), owed):
+        return "released"
+    return None if replace(written, seen=wanted.seen) == wanted else "gained"
+
+
+def _released(wanted: Wanted, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
+    less = any(now < before for now, before in zip(wanted.used, used, strict=True))
+    return less or holds.seen < owed or bool(holds.uids - wanted.holds)
+
+
+def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
+    """Name the resources and annotations for which `urgency` wants the Node patched."""
+    words, holds = node.words(), node.holds()
+    found = []
+    if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
+        found.append(f"{PACKED_PREFIX}*")
+    elif words.revision > LAST_REVISION:
+        found.append(PACKED_REVISION)
+    if holds is None or holds.uids != wanted.holds or holds.seen < owed:
+        found.append(NODE_HOLDS)
+    if node.cards() != wanted.inventory:
+        found.append(NODE_CARDS)
+    return found
 
 
 def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = GAP_S) -> float:
@@ -103,7 +135,7 @@ def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
 
 
 def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
-    """Revisions only grow, over restarts and re-created Nodes.
+    """Revisions only grow, over restarts and re-created Nodes; at the end of the word they start again.
 
     Args:
         previous: the last one of this process, 0 for none.
@@ -111,4 +143,5 @@ def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
         now_ms: milliseconds since the epoch.
     """
     words = node.words()
-    return max(previous, words.revision if words is not None else 0, now_ms) + 1
+    latest = max(previous, words.revision if words is not None else 0, now_ms)
+    return (latest if latest < LAST_REVISION else now_ms) + 1

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger, Listed
 from allocator.names import NODE_HOLDS, POD_ALLOCATION
@@ -31,6 +32,7 @@ class FakeApi:
         self.version = 1
         self.failures: list[KubeApiError] = []
         self.patches: list[dict] = []
+        self.dropped: set[str] = set()
         self.notes: list[tuple[str, str, str, dict[str, str]]] = []
 
     def body(self) -> bytes:
@@ -47,6 +49,8 @@ class FakeApi:
         self.patches.append(body)
         self.version += 1
         self.node["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        for key in self.dropped:
+            self.node["metadata"]["annotations"].pop(key, None)
         for part in ("capacity", "allocatable"):
             merged = self.node["status"][part] | body["status"][part]
             self.node["status"][part] = {key: value for key, value in merged.items() if value is not None}
@@ -95,6 +99,19 @@ class Bench:
 
     def look(self, entries: list[Listed]) -> None:
         self.ledger.listed(entries, self.ledger.mark(self.now_s))
+
+    def undo(self) -> None:
+        """Somebody else writes words."""
+        for part in ("capacity", "allocatable"):
+            self.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
+        self.api.version += 1
+        self.nodes.take(self.api.decoded())
+
+    async def until_s(self, end_s: float) -> None:
+        """Step whenever a step wants to."""
+        while (wait_s := await self.step()) is not None and self.now_s + wait_s <= end_s:
+            self.now_s += wait_s
+        self.now_s = end_s
 
     async def step(self) -> float | None:
         return await self.publisher._step()
@@ -198,6 +215,92 @@ async def test_words_of_another_are_overwritten_and_revisions_grow():
     assert await bench.step() == 0.0
     assert bench.publisher.revision == 901
     assert bench.said() == ((0, 0), set())
+
+
+async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    for part in ("capacity", "allocatable"):
+        bench.api.node["status"][part]["gpupack.io/packed-revision"] = (1 << 53) - 1
+    bench.api.version += 1
+    bench.nodes.take(bench.api.decoded())
+    assert await bench.step() == 0.0
+    assert bench.publisher.revision == 51
+    assert bench.said() == ((0, 0), set())
+    assert await bench.step() is None
+
+
+async def test_a_node_that_does_not_keep_the_holds_is_patched_ever_more_seldom():
+    bench = Bench()
+    bench.complete()
+    bench.api.dropped = {NODE_HOLDS}
+    with capture_logs() as logs:
+        await bench.until_s(bench.now_s + 60)
+    # After 0.1 to 0.2 s, 0.2 to 0.4 s and so on, at last after 7.5 to 15 s.
+    assert 10 <= bench.publisher.patches <= 17
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [line["differs"] for line in warnings] == [[NODE_HOLDS]]
+    bench.api.dropped = set()
+    await bench.until_s(bench.now_s + 15)
+    assert bench.said() == ((0, 0), set())
+    assert await bench.step() is None
+
+
+async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds():
+    bench = Bench()
+    bench.complete()
+    bench.api.dropped = {NODE_HOLDS}
+    bench.admit()
+    await bench.until_s(bench.now_s + 60)
+    assert await bench.step() != 0.0
+    bench.ledger.pod_gone("a")
+    bench.look([])
+    bench.ledger.containers_ended("a")
+    assert await bench.step() == 0.0
+    assert bench.api.decoded().words().used == (0, 0)
+    assert await bench.step() != 0.0
+
+
+async def test_words_that_another_writes_again_and_again_are_overwritten_ever_more_seldom():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    began_s, end_s = bench.now_s, bench.now_s + 60
+    with capture_logs() as logs:
+        while bench.now_s < end_s:
+            bench.undo()
+            await bench.until_s(min(end_s, bench.now_s + 0.05))
+    assert bench.publisher.patches <= 17
+    assert bench.now_s - began_s == pytest.approx(60)
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [line["differs"] for line in warnings] == [["gpupack.io/packed-*"]]
+
+
+async def test_words_that_another_writes_seldom_are_overwritten_at_once():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    for _ in range(5):
+        bench.now_s += 61
+        bench.undo()
+        assert await bench.step() == 0.0
+        assert bench.said() == ((0, 0), set())
+
+
+async def test_a_node_that_comes_again_is_patched_at_once_without_a_warning():
+    bench = Bench()
+    bench.complete()
+    await bench.step()
+    with capture_logs() as logs:
+        for _ in range(5):
+            bench.nodes.replace([], "2")
+            assert await bench.step() is None
+            bench.api.node["status"] = {"capacity": {}, "allocatable": {}}
+            bench.api.version += 1
+            bench.nodes.replace([bench.api.decoded()], "3")
+            assert await bench.step() == 0.0
+    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 async def test_a_failed_patch_is_tried_again():

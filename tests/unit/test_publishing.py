@@ -7,7 +7,17 @@ import pytest
 
 from allocator.records import CardRecord
 from deviceplugin.objects import NodeObject
-from deviceplugin.publishing import SETTLE_S, Wanted, due_s, next_revision, patch, urgency
+from deviceplugin.publishing import (
+    LAST_REVISION,
+    SETTLE_S,
+    Wanted,
+    differences,
+    due_s,
+    news,
+    next_revision,
+    patch,
+    urgency,
+)
 
 
 def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
@@ -61,6 +71,47 @@ def test_words_or_holds_that_are_missing_are_lost():
     assert urgency(wanted(), said, 0) == "lost"
 
 
+def test_words_whose_revision_has_no_next_one_are_lost():
+    assert urgency(wanted(), node_saying(wanted(), LAST_REVISION), 0) is None
+    assert urgency(wanted(), node_saying(wanted(), LAST_REVISION + 1), 0) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("now", "owed", "said"),
+    [
+        pytest.param(wanted(seen=99), 7, None, id="nothing"),
+        pytest.param(wanted(used=(4, 0)), 0, "gained", id="more used"),
+        pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
+        pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
+        pytest.param(wanted(holds=("u2",)), 0, "released", id="another pod"),
+        pytest.param(wanted(seen=8), 8, "released", id="seen is owed"),
+    ],
+)
+def test_what_is_new_since_the_last_patch(now, owed, said):
+    assert news(now, wanted(), owed) == said
+
+
+@pytest.mark.parametrize(
+    ("now", "owed", "names"),
+    [
+        pytest.param(wanted(seen=99), 7, [], id="nothing"),
+        pytest.param(wanted(used=(4, 0)), 0, ["gpupack.io/packed-*"], id="words"),
+        pytest.param(wanted(holds=()), 0, ["gpupack.io/holds"], id="holds"),
+        pytest.param(wanted(), 8, ["gpupack.io/holds"], id="seen"),
+        pytest.param(wanted(cards=inventory(healthy=False)), 0, ["gpupack.io/cards"], id="cards"),
+    ],
+)
+def test_what_differs_is_named(now, owed, names):
+    assert differences(now, node_saying(wanted()), owed) == names
+
+
+def test_a_revision_at_its_end_and_an_empty_node_differ():
+    said = node_saying(wanted(), LAST_REVISION + 1)
+    assert differences(wanted(), said, 0) == ["gpupack.io/packed-revision"]
+    every = ["gpupack.io/packed-*", "gpupack.io/holds", "gpupack.io/cards"]
+    assert differences(wanted(), NodeObject(metadata=metadata()), 0) == every
+
+
 def test_releases_are_due_at_once_and_gains_wait():
     for reason in ("lost", "released"):
         assert due_s(reason, 100.0, 99.0, settled=False) == 100.0
@@ -100,9 +151,13 @@ def test_no_cards_make_no_words():
         pytest.param(0, 5, 3, 6, id="node ahead"),
         pytest.param(9, 5, 3, 10, id="own ahead"),
         pytest.param(9, 5, 12, 13, id="clock ahead"),
+        pytest.param(9, LAST_REVISION - 1, 12, LAST_REVISION, id="node at the last but one"),
+        pytest.param(9, LAST_REVISION, 12, 13, id="node at the last"),
+        pytest.param(9, LAST_REVISION + 1, 12, 13, id="node beyond the last"),
+        pytest.param(LAST_REVISION, 5, 12, 13, id="own at the last"),
     ],
 )
-def test_revisions_only_grow(previous, on_node, now_ms, next_one):
+def test_revisions_grow_until_the_word_is_full(previous, on_node, now_ms, next_one):
     assert next_revision(previous, node_saying(wanted(), on_node), now_ms) == next_one
 
 

@@ -79,6 +79,15 @@ def test_it_is_a_predicate_not_a_latch() -> None:
     assert assumed(state) == [0, 8]
 
 
+def test_words_of_a_newer_resource_version_count_though_their_revision_went_back() -> None:
+    state = ClusterState()
+    state.apply_node(node("n", (16, 16), (0, 0), version=5, revision=(1 << 53) - 1), 0)
+    state.apply_node(node("n", (16, 16), (0, 8), version=6, revision=7), 0)
+    assert free(state) == [16, 8]
+    state.apply_node(node("n", (16, 16), (0, 0), version=4, revision=(1 << 53) - 1), 0)
+    assert free(state) == [16, 8]
+
+
 def test_a_pod_of_the_same_name_is_another_pod() -> None:
     state = state_with()
     state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
