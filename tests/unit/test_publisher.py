@@ -15,7 +15,7 @@ from deviceplugin.inventory import records
 from deviceplugin.objects import NodeObject
 from deviceplugin.publisher import Annotator, Publisher
 from deviceplugin.views import NodeView, PodView, Seat
-from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, Unreachable
+from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, Unreachable
 from tests.ledger_world import cards, ids, pod
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -369,7 +369,25 @@ async def test_a_copied_allocation_is_overwritten():
     assert len(await annotated(bench, annotator)) == 1
 
 
-@pytest.mark.parametrize("failure", [Conflict("another uid"), NotFound("gone")])
+def admitted_pair() -> Bench:
+    """Pods `a` and `b` run, and no annotation says so yet."""
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    bench.ledger.pod_changed(pod("b", 2, "c1"))
+    bench.ledger.allocate(ids("c1", 0, 1), bench.now_s)
+    bench.ledger.pod_changed(replace(pod("b", 2, "c1"), started=True))
+    bench.look(
+        [
+            Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2)),
+            Listed("ns", "pod-b", "main", ids("c1", 0, 1)),
+        ]
+    )
+    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
+    return bench
+
+
+@pytest.mark.parametrize("failure", [Conflict("another uid", cause="uid"), NotFound("gone")])
 async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     bench = Bench()
     annotator = Annotator(bench.api, bench.account, bench.pods)
@@ -378,24 +396,88 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     bench.pods.seats["a"] = Seat("ns", "pod-a", None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
+    bench.now_s += 3600
     assert await annotated(bench, annotator) == []
+    assert annotator.errors == 0
 
 
-async def test_a_failed_annotation_is_tried_again():
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Forbidden("webhook denied", status=403),
+        Invalid("too long", status=422),
+        Conflict("the object has been modified"),
+        Conflict("who knows"),
+        Unreachable("away"),
+    ],
+)
+async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure):
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.api.failures = [failure]
+    wait_s = await annotator._all()
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b"]
+    assert annotator.errors == 1
+    assert wait_s is not None
+    assert 0.5 <= wait_s <= 1.0
+    assert await annotator._all() == wait_s
+    bench.now_s += 1.0
+    assert await annotator._all() is None
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
+
+
+async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_with_one_warning():
     bench = Bench()
     annotator = Annotator(bench.api, bench.account, bench.pods)
-    annotator._backoff._base_s = 0.001
     bench.complete()
     bench.admit()
     bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
+    waits_s = []
+    with capture_logs() as logs:
+        for _ in range(10):
+            waits_s.append(await annotator._all())
+            bench.now_s += waits_s[-1]
+    assert waits_s[5] >= 16
+    assert max(waits_s) <= 60
+    assert annotator.errors == 10
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["pod"], line["error"]) for line in warnings] == [("ns/pod-a", "webhook denied")]
+    assert await annotator._all() is None
+    assert len(bench.api.notes) == 1
+
+
+async def test_a_pod_that_is_gone_is_not_waited_for():
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.api.failures = [Forbidden("webhook denied", status=403)]
+    assert await annotator._all() is not None
+    bench.ledger.pod_gone("a")
+    bench.look([Listed("ns", "pod-b", "main", ids("c1", 0, 1))])
+    bench.ledger.containers_ended("a")
+    assert await annotator._all() is None
+
+
+async def test_the_annotator_wakes_up_for_what_is_due_again(mocker):
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Unreachable("away")]
+
+    def soon(trouble_of):
+        def refused(*arguments):
+            trouble_of(*arguments)
+            annotator._troubles["a"].due_s = bench.now_s
+
+        return refused
+
+    mocker.patch.object(annotator, "_refused", soon(annotator._refused))
     task = asyncio.create_task(annotator.run())
     for _ in range(1000):
-        if bench.api.notes:
+        if len(bench.api.notes) > 1:
             break
         await asyncio.sleep(0.001)
     assert annotator.errors == 1
-    assert len(bench.api.notes) == 1
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -420,20 +502,8 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
 
 
 async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
-    bench = Bench()
+    bench = admitted_pair()
     annotator = Annotator(bench.api, bench.account, bench.pods)
-    bench.complete()
-    bench.admit()
-    bench.ledger.pod_changed(pod("b", 2, "c1"))
-    bench.ledger.allocate(ids("c1", 0, 1), bench.now_s)
-    bench.ledger.pod_changed(replace(pod("b", 2, "c1"), started=True))
-    bench.look(
-        [
-            Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2)),
-            Listed("ns", "pod-b", "main", ids("c1", 0, 1)),
-        ]
-    )
-    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
     pauses: list[tuple[float, int]] = []
 
     async def sleep(seconds: float) -> None:
