@@ -110,7 +110,7 @@ class Daemon:
         ledger = Ledger(cards, policy=settings.card_policy)
         account = self.account = Account(ledger, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
-        nodes = NodeView(account)
+        nodes = NodeView(account, settings.node_name)
         metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
         self._plugin = DevicePlugin(account, observe=metrics.call)
         kubelet = PodResourcesClient(settings.pod_resources_socket)
@@ -200,6 +200,8 @@ class Daemon:
             reasons.append("not registered with the kubelet")
         if not self._reconciler.listed.is_set():
             reasons.append("the kubelet has not listed its pods' devices yet")
+        if self._node_view.missing:
+            reasons.append(f"no Node is named {self._settings.node_name}")
         return reasons
 
     def _explain(self) -> dict[str, Any]:

@@ -144,16 +144,27 @@ class PodView:
 class NodeView:
     """Keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
 
+    Args:
+        account: the ledger, which heeds the cordon.
+        name: of the own Node.
+
     Attributes:
         node: the Node, None while there is none.
         first: set once the API server has said whether the Node is there.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, name: str) -> None:
         self._account = account
+        self._name = name
+        self._told_missing = False
         self._cordon_problem: str | None = None
         self.node: NodeObject | None = None
         self.first = asyncio.Event()
+
+    @property
+    def missing(self) -> bool:
+        """Whether the API server has said that there is no such Node; the kubelet may still create it."""
+        return self.first.is_set() and self.node is None
 
     def replace(self, items: Sequence[NodeObject], _resource_version: str) -> None:
         """Take the Node, or its absence."""
@@ -163,6 +174,7 @@ class NodeView:
         self.node = None
         if items:
             self.take(items[0])
+        self._tell_missing()
         self._account.changed()
 
     def event(self, kind: Kind, item: NodeObject, _resource_version: str) -> None:
@@ -171,6 +183,7 @@ class NodeView:
             self.node = None
         else:
             self.take(item)
+        self._tell_missing()
         self._account.changed()
 
     def bookmark(self, resource_version: str) -> None:
@@ -192,6 +205,12 @@ class NodeView:
             return
         self._cordon_problem = None
         self._account.ledger.set_cordoned(cordoned)
+
+    def _tell_missing(self) -> None:
+        """Say once that there is no Node to write to: most likely its name is another."""
+        if self.missing and not self._told_missing:
+            log.warning("no Node has this name, nothing is published until one has", node_name=self._name)
+        self._told_missing = self.missing
 
     def _remember(self, node: NodeObject) -> None:
         """Tell the ledger what the words contained before this daemon started."""

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -243,6 +244,23 @@ async def test_a_node_that_was_created_again_gets_its_words_back():
         assert before is not None
         assert after is not None
         assert after.revision > before.revision
+
+
+async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_then():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        await world.stop_daemon()
+        world.api.delete_node(NODE)
+        await world.start_daemon()
+        await until(lambda: world.daemon._node_view.missing)
+        await until(world.daemon._reconciler.listed.is_set)
+        assert world.kubelet.allocatable()[GIB] == 8
+        readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+        async with session.get(readyz) as answer:
+            assert (answer.status, await answer.text()) == (503, f"no Node is named {NODE}\n")
+        world.api.add_node(NODE)
+        await world.settled([0], set())
+        async with session.get(readyz) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
 async def test_words_that_somebody_else_wrote_are_set_right():

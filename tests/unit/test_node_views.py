@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
@@ -141,7 +142,7 @@ def test_what_the_node_said_before_is_remembered_once():
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in (1, 0)])
     notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"]}', NODE_CARDS: inventory}
     of = account()
-    view = NodeView(of)
+    view = NodeView(of, "n1")
     assert not view.first.is_set()
     view.replace([node(3, **notes)], "3")
     assert view.first.is_set()
@@ -154,13 +155,13 @@ def test_what_the_node_said_before_is_remembered_once():
 
 def test_a_node_without_inventory_is_remembered_by_its_pods_only():
     of = account()
-    NodeView(of).replace([node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}'})], "3")
+    NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}'})], "3")
     pods(of).replace([pod("a", 4)], "7")
     assert of.ledger.holds() == {"a"}
 
 
 def test_a_node_that_is_not_there_comes_and_goes():
-    view = NodeView(account())
+    view = NodeView(account(), "n1")
     view.replace([], "1")
     assert view.node is None
     view.event("ADDED", node(4), "4")
@@ -172,8 +173,23 @@ def test_a_node_that_is_not_there_comes_and_goes():
     assert view.node is None
 
 
+def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
+    view = NodeView(account(), "n1.example")
+    assert not view.missing
+    with capture_logs() as logs:
+        for version in "12":
+            view.replace([], version)
+        assert view.missing
+        view.event("ADDED", node(4), "4")
+        assert not view.missing
+        assert len(logs) == 1
+        view.event("DELETED", node(6), "6")
+    assert view.missing
+    assert [(line["log_level"], line["node_name"]) for line in logs] == [("warning", "n1.example")] * 2
+
+
 def test_an_older_state_of_the_node_is_ignored():
-    view = NodeView(account())
+    view = NodeView(account(), "n1")
     view.take(node(9))
     view.take(node(8))
     assert view.node is not None
@@ -182,7 +198,7 @@ def test_an_older_state_of_the_node_is_ignored():
 
 def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
     of = account()
-    view = NodeView(of)
+    view = NodeView(of, "n1")
     view.take(node(1, **{NODE_CORDON: "c1"}))
     assert of.ledger.used() == (0, 8)
     for version in (2, 3):
