@@ -1,10 +1,11 @@
 """Profiles of simulated GPUs: YAML in the form of NVIDIA's `nvml-mock`, read into typed values.
 
-What the form has beyond our needs (clocks, fans, ...) is passed over. Every fault of a profile is reported
-at once, each with its path; a profile with a fault yields nothing.
+What the form has beyond our needs (clocks, fans, ...) is passed over. The faults of a profile are reported at
+once, each with its path; a profile with a fault yields nothing.
 """
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,7 +19,9 @@ from deviceplugin.gpu import GpuCard, GpuProcess, sysfs_bus_id
 
 VERSIONS = ("1", "1.0")
 MAX_CARDS = 64
-MAX_FILE_BYTES = 1 << 20
+MAX_PROCESSES = 1024
+MAX_FAULTS = 32
+MAX_FILE_BYTES = 1 << 18
 
 # Modes whose samples fail, with what the driver says then; the others only make news.
 LOST_MODES: Mapping[str, str] = {"lost": "GPU is lost", "fallen_off_bus": "GPU has fallen off the bus"}
@@ -29,9 +32,13 @@ _MAX_BYTES = 1 << 44
 _MAX_PID = 1 << 22
 _MAX_XID = 999
 _CUT = 64
+_MAX_DIGITS = 64
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,47}")
 _BUS_ID = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _MISSING = object()
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxset = 2, 4, 4, 4
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 2 * _CUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +113,46 @@ def parse_profile(name: str, text: str) -> Profile:
         text: the YAML document.
 
     Raises:
-        ProfileError: the text has faults; all of them are named.
+        ProfileError: the text has faults; all of them are named, up to MAX_FAULTS.
     """
     try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        one_line = " ".join(str(error).split())
+        document = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a safe loader that refuses more)
+    except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
+        one_line = " ".join((str(error) or type(error).__name__).split())
         raise ProfileError(name, (f"not YAML: {one_line[:256]}",)) from error
     reader = _Reader()
     profile = reader.profile(name, document)
     if reader.faults:
-        raise ProfileError(name, tuple(reader.faults))
+        faults = list(reader.faults)
+        if len(faults) > MAX_FAULTS:
+            faults[MAX_FAULTS:] = [f"and {len(faults) - MAX_FAULTS} more faults"]
+        raise ProfileError(name, tuple(faults))
     return profile
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases, which make gigabytes of a few lines, and without endless numbers."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "found an alias (allowed are none)", mark)
+        return super().compose_node(parent, index)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"found a number of {len(node.value)} characters (allowed are {_MAX_DIGITS})",
+                node.start_mark,
+            )
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+
+for _tag in ("int", "float"):
+    _PlainLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _PlainLoader.construct_number)
 
 
 class _Reader:
@@ -201,7 +236,10 @@ class _Reader:
 
     def _processes(self, path: str, value: Any) -> tuple[GpuProcess, ...]:
         found = []
-        for at, item in enumerate(self._list(path, [] if value is _MISSING else value)):
+        items = self._list(path, [] if value is _MISSING else value)
+        if len(items) > MAX_PROCESSES:
+            self._fault(path, f"{len(items)} entries", f"allowed are up to {MAX_PROCESSES}")
+        for at, item in enumerate(items[:MAX_PROCESSES]):
             entry = self._mapping(f"{path}[{at}]", item)
             pid = self._whole(f"{path}[{at}].pid", entry.get("pid", _MISSING), 1, _MAX_PID)
             used = entry.get("used_memory_mib")
@@ -273,7 +311,7 @@ class _Reader:
         return value
 
     def _text(self, path: str, value: Any) -> str:
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
             self._fault(path, value, "allowed is text")
             return ""
         return value
@@ -290,6 +328,6 @@ class _Reader:
         if value is _MISSING:
             seen = "missing"
         else:
-            text = repr(value)
+            text = _BRIEF.repr(value)
             seen = text if len(text) <= _CUT else text[:_CUT] + "..."
         self.faults[f"{path}: {seen}; {allowed}"] = None

@@ -1,6 +1,7 @@
 """Profiles of simulated GPUs: the shipped ones have the real sizes, faulty ones name every fault."""
 
 import os
+import reprlib
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_versions_that_are_read(version: str) -> None:
         ("reserved_bytes: 1", "used_bytes: 10737418241", "device_defaults.memory.used_bytes: 1073"),
         ("GPU-b", "GPU-a", "devices[1].uuid: 'GPU-a'; already that of devices[0]"),
         ("GPU-b", "card1", "devices[0].uuid: 'card1'; allowed are GPU- and at most 48"),
+        ('name: "Card"', r'name: "x\ud800"', r"device_defaults.name: 'x\ud800'; allowed is text"),
         ("GPU-b", "GPU-" + "x" * 49, "allowed are GPU- and at most 48"),
         ("uuid: GPU-b, ", "", "devices[0].uuid: missing; allowed is text"),
         ("index: 1", "index: 0", "devices[1].index: 0; already that of devices[0]"),
@@ -210,6 +212,15 @@ devices: [{index: 9, uuid: GPU-a}, {index: 0, uuid: GPU-a}, 4]
         ("\x00", "not YAML: "),
         ("[" * 5000, "not YAML: "),
         ("device_defaults: !!python/object:os.system {}", "not YAML: could not determine a constructor"),
+        ("a: &a [x]\nb: *a", "not YAML: found an alias (allowed are none) in"),
+        ("a: &a [*a]", "not YAML: found an alias "),
+        ("a: &a {b: c}\nd: {<<: *a}", "not YAML: found an alias "),
+        (f"version: 0x{'f' * 9000}", "not YAML: found a number of 9002 characters (allowed are 64) in"),
+        (f"version: {'9' * 5000}", "not YAML: found a number of 5000 characters (allowed are 64) in"),
+        (f"version: '1.0'\ndevices: {'1:' * 400}1.0", "not YAML: found a number of 803 characters "),
+        ("version: !!int ''", "not YAML: string index out of range"),
+        ("version: !!bool maybe", "not YAML: 'maybe'"),
+        (f"? {'{a: b}'}\n: c", "not YAML: while constructing a mapping"),
     ],
 )
 def test_documents_that_are_no_profile(text: str, fault: str) -> None:
@@ -218,6 +229,26 @@ def test_documents_that_are_no_profile(text: str, fault: str) -> None:
 
 def test_long_values_are_cut() -> None:
     assert max(map(len, faults_of(GOOD.replace("GPU-b", "x" * 10_000)))) < 200
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, "[x, " * 90 + "]" * 90, f"[{'[x, y], ' * 9000}]"])
+def test_large_values_are_cut_before_they_are_written(value: str, mocker) -> None:
+    written = mocker.spy(reprlib.Repr, "repr1")
+    faults = faults_of(f"version: 1\ndevices: []\npcie_topology: {value}")
+    assert max(map(len, faults)) < 200
+    assert 0 < written.call_count < 100
+
+
+def test_more_faults_than_anybody_reads_are_counted() -> None:
+    faults = faults_of(f"version: 1\ndevices: []\npcie_topology: {{root_complexes: [{'x, ' * 500}]}}")
+    assert len(faults) == 33
+    assert faults[-1] == "and 1469 more faults"
+
+
+def test_more_processes_than_a_card_can_have_are_one_fault() -> None:
+    processes = "  processes: [" + "{pid: 1}, " * 1025 + "]\n"
+    faults = faults_of(GOOD.replace("  name:", f"{processes}  name:"))
+    assert faults == ("device_defaults.processes: '1025 entries'; allowed are up to 1024",)
 
 
 def test_a_profile_of_the_users_own(tmp_path: Path) -> None:
@@ -234,10 +265,10 @@ def test_unreadable_files_are_one_clear_error(kind: str, tmp_path: Path) -> None
     elif kind == "binary":
         file.write_bytes(b"\xff\xfe\x00")
     elif kind == "large":
-        file.write_bytes(b"#" * ((1 << 20) + 1))
+        file.write_bytes(b"#" * ((1 << 18) + 1))
     name = "a\0b" if kind == "nul" else str(file)
     with pytest.raises(
-        GpuError, match=r"profile .*(cannot be read: .*allowed are .*8xh200|larger than 1048576)"
+        GpuError, match=r"profile .*(cannot be read: .*allowed are .*8xh200|larger than 262144)"
     ):
         load_profile(name)
 
