@@ -103,9 +103,13 @@ def load_nodes(text: str | bytes) -> object:
         raise InputError(f"the input is empty: {_READS}")
     try:
         return _decode(text, _NodeList)
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
         # Not a list of nodes: `_checked` knows the other form, and what to say of the rest.
-        return _checked(_decode(text, object))
+        try:
+            nodes = _decode(text, object)
+        except msgspec.ValidationError:  # a number that is too large for any type
+            raise InputError(f"the input does not hold nodes ({error}): {_READS}") from error
+        return _checked(nodes)
 
 
 def rows(nodes: object) -> list[NodeRow]:

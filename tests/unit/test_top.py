@@ -129,6 +129,7 @@ def test_a_single_node_can_be_loaded():
         ('{"items": [{"metadata": {"name": 5}}]}', "`$.items[0].metadata.name`"),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', 'the input holds a "Pod", "p"'),
         ('{"kind": "Pod", "metadata": {"name": "p"}}', 'the input holds a "Pod", "p"'),
+        (f'{{"items": {"9" * 5000}}}', "the input does not hold nodes (Number out of range - at `$.items`)"),
     ],
 )
 def test_rubbish_is_refused_in_one_line(text, problem):
