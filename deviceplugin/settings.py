@@ -26,7 +26,7 @@ class Settings:
         gpus: `nvml` for real cards, `simulated` for those of a profile.
         profile: name of a shipped profile, or a YAML file; only with simulated cards.
         unit_mib: MiB a unit; names the resource.
-        kubeconfig: path; None: in-cluster, else $KUBECONFIG, else ~/.kube/config.
+        kubeconfig: path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         device_plugin_dir: folder of the kubelet's device plugin sockets.
         pod_resources_socket: the kubelet's PodResources socket.
         http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.

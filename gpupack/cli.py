@@ -149,7 +149,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
 @click.option(
     "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
 )
-@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @click.option(
     "--device-plugin-dir",
     type=click.Path(path_type=Path),
@@ -228,7 +228,7 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
 
 
 @cli.command(help=SCHEDULER_HELP, short_help="Run the scheduler extender.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
 @click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
 @click.option(
@@ -296,7 +296,7 @@ def scheduler(**options: Any) -> None:
 @click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
 )
-@click.option("--kubeconfig", metavar="FILE", help="Default: in-cluster, $KUBECONFIG, ~/.kube/config.")
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @_version
 def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
     """Show every card of the cluster."""

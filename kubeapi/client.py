@@ -76,7 +76,7 @@ class KubeClient:
         """Read the configuration; the first request opens the connection.
 
         Args:
-            kubeconfig: path; None means in-cluster, else $KUBECONFIG, else ~/.kube/config.
+            kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
 
         Raises:
@@ -383,7 +383,8 @@ class KubeClient:
             raise Unreachable(f"{what}: {self.server} did not accept a connection in time") from error
         except TimeoutError as error:
             raise TimedOut(f"{what}: no answer within {within_s:g} s") from error
-        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, ssl.SSLCertVerificationError) as error:
+        except (aiohttp.ClientConnectorError, ssl.SSLCertVerificationError, ValueError) as error:
+            # ValueError: what the library finds in addresses and headers before it sends anything.
             raise Unreachable(f"{what}: {self.server}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error

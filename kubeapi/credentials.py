@@ -5,12 +5,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kubernetes.aio import config as k8s_config
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from yarl import URL
 
 from kubeapi.errors import ConfigError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 REFRESH_S = 60.0
 """Token files, certificate files and expiring credentials are looked at this often; a 401 looks at once."""
+
+HOME_CONFIG: Final = "~/.kube/config"
 
 FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
@@ -48,36 +52,30 @@ class Credentials:
 
     @classmethod
     async def load(cls, kubeconfig: str | None, clock: Callable[[], float] = time.monotonic) -> "Credentials":
-        """Read the service account's files, or a kubeconfig.
+        """Read a kubeconfig, or the service account's files; in the order of kubectl.
 
         Args:
-            kubeconfig: path; None means in-cluster where the environment says so, else $KUBECONFIG, else
-                ~/.kube/config.
+            kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster where the
+                environment says so.
             clock: monotonic seconds.
 
         Raises:
-            ConfigError: nothing usable there; the message names the file.
+            ConfigError: nothing usable there; the message names the file and the value.
         """
         configuration = Configuration()
-        if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        named = kubeconfig or os.environ.get("KUBECONFIG") or ""
+        if not named and os.environ.get("KUBERNETES_SERVICE_HOST") and not _is_file(HOME_CONFIG):
+            source, loader = "service account", None
             _load_in_cluster(configuration)
-            return cls(configuration, None, clock)
-        named = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        paths = _existing(named)
+        else:
+            source = f"kubeconfig {named or HOME_CONFIG}"
+            loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration)
+        credentials = cls(configuration, loader, clock)
         try:
-            loader = await k8s_config.load_kube_config(  # type: ignore[no-untyped-call]
-                paths, client_configuration=configuration, persist_config=False
-            )
-        except Exception as error:  # the loader lets AttributeError, TypeError, YAMLError and more through
-            raise ConfigError(
-                f"kubeconfig {named} cannot be used: {error or type(error).__name__}"
-            ) from error
-        plugin = _exec_command(loader)
-        if plugin and not (configuration.api_key.get("BearerToken") or configuration.cert_file):
-            raise ConfigError(
-                f"kubeconfig {named}: credential plugin {plugin!r} gave neither token nor certificate"
-            )
-        return cls(configuration, loader, clock)
+            await credentials.authorization()
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        return credentials
 
     @property
     def trust_env(self) -> bool:
@@ -92,7 +90,8 @@ class Credentials:
         """Value of the Authorization header, None where none is needed; re-reads what may have changed.
 
         Raises:
-            ConfigError: a file has vanished or cannot be used; what was read before stays in use.
+            ConfigError: a file has vanished or cannot be used, or no header can carry the token; what was read
+                before stays in use.
         """
         if self._clock() - self._loaded_at >= REFRESH_S and self._renewable():
             await self._reload()
@@ -100,9 +99,16 @@ class Credentials:
             value: str | None = await self._configuration.get_api_key_with_prefix(
                 "BearerToken", alias="authorization"
             )
-        except (k8s_config.ConfigException, OSError) as error:
+        except (k8s_config.ConfigException, OSError, ValueError) as error:
             raise ConfigError(f"service account token cannot be read: {error}") from error
-        return value.strip() if value else None
+        value = value.strip() if value else None
+        if value and not (value.isascii() and value.isprintable()):
+            # The value itself is secret.
+            raise ConfigError(
+                "the token has a line break or another character that no header can carry: "
+                "allowed is printable ASCII"
+            )
+        return value
 
     async def renew(self) -> bool:
         """After a 401: fetch credentials again.
@@ -157,17 +163,101 @@ class Credentials:
             raise ConfigError(f"TLS files for {self.server} cannot be used: {error}") from error
 
 
+async def _load_kubeconfig(source: str, named: str, configuration: Configuration) -> KubeConfigLoader:
+    """Read the files `named` into `configuration`.
+
+    Raises:
+        ConfigError: they cannot be used; the message begins with `source`.
+    """
+    paths = _existing(named)
+    try:
+        loader = KubeConfigLoader(KubeConfigMerger(paths).config, config_base_path=None)  # type: ignore[no-untyped-call]
+        _check_context(source, loader)
+        await loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+    except ConfigError:
+        raise
+    except Exception as error:  # the loader lets AttributeError, TypeError, YAMLError and more through
+        raise ConfigError(f"{source} cannot be used: {error or type(error).__name__}") from error
+    plugin = _exec_command(loader)
+    if plugin and not (configuration.api_key.get("BearerToken") or configuration.cert_file):
+        raise ConfigError(f"{source}: credential plugin {plugin!r} gave neither token nor certificate")
+    return loader
+
+
+def _check_context(source: str, loader: KubeConfigLoader) -> None:
+    """Check what the loader takes as it comes.
+
+    Raises:
+        ConfigError: a value that cannot be used; the message names it and what is allowed.
+    """
+    cluster: Any = loader._cluster  # noqa: SLF001 (the loader keeps it to itself)
+    server, proxy, name = (cluster.safe_get(key) for key in ("server", "proxy-url", "tls-server-name"))
+    _check_url(f"{source}: server", server)
+    if proxy is not None:
+        _check_url(f"{source}: proxy-url", proxy)
+    if name is not None and not _is_host(name):
+        raise ConfigError(f"{source}: tls-server-name {name!r}: allowed is a host name")
+    if server.startswith("https") and loader._user is None:  # noqa: SLF001 (as above)
+        raise ConfigError(
+            f"{source}: server {server!r} and a context without user: "
+            "allowed with https is a user that the file has"
+        )
+
+
+def _check_url(name: str, value: object) -> None:
+    """Check the URL of a server.
+
+    Raises:
+        ConfigError: it is none that can be asked; the message begins with `name`.
+    """
+    if not _is_url(value):
+        shown = "missing" if value is None else repr(value)
+        raise ConfigError(f"{name} {shown}: allowed are http://HOST[:PORT] and https://HOST[:PORT]")
+
+
+def _is_url(value: object) -> bool:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
+        return False
+    if not value.isascii() or not value.isprintable() or any(sign in value for sign in " ?#"):
+        return False
+    try:
+        url = URL(value, encoded=True)
+        return _is_host(url.raw_host) and url.port is not None
+    except ValueError:
+        return False
+
+
+def _is_host(value: object) -> bool:
+    """Whether a name can be looked up: text, no label empty or longer than 63."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        return ":" in value or bool(value.encode("idna"))
+    except UnicodeError:
+        return False
+
+
 def _existing(named: str) -> str:
-    paths = [Path(part).expanduser() for part in named.split(os.pathsep) if part]
-    if not any(path.is_file() for path in paths):
+    paths = [part for part in named.split(os.pathsep) if part]
+    if not any(_is_file(path) for path in paths):
         raise ConfigError(f"kubeconfig {named} is not a file; name one with --kubeconfig or $KUBECONFIG")
-    return os.pathsep.join(str(path) for path in paths)
+    return os.pathsep.join(str(Path(path).expanduser()) for path in paths)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).expanduser().is_file()
+    except OSError:  # nobody may look there
+        return False
 
 
 def _load_in_cluster(configuration: Configuration) -> None:
     try:
         k8s_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except (k8s_config.ConfigException, OSError) as error:
+        _check_url("server of $KUBERNETES_SERVICE_HOST and _PORT", configuration.host)
+    except ConfigError:
+        raise
+    except (k8s_config.ConfigException, OSError, ValueError) as error:
         raise ConfigError(f"no usable service account in this pod: {error}") from error
 
 

@@ -24,7 +24,7 @@ class Settings:
     """How the extender runs; see `gpupack scheduler --help`.
 
     Attributes:
-        kubeconfig: Path; None: in-cluster, else $KUBECONFIG, else ~/.kube/config.
+        kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         http: HOST:PORT to serve on; port 0 takes any free one.
         node_policy: Ranks nodes for pods that name no policy of their own.
         node_policy_parameters: Its parameters, text by name.

@@ -238,6 +238,32 @@ def test_an_extender_that_cannot_start(run, folder, taken, options, said):
 
 
 @pytest.mark.parametrize("command", ["node", "scheduler", "top"])
+@pytest.mark.parametrize(
+    ("cluster", "user", "said"),
+    [
+        ({"server": "http://[::1"}, {}, "server 'http://[::1': allowed are http://HOST[:PORT] and https://"),
+        ({}, {}, "server missing: allowed are "),
+        ({"server": "http://h:1"}, {"token": "a\nb"}, "the token has a line break "),
+        ({"server": "https://h:1"}, None, "server 'https://h:1' and a context without user: allowed "),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used(run, folder, command, cluster, user, said):
+    config = json.loads((folder / "kubeconfig").read_text())
+    config["clusters"][0]["cluster"] = {"insecure-skip-tls-verify": True, **cluster}
+    config["users"] = [] if user is None else [{"name": "x", "user": user}]
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    arguments = {
+        "node": node_arguments(folder),
+        "scheduler": ["scheduler", f"--kubeconfig={folder}/kubeconfig", "--http=127.0.0.1:0"],
+        "top": ["top", f"--kubeconfig={folder}/kubeconfig"],
+    }[command]
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert ONE_LINE.match(err), err
+    assert f"{folder}/kubeconfig: {said}" in err
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler", "top"])
 def test_no_kubeconfig_anywhere(run, folder, monkeypatch, command):
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)

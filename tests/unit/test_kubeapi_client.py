@@ -227,6 +227,15 @@ async def test_a_server_that_is_not_http(tmp_path) -> None:
             await client.get("/x")
 
 
+async def test_what_the_library_refuses_to_send_is_unreachable(server, tmp_path) -> None:
+    named = server.url.replace("http://", "http://user:word@")
+    async with await KubeClient.connect(kubeconfig(tmp_path / "kc", named, token="t0")) as client:
+        with pytest.raises(errors.Unreachable, match="Cannot combine") as caught:
+            await client.get("/x")
+    assert not caught.value.maybe_done
+    assert server.requests == []
+
+
 async def test_redirects_are_not_followed(server, client) -> None:
     server.answer = answering(302, Location="http://127.0.0.1:1/steal")
     with pytest.raises(errors.Invalid):

@@ -37,9 +37,10 @@ def write(path, cluster, user) -> str:
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch) -> None:
+def clean(tmp_path, monkeypatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,93 @@ async def test_kubeconfig_from_the_environment(tmp_path, monkeypatch) -> None:
     assert (await Credentials.load(None)).server == "http://h:2"
 
 
-async def test_kubeconfig_from_home(tmp_path, monkeypatch) -> None:
+async def test_kubeconfig_from_home(tmp_path) -> None:
     (tmp_path / ".kube").mkdir()
     write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})
-    monkeypatch.setenv("HOME", str(tmp_path))
     assert (await Credentials.load(None)).server == "http://h:3"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "http://[::1",
+        "http://h:99999",
+        "http://h:https",
+        "http://",
+        "http:///path",
+        "http://a..b",
+        f"http://{'a' * 64}",
+        "http://h h",
+        "http://h\nx",
+        "http://h?q",
+        "ftp://x",
+        "HTTPS://h",
+        "h:8080",
+        "h",
+        "",
+        5,
+    ],
+)
+@pytest.mark.parametrize("key", ["server", "proxy-url"])
+async def test_an_address_that_cannot_be_asked_is_named_with_what_is_allowed(tmp_path, key, server) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:1", key: server}, {})
+    with pytest.raises(errors.ConfigError) as caught:
+        await Credentials.load(path)
+    allowed = "allowed are http://HOST[:PORT] and https://HOST[:PORT]"
+    assert str(caught.value) == f"kubeconfig {path}: {key} {server!r}: {allowed}"
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["http://h", "https://h:6443/k8s/clusters/c-1", "http://[fd00::1]:1", "http://10.0.0.1", "http://h.:1"],
+)
+async def test_addresses_that_can_be_asked(tmp_path, server) -> None:
+    path = write(tmp_path / "kc", {"server": server, "proxy-url": "http://u:p@h:1"}, {})
+    assert (await Credentials.load(path)).server == server
+
+
+async def test_a_cluster_without_server(tmp_path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"server missing: allowed are http://HOST"):
+        await Credentials.load(write(tmp_path / "kc", {"insecure-skip-tls-verify": True}, {}))
+
+
+@pytest.mark.parametrize("name", ["a..b", ".h", "", 5])
+async def test_a_tls_server_name_that_is_none(tmp_path, name) -> None:
+    path = write(tmp_path / "kc", {"server": "https://h:1", "tls-server-name": name}, {})
+    with pytest.raises(errors.ConfigError, match=r"tls-server-name .*: allowed is a host name"):
+        await Credentials.load(path)
+
+
+@pytest.mark.parametrize("user", [None, "stranger"])
+async def test_https_wants_a_user(tmp_path, user) -> None:
+    path = tmp_path / "kc"
+    write(path, {"server": "https://h:1"}, {})
+    config = json.loads(path.read_text())
+    config["contexts"][0]["context"]["user"] = user
+    path.write_text(json.dumps(config))
+    with pytest.raises(errors.ConfigError, match=r"server 'https://h:1' .* without user: allowed with https"):
+        await Credentials.load(str(path))
+
+
+@pytest.mark.parametrize("token", ["se\ncret", "se\r\ncret", "se\0cret", "s\xe9cret"])
+async def test_a_token_that_no_header_can_carry_is_told_without_it(tmp_path, token) -> None:
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, {"token": token})
+    with pytest.raises(errors.ConfigError, match=r"the token has .*: allowed is printable ASCII") as caught:
+        await Credentials.load(path)
+    assert str(path) in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+async def test_a_token_file_that_breaks_later_is_a_configuration_error(tmp_path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t1\n")
+    clock = Clock()
+    path = write(tmp_path / "kc", {"server": "http://h:1"}, {"tokenFile": str(token)})
+    credentials = await Credentials.load(path, clock)
+    token.write_text("t1\nt2\n")
+    clock.now += REFRESH_S
+    with pytest.raises(errors.ConfigError, match="allowed is printable ASCII"):
+        await credentials.authorization()
 
 
 @pytest.mark.parametrize(
@@ -192,6 +275,37 @@ async def test_in_cluster(in_cluster) -> None:
 async def test_a_kubeconfig_wins_in_a_cluster_too(in_cluster, tmp_path) -> None:
     path = write(tmp_path / "kc", {"server": "http://h:1"}, {})
     assert (await Credentials.load(path)).server == "http://h:1"
+
+
+async def test_kubeconfig_from_the_environment_wins_in_a_cluster_too(
+    in_cluster, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", write(tmp_path / "kc", {"server": "http://h:2"}, {}))
+    assert (await Credentials.load(None)).server == "http://h:2"
+
+
+async def test_kubeconfig_from_home_wins_in_a_cluster_too(in_cluster, tmp_path) -> None:
+    (tmp_path / ".kube").mkdir()
+    write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})
+    assert (await Credentials.load(None)).server == "http://h:3"
+
+
+async def test_a_home_where_nobody_may_look_is_none(in_cluster, mocker) -> None:
+    mocker.patch("pathlib.Path.is_file", side_effect=PermissionError)
+    assert (await Credentials.load(None)).server == "https://[fd00::1]:6443"
+
+
+async def test_a_service_address_that_cannot_be_asked(in_cluster, monkeypatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "99999")
+    said = r"\$KUBERNETES_SERVICE_HOST and _PORT 'https://\[fd00::1\]:99999': allowed are http://HOST"
+    with pytest.raises(errors.ConfigError, match=said):
+        await Credentials.load(None)
+
+
+async def test_a_service_account_token_that_is_no_text(in_cluster) -> None:
+    in_cluster.write_bytes(b"\xff\xfe")
+    with pytest.raises(errors.ConfigError, match="no usable service account"):
+        await Credentials.load(None)
 
 
 async def test_a_service_account_without_token(in_cluster) -> None:
