@@ -177,7 +177,7 @@ class EmbeddedCluster:
         url, self.state = started.result()
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         self.scheduler = Scheduler(url, session)
-        await until(lambda: len(self.state.nodes.rows) == len(self.nodes), "the extender lists the nodes")
+        await until(lambda: self.state.nodes.usable.sum() == len(self.nodes), "the extender reads all words")
 
     def _background(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
