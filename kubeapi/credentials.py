@@ -90,8 +90,8 @@ class Credentials:
         """Value of the Authorization header, None where none is needed; re-reads what may have changed.
 
         Raises:
-            ConfigError: a file has vanished or cannot be used, or no header can carry the token; what was read
-                before stays in use.
+            ConfigError: a file has vanished or cannot be used, or no header can carry the token; what was
+                read before stays in use.
         """
         if self._clock() - self._loaded_at >= REFRESH_S and self._renewable():
             await self._reload()
