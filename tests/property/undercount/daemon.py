@@ -1,15 +1,20 @@
-"""The node daemon of the model: the shipped ledger, with I/O that comes late, twice or never."""
+"""The node daemon of the model: the shipped ledger, views and publishing, with I/O that comes late, twice or never."""
 
 from random import Random
+from typing import Any
 
 from allocator.cards import Card
 from allocator.ledger import Ledger, Listed, Mark
-from allocator.names import NODE_CARDS, NODE_HOLDS, POD_ALLOCATION
-from allocator.packing import Layout, NodeWords, node_resources, read_node, width
-from allocator.records import CardRecord, Holds, dump_allocation, dump_cards, dump_holds, load_holds
+from allocator.names import POD_ALLOCATION
+from allocator.records import CardRecord, dump_allocation
+from deviceplugin.account import Account
+from deviceplugin.objects import Metadata, NodeObject, NodeStatus, PodObject
+from deviceplugin.publishing import Wanted, next_revision, patch, urgency
+from deviceplugin.views import NodeView, PodView
+from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet, Plugin
-from .world import ModelPod, World
+from .world import RESOURCE, UNIT_MIB, World
 
 
 class ModelDaemon(Plugin):
@@ -17,21 +22,20 @@ class ModelDaemon(Plugin):
 
     Attributes:
         away: nothing reaches the API server or comes from it.
+        lost: the watch's place is too old for the API server: only a list tells what happened.
         answer: a PodResources answer on its way.
         listed: the kubelet's list has been read since the start; the daemon registers only then.
         view: a list of pods on its way.
+        synced: a list of pods has arrived since the start.
     """
 
     def __init__(
         self, node: str, world: World, random: Random, cards: tuple[Card, ...], kubelet: ModelKubelet
     ) -> None:
         self.node, self.world, self.random, self.cards, self.kubelet = node, world, random, cards, kubelet
-        self.layout = Layout(width(max(card.size_units for card in cards)), len(cards), 1024)
-        self.inventory = dump_cards(
-            [
-                CardRecord(card.uuid, card.index, card.model, card.size_units * 1024, None, healthy=True)
-                for card in cards
-            ]
+        self.inventory = tuple(
+            CardRecord(card.uuid, card.index, card.model, card.size_units * UNIT_MIB, None, healthy=True)
+            for card in cards
         )
         self.away = False
         self.now = 0.0
@@ -40,16 +44,16 @@ class ModelDaemon(Plugin):
     def start(self) -> None:
         """Begin with an empty memory."""
         self.ledger = Ledger(self.cards)
+        account = Account(self.ledger, UNIT_MIB, clock=lambda: self.now)
+        self.pods = PodView(account, RESOURCE, POD_ALLOCATION)
+        self.pods.on_relist(self._ask_for_pods)
+        self.own = NodeView(account)
         self.cursor = len(self.world.pod_events)
-        self.seen = 0
         self.revision = 0
-        self.remembered = False
-        self.synced = False
-        self.listed = False
+        self.lost = self.synced = self.listed = False
         self.answer: tuple[Mark, list[Listed]] | None = None
-        self.view: tuple[Mark, list[ModelPod], int, int] | None = None
+        self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
-        self.owed = False
 
     # The kubelet's calls.
 
@@ -58,7 +62,7 @@ class ModelDaemon(Plugin):
     ) -> tuple[str, ...]:
         asked = (size, available, must_include)
         if not self.away and (not self.ledger.expects(*asked) or self.ledger.displaces(*asked)):
-            if not self.synced:
+            if not self.synced or self.lost:
                 self.begin_view()
                 self.end_view()
             while self.deliver():
@@ -72,7 +76,7 @@ class ModelDaemon(Plugin):
 
     def deliver(self) -> bool:
         """Take one event of an own pod."""
-        if self.away or not self.synced:
+        if self.away or self.lost or not self.synced:
             return False
         while self.cursor < len(self.world.pod_events):
             event = self.world.pod_events[self.cursor]
@@ -81,52 +85,49 @@ class ModelDaemon(Plugin):
             assert pod is not None
             if pod.node != self.node:
                 continue
-            held = self.ledger.holds()
-            if event.kind == "DELETED":
-                self.ledger.pod_gone(pod.uid)
-            else:
-                self.ledger.pod_changed(pod.view)
-            self.owed |= (event.kind == "DELETED" or pod.ended) and pod.uid not in held
-            self.seen = event.version
+            for _ in range(2 if self.random.random() < 0.02 else 1):
+                self.pods.event(event.kind, pod.object, str(event.version))
             return True
         return False
+
+    def disconnect(self, *, lost: bool) -> None:
+        """The watch breaks, and a list under way with it."""
+        self.view = None
+        self.lost = self.lost or lost
+        self.pods.disconnected(Unreachable("away"))
 
     def begin_view(self) -> None:
         """Ask for the own Node (the first time) and for all own pods."""
         if self.away:
             return
-        if not self.remembered:
-            node = self.world.nodes.get(self.node)
-            if node is not None:
-                words = read_node(node.status.allocatable or {})
-                if words is not None:
-                    used = {card.uuid: n for card, n in zip(self.cards, words.used, strict=True)}
-                    text = (node.metadata.annotations or {})[NODE_HOLDS]
-                    self.ledger.remember(used, load_holds(text).uids)
-                    self.revision = words.revision
-            self.remembered = True
-        mark = self.ledger.mark(self.now)
-        pods = [pod for pod in self.world.pods.values() if pod.node == self.node]
-        self.view = (mark, pods, self.world.version, len(self.world.pod_events))
+        if not self.own.first.is_set():
+            self.own.replace([self._node()] if self.node in self.world.nodes else [], "")
+        if self.synced:
+            self.pods.want_list()
+        else:
+            self._ask_for_pods()
+
+    def _ask_for_pods(self) -> None:
+        pods = [pod.object for pod in self.world.pods.values() if pod.node == self.node]
+        self.view = (pods, self.world.version, len(self.world.pod_events))
 
     def end_view(self) -> None:
-        """The list of pods arrives; events from before it are not delivered any more."""
+        """The list of pods arrives, made when it was asked for or, if the watch is further, just now."""
         if self.view is None or self.away:
             return
-        mark, pods, version, cursor = self.view
+        if self.view[2] < self.cursor:
+            self._ask_for_pods()
+        pods, version, cursor = self.view
         self.view = None
-        if cursor < self.cursor and self.synced:
-            return
-        self.ledger.pods_synced([pod.view for pod in pods], mark)
-        self.owed = True
-        self.cursor, self.seen, self.synced = cursor, version, True
+        self.pods.replace(pods, str(version))
+        self.cursor, self.lost, self.synced = cursor, False, True
 
     def bookmark(self) -> None:
         """All own events up to now are known."""
-        if self.synced and not self.away:
+        if self.synced and not self.lost and not self.away:
             while self.deliver():
                 pass
-            self.seen = self.world.version
+            self.pods.bookmark(str(self.world.version))
 
     # The kubelet's list and the cgroups.
 
@@ -157,27 +158,39 @@ class ModelDaemon(Plugin):
 
     # What it says.
 
-    def publish(self, *, force: bool = False) -> bool:
-        """One PATCH with words, revision, inventory and holds."""
-        if self.away or not self.ledger.complete or not self.synced or self.node not in self.world.nodes:
+    def publish(self) -> bool:
+        """One PATCH with words, revision, inventory and holds, if the Node does not say it all."""
+        if self.away or not self.ledger.complete or not self.synced:
             return False
+        if self.node not in self.world.nodes:
+            self.own.replace([], "")
+            return False
+        self.own.replace([self._node()], "")
+        node = self.own.node
+        assert node is not None
         used, holds = self.ledger.used(), self.ledger.holds()
-        node = self.world.nodes[self.node]
-        lost = read_node(node.status.allocatable or {}) is None
-        if not (force or lost or self.owed or (used, holds) != self.published):
+        sizes = tuple(card.size_units for card in self.ledger.installed)
+        wanted = Wanted(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
+        if urgency(wanted, node, self.pods.owed) is None:
             return False
-        self.revision += 1
-        words = NodeWords(
-            layout=self.layout,
-            sizes=tuple(card.size_units for card in self.cards),
-            used=used,
-            revision=self.revision,
-        )
-        resources: dict[str, str | int] = dict(node_resources(words))
-        notes = {NODE_HOLDS: dump_holds(Holds(self.seen, holds)), NODE_CARDS: self.inventory}
-        self.world.put_node(self.node, resources, notes)
-        self.published, self.owed = (used, holds), False
+        self.revision = next_revision(self.revision, node, 0)
+        self._send(patch(wanted, node, self.revision))
+        self.published = (used, holds)
         return True
+
+    def _node(self) -> NodeObject:
+        """The own Node as the API server has it."""
+        node = self.world.nodes[self.node]
+        metadata = Metadata(
+            name=self.node,
+            resource_version=node.metadata.resource_version,
+            annotations=node.metadata.annotations,
+        )
+        return NodeObject(metadata, NodeStatus(node.status.allocatable, node.status.allocatable))
+
+    def _send(self, body: dict[str, Any]) -> None:
+        resources = {name: value for name, value in body["status"]["allocatable"].items() if value is not None}
+        self.world.put_node(self.node, resources, body["metadata"]["annotations"])
 
     def annotate_one(self) -> bool:
         """Write what one pod got for people to read."""

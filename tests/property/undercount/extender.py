@@ -1,16 +1,15 @@
-"""The extender of the model: the shipped state, fed late, in odd orders, twice, or anew."""
+"""The extender of the model: the shipped state and committer, fed late, in odd orders, twice, or anew."""
 
 from dataclasses import dataclass
 from random import Random
 
-from allocator.place import place
-from allocator.records import dump_assigned
-from scheduler_plugin.filtering import cards_of
-from scheduler_plugin.pods import shapes
+from scheduler_plugin.commit import Commitment, Committer, Offers
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.scores import Policies
 from scheduler_plugin.state import ClusterState
-from scheduler_plugin.state_rules import Rules, Take
+from scheduler_plugin.state_rules import Rules
 
-from .world import Event, ModelPod, World
+from .world import UNIT_MIB, Event, ModelPod, World
 
 FENCE_S = 5.0
 """A Binding without an answer takes effect within this time or never."""
@@ -18,14 +17,19 @@ FENCE_S = 5.0
 
 @dataclass
 class Binding:
-    """A request under way: sent, not carried out yet; `heard` tells whether its answer will arrive."""
+    """A request under way: sent, not carried out yet.
 
-    pod: ModelPod
-    node: str
-    assigned: str
-    take: Take | None
+    Attributes:
+        commitment: what it is made of.
+        until: it takes effect by then or never.
+        heard: whether its answer will arrive.
+        ours: the extender that sent it still runs.
+    """
+
+    commitment: Commitment
     until: float
     heard: bool
+    ours: bool = True
 
 
 class ModelExtender:
@@ -41,10 +45,14 @@ class ModelExtender:
 
     def start(self) -> None:
         """Begin with an empty memory and consistent lists; requests of the one before may still land."""
-        self.state = ClusterState(1024, rules=self.rules())
+        self.state = ClusterState(UNIT_MIB, rules=self.rules())
+        self.committers = [
+            Committer(self.state, Policies(card_policy_name=policy), Offers())
+            for policy in ("least-used", "most-used")
+        ]
         self.unheard.clear()
         for binding in self.bindings:
-            binding.take, binding.heard = None, False
+            binding.ours = False
         self.closed_until = self.now + FENCE_S
         self.relist_nodes()
         self.relist_pods()
@@ -90,31 +98,20 @@ class ModelExtender:
         else:
             self.state.apply_pod(event.pod.lite, self.now)
 
-    def schedule(self, pod: ModelPod, policy: str) -> bool:
-        """Filter, commit and send the Binding of a pod that this extender knows in this version."""
-        self.state.expire(self.now)
+    def schedule(self, pod: ModelPod) -> bool:
+        """Take cards for a pod on any node where it fits, and send the Binding."""
         if not self._open():
             return False
-        record = self.state.pods.get(pod.uid)
-        if record is None or record.node or record.version != pod.version or self.state.taken(pod.uid):
-            return False
-        busy = self.state.busy_nodes(shapes(pod.request))
-        names = [name for name in self.state.nodes.rows if name not in busy]
+        committer = self.random.choice(self.committers)
+        names = list(self.state.nodes.rows)
         self.random.shuffle(names)
         for name in names:
-            row = self.state.nodes.rows[name]
-            cards = cards_of(self.state.nodes, row)
-            placement = place(cards, pod.request, policy) if cards else None
-            if placement is None:
+            try:
+                commitment = committer.begin("default", pod.name, pod.uid, name, self.now)
+            except CommitError:
                 continue
-            uuid = {card.index: card.uuid for card in cards}
-            assigned = {
-                container: tuple((uuid[index], units) for index, units in shares)
-                for container, shares in placement.containers
-            }
-            take = self.state.take(pod.uid, name, assigned, self.now)
             heard = self.random.random() < 0.9
-            self.bindings.append(Binding(pod, name, dump_assigned(assigned), take, self.now + FENCE_S, heard))
+            self.bindings.append(Binding(commitment, self.now + FENCE_S, heard))
             return True
         return False
 
@@ -130,27 +127,40 @@ class ModelExtender:
         if not self.bindings:
             return False
         binding = self.bindings.pop(self.random.randrange(len(self.bindings)))
-        pod = binding.pod
+        commitment = binding.commitment
+        pod = commitment.pod
         lost = not binding.heard and self.random.random() < 0.5
         done = not lost and self.world.bind(
-            pod.name, pod.uid, pod.version, binding.node, binding.assigned, ours=True
+            pod.name, pod.uid, int(pod.resource_version), commitment.node, commitment.assigned, ours=True
         )
-        if binding.take is not None:
-            if not binding.heard:
-                self.unheard.append(binding)
-            elif not done:
-                self.state.roll_back(binding.take, self.now)
+        if not binding.ours:
+            return True
+        if not binding.heard:
+            self.unheard.append(binding)
+        elif not done:
+            # What the watch has not brought yet, say that somebody else bound it, counts from now.
+            self._read(commitment)
+            self._roll_back(commitment)
         return True
 
     def read_again(self) -> None:
         """Read pods whose Binding got no answer, once it can no longer take effect, as `Binder` does."""
         for binding in [binding for binding in self.unheard if binding.until <= self.now]:
             self.unheard.remove(binding)
-            pod = self.world.pods.get(binding.pod.name)
-            if pod is not None and pod.uid == binding.pod.uid:
-                self.state.apply_pod(pod.lite, self.now)
-                if pod.node != binding.node and binding.take is not None:
-                    self.state.roll_back(binding.take, self.now)
+            pod = self._read(binding.commitment)
+            if pod is not None and pod.node != binding.commitment.node:
+                self._roll_back(binding.commitment)
+
+    def _read(self, commitment: Commitment) -> ModelPod | None:
+        pod = self.world.pods.get(commitment.pod.name)
+        if pod is None or pod.uid != commitment.pod.uid:
+            return None
+        self.state.apply_pod(pod.lite, self.now)
+        return pod
+
+    def _roll_back(self, commitment: Commitment) -> None:
+        if commitment.take is not None:
+            self.state.roll_back(commitment.take, self.now)
 
     def settle_due(self) -> None:
         """No Binding outlives the fence."""

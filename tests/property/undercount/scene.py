@@ -1,13 +1,13 @@
 """A small cluster of the model, what must hold of it at every moment, and how it comes to peace."""
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
 from allocator.names import NODE_HOLDS
-from allocator.packing import read_node
 from allocator.records import load_holds
 from scheduler_plugin.state_rules import Rules
 
@@ -97,7 +97,7 @@ class Scene:
     # The invariant.
 
     def check(self) -> None:
-        """No pod that the extender bound was refused, and no card serves more than it has."""
+        """No pod that the extender bound was refused or will be, and no card serves more than it has."""
         for node in self.nodes:
             if not node.daemon_up or not node.daemon.synced:
                 # Nor will the next daemon know of them.
@@ -119,6 +119,7 @@ class Scene:
                     )
 
             self._check_words(node)
+            self._check_promises(node)
 
     def _unwritten(self, node: Node) -> set[str]:
         """Pods with containers whose objects are deleted and that the words do not hold."""
@@ -135,9 +136,7 @@ class Scene:
 
     def _check_words(self, node: Node) -> None:
         """What the words once held they hold until its containers have ended."""
-        words = None
-        if node.name in self.world.nodes:
-            words = read_node(self.world.nodes[node.name].status.allocatable or {})
+        words = self.world.words(node.name)
         running = node.kubelet.units(node.ever_held & node.kubelet.running)
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
             if used < running.get(card.uuid, 0):
@@ -145,6 +144,27 @@ class Scene:
                     f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
                     f"with {running[card.uuid]}, {node.daemon.ledger.explain()}"
                 )
+
+    def _check_promises(self, node: Node) -> None:
+        """What the extender bound there and the kubelet has not admitted yet fits beside what is in use."""
+        if node.clouded or node.kubelet.admitting is not None:
+            return
+        waiting = [
+            pod
+            for pod in self.world.pods.values()
+            if pod.ours
+            and pod.node == node.name
+            and not pod.ended
+            and pod.uid not in node.kubelet.admitted | node.kubelet.finished
+        ]
+        occupied = node.kubelet.occupied()
+        free = tuple(card.size_units - occupied.get(card.uuid, 0) for card in node.daemon.cards)
+        demands = [(d.units_per_card, d.cards) for pod in waiting for d in pod.request.demands]
+        if not fit(free, tuple(sorted(demands, reverse=True))):
+            self._fail(
+                f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
+                f"admitted, the cards have {free} free; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+            )
 
     def _fail(self, text: str) -> None:
         raise ViolationError("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
@@ -177,7 +197,7 @@ class Scene:
         node.daemon.look_at_cgroups()
 
     def _look_at_pods(self, node: Node) -> None:
-        node.daemon.view = None
+        node.daemon.disconnect(lost=False)
         node.daemon.begin_view()
         node.daemon.end_view()
         node.daemon.bookmark()
@@ -207,7 +227,7 @@ class Scene:
             truth = {card.uuid: 0 for card in node.daemon.cards}
             truth.update(node.kubelet.units(node.kubelet.admitted))
             ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
-            words = read_node(self.world.nodes[node.name].status.allocatable or {})
+            words = self.world.words(node.name)
             row = self.extender.state.nodes.rows[node.name]
             count = len(node.daemon.cards)
             views = {
@@ -242,6 +262,18 @@ class Scene:
         for node in self.nodes:
             if any(node.daemon.ledger.used()):
                 self._fail(f"{node.name}: charges without pods {node.daemon.ledger.explain()}")
+
+
+def fit(free: tuple[int, ...], demands: tuple[tuple[int, int], ...]) -> bool:
+    """Whether there is any way to serve all demands, each (units a card, different cards), from free units."""
+    if not demands:
+        return True
+    (units, cards), others = demands[0], demands[1:]
+    room = [index for index, left in enumerate(free) if left >= units]
+    return any(
+        fit(tuple(left - units * (index in chosen) for index, left in enumerate(free)), others)
+        for chosen in combinations(room, cards)
+    )
 
 
 def shown(kubelet: ModelKubelet) -> dict[str, dict[str, dict[str, int]]]:

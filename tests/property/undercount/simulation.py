@@ -115,10 +115,9 @@ class Simulation(Scene):
         waiting = [pod for pod in self.world.pods.values() if not pod.node and not pod.ended]
         if waiting:
             pod = self.random.choice(waiting)
-            policy = self.random.choice(("least-used", "most-used"))
-            if self.extender.schedule(pod, policy):
-                binding = self.extender.bindings[-1]
-                self._say(f"commit {pod.name} {pod.uid} to {binding.node} {binding.assigned}")
+            if self.extender.schedule(pod):
+                commitment = self.extender.bindings[-1].commitment
+                self._say(f"commit {pod.name} {pod.uid} to {commitment.node} {commitment.assigned}")
 
     def _settle_binding(self) -> None:
         self.extender.settle_binding()
@@ -174,7 +173,7 @@ class Simulation(Scene):
         if node.daemon_up and node.daemon.publish():
             assert node.daemon.published is not None
             node.ever_held |= node.daemon.published[1]
-            self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.seen}")
+            self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen}")
 
     def _annotate(self) -> None:
         node = self._any()
@@ -226,7 +225,7 @@ class Simulation(Scene):
     def _restart_daemon(self) -> None:
         node = self._any()
         forgotten = node.kubelet.amnesia & node.kubelet.admitted
-        written = {pod.uid for pod in self.world.pods.values() if pod.view.allocation is not None}
+        written = {pod.uid for pod in self.world.pods.values() if pod.written}
         if node.daemon_up and not forgotten <= written:
             return  # what kubelet and daemon both forget before it was written down, nobody can know
         if node.daemon_up and node.kubelet.devices.keys() - node.kubelet.admitted:
@@ -273,6 +272,8 @@ class Simulation(Scene):
     def _away(self) -> None:
         node = self._any()
         node.daemon.away = not node.daemon.away
+        if node.daemon.away:
+            node.daemon.disconnect(lost=self.random.random() < 0.3)
         self._say(f"API server away for {node.name}: {node.daemon.away}")
 
     def _foreign(self) -> None:

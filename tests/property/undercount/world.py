@@ -5,10 +5,13 @@ from functools import cached_property
 
 import msgspec
 
-from allocator.ledger import Pod
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED, resource_name
-from allocator.records import load_allocation, load_assigned
+from allocator.names import POD_ASSIGNED, resource_name
+from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
+from deviceplugin.objects import Condition, Container, PodObject, Resources
+from deviceplugin.objects import Metadata as ObjectMetadata
+from deviceplugin.objects import PodSpec as ObjectSpec
+from deviceplugin.objects import PodStatus as ObjectStatus
 from scheduler_plugin.objects import (
     ContainerLite,
     Metadata,
@@ -20,7 +23,8 @@ from scheduler_plugin.objects import (
     ResourceList,
 )
 
-RESOURCE = resource_name(1024)
+UNIT_MIB = 1024
+RESOURCE = resource_name(UNIT_MIB)
 
 
 @dataclass(frozen=True)
@@ -89,22 +93,42 @@ class ModelPod:
         return request
 
     @cached_property
-    def view(self) -> Pod:
-        """What the node daemon makes of it."""
-        notes = dict(self.annotations)
-        allocation = load_allocation(notes[POD_ALLOCATION]) if POD_ALLOCATION in notes else None
-        return Pod(
-            uid=self.uid,
-            namespace="default",
-            name=self.name,
-            request=self.request,
-            version=self.version,
-            created=self.created,
-            assigned=load_assigned(notes[POD_ASSIGNED]) if POD_ASSIGNED in notes else None,
-            allocation=allocation.containers if allocation and allocation.uid == self.uid else None,
-            started=self.started,
-            terminal=self.ended,
+    def object(self) -> PodObject:
+        """What the node daemon decodes."""
+
+        def container(name: str, units: int, kind: str) -> Container:
+            return Container(
+                name=name,
+                restart_policy="Always" if kind == "sidecar" else None,
+                resources=Resources(limits={RESOURCE: str(units)}),
+            )
+
+        return PodObject(
+            metadata=ObjectMetadata(
+                name=self.name,
+                uid=self.uid,
+                namespace="default",
+                resource_version=str(self.version),
+                creation_timestamp=self.created,
+                annotations=dict(self.annotations),
+            ),
+            spec=ObjectSpec(
+                node_name=self.node,
+                containers=[container(*c) for c in self.containers if c[2] == "main"],
+                init_containers=[container(*c) for c in self.containers if c[2] != "main"],
+            ),
+            status=ObjectStatus(
+                phase=self.phase,
+                start_time="then" if self.started else None,
+                conditions=[Condition("Ready")] if self.started else None,
+            ),
         )
+
+    @property
+    def written(self) -> bool:
+        """Whether its `allocation` is there to be read."""
+        pod, _ = self.object.read(RESOURCE)
+        return pod is not None and pod.allocation is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +150,7 @@ class World:
     nodes: dict[str, NodeLite] = field(default_factory=dict)
     pod_events: list[Event] = field(default_factory=list)
     node_events: list[Event] = field(default_factory=list)
+    _words: dict[str, tuple[NodeLite | None, NodeWords | None]] = field(default_factory=dict)
 
     def create(self, pod: ModelPod) -> None:
         self.version += 1
@@ -174,6 +199,15 @@ class World:
         )
         self.nodes[name] = node
         self.node_events.append(Event(self.version, kind, node=node))
+
+    def words(self, name: str) -> NodeWords | None:
+        """What a Node's words say, None where it has none or is not there."""
+        node = self.nodes.get(name)
+        known, words = self._words.get(name, (None, None))
+        if node is not known:
+            words = None if node is None else read_node(node.status.allocatable or {})
+            self._words[name] = (node, words)
+        return words
 
     def delete_node(self, name: str) -> None:
         self.version += 1
