@@ -49,12 +49,12 @@ class Simulation(Scene):
             (24, self._reap),
             (14, self._begin_list),
             (14, self._end_list),
-            (40, self._publish),
+            (24, self._publish),
             (4, self._annotate),
             (4, self._cgroups),
             (2, self._bookmark),
-            (6, self._force_delete),
-            (40, self._finish),
+            (4, self._force_delete),
+            (12, self._finish),
             (2, self._restart_kubelet),
             (8, self._sync_kubelet),
             (2, self._restart_daemon),
@@ -78,10 +78,24 @@ class Simulation(Scene):
         """Let one thing happen and look at the invariant."""
         self.steps += 1
         self._pass(self.random.uniform(0.01, 0.4))
-        (_, action) = self.random.choices(self.actions, self.weights)[0]
         self.extender.settle_due()
-        action()
+        before = self._moved()
+        for _ in range(5):
+            (_, action) = self.random.choices(self.actions, self.weights)[0]
+            action()
+            if self._moved() != before:
+                break
         self.check()
+
+    def _moved(self) -> tuple[object, ...]:
+        """Changes with most of what can happen: much of what is tried finds nothing to do."""
+        extender = self.extender
+        moved: list[object] = [self.world.version, extender.pod_cursor, extender.node_cursor, len(extender.bindings)]
+        for node in self.nodes:
+            kubelet, daemon = node.kubelet, node.daemon
+            moved += (kubelet.cursor, kubelet.synced, kubelet.admitting and kubelet.admitting.next)
+            moved += (len(kubelet.running), len(kubelet.admitted), daemon.cursor, node.daemon_up, daemon.away)
+        return tuple(moved)
 
     def _any(self) -> Node:
         return self.random.choice(self.nodes)
@@ -328,7 +342,7 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
     simulation = Simulation(seed, rules)
     for number in range(1, steps + 1):
         simulation.step()
-        if number % 250 == 0:
+        if number % 150 == 0:
             simulation.quiesce()
             if simulation.random.random() < 0.3:
                 simulation.end_all()
