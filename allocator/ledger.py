@@ -193,13 +193,17 @@ class Ledger(Releases, Choice):
         return all(not h.listed and mark.at_s >= h.at_s + self._grace_s for h in self._of_slot(slot))
 
     def _settle_leftover(self) -> None:
-        """Once everything has been listed, note what the words of before contain that nothing explains."""
-        if self.complete and self._words_before:
-            promised = self.promised()
-            self._leftover = {
-                uuid: max(0, units - promised[uuid]) for uuid, units in self._words_before.items()
-            }
-            self._words_before = {}
+        """Note what remembered pods seem to have had of the words of before, also once they have ended."""
+        for uid in self._remembered:
+            tracked = self._pods.get(uid)
+            if tracked is None or tracked.ended:
+                continue
+            units = self._by_card(set().union(*(h.ids for h in self._owned(uid))))
+            short, vague = self._shortfall(tracked)
+            if not vague:
+                add(units, short)
+            if units:
+                self._explained[uid] = units
 
     # What can be asked; `promised`, `reserved` and `used` are in `Charges`, `doubtful` is in `Releases`.
 

@@ -185,7 +185,7 @@ class Book:
         self._published_at_s: dict[str, float] = dict.fromkeys(self._cards, float("-inf"))
         self._words_before: dict[str, int] = {}
         self._remembered: set[str] = set()
-        self._leftover: dict[str, int] = {}
+        self._explained: dict[str, dict[str, int]] = {}
         self._strangers: set[str] = set()
         self._kubelet_order = 0
         self._list_mark: Mark | None = None

@@ -115,9 +115,17 @@ class Charges(Owners):
         """IDs that the kubelet did not offer are in use, known or not."""
         return self._by_card(self._withheld.keys() - self._known())
 
-    def _rule_leftover(self) -> Mapping[str, int]:
-        """What the words contained before the restart for pods that the API server has no more."""
-        return self._leftover if self._strangers else {}
+    def _rule_leftover(self) -> dict[str, int]:
+        """What the words contained before the restart for pods that the API server has no more.
+
+        That is all but what remembered pods seem to have had: a pod that may be on any card explains nothing.
+        """
+        if not self._strangers:
+            return {}
+        explained: dict[str, int] = {}
+        for units in self._explained.values():
+            add(explained, units)
+        return {uuid: max(0, units - explained.get(uuid, 0)) for uuid, units in self._words_before.items()}
 
     def _shortfall(self, tracked: Tracked) -> tuple[dict[str, int], bool]:
         """Units by card that an admitted pod must hold beyond its known IDs, and whether the card is unknown.

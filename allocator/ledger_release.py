@@ -17,7 +17,7 @@ class Releases(Charges):
                 self._doubted = {slot for slot in self._doubted if slot.uid != tracked.pod.uid}
                 self._dead.append(tracked.pod.uid)
         if self._view_mark is not None and self._list_mark is not None and not self._strangers:
-            self._leftover = {}
+            self._words_before, self._explained = {}, {}
 
     def _may_go(self, holding: Holding) -> bool:
         return (

@@ -273,6 +273,22 @@ def test_words_of_before_stand_for_pods_that_the_api_has_no_more():
     assert world.promised == [1, 0]
 
 
+def test_a_pod_that_may_be_on_any_card_explains_nothing_of_the_words_of_before():
+    world = World.of(8, 8)
+    world.ledger.remember({"c0": 7, "c1": 0}, {"a", "ghost"})
+    world.pods["a"] = pod("a", 4, "c0")
+    world.sync()
+    world.look()
+    assert world.promised == [8, 4]
+    world.bind(world.pods["a"])
+    world.start("a")
+    world.table["a", "main"] = ids("c0", 0, 1, 2, 3)
+    world.look()
+    assert world.promised == [7, 0]
+    world.end("a")
+    assert world.promised == [3, 0]
+
+
 def test_words_of_before_are_not_believed_without_such_pods():
     world = World.of(8)
     world.ledger.remember({"c0": 5}, {"a"})

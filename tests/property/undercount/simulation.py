@@ -38,23 +38,23 @@ class Simulation(Scene):
         super().__init__(seed, rules)
         self.names = itertools.count()
         self.actions = (
-            (24, self._create),
-            (90, self._schedule),
-            (50, self._settle_binding),
-            (70, self._extender_hears),
-            (50, self._daemon_hears),
-            (60, self._kubelet_hears),
-            (90, self._admit),
-            (30, self._start),
-            (24, self._reap),
+            (14, self._create),
+            (24, self._schedule),
+            (20, self._settle_binding),
+            (40, self._extender_hears),
+            (30, self._daemon_hears),
+            (30, self._kubelet_hears),
+            (40, self._admit),
+            (14, self._start),
+            (10, self._reap),
             (14, self._begin_list),
             (14, self._end_list),
             (24, self._publish),
             (4, self._annotate),
             (4, self._cgroups),
             (2, self._bookmark),
-            (4, self._force_delete),
-            (12, self._finish),
+            (6, self._force_delete),
+            (8, self._finish),
             (2, self._restart_kubelet),
             (8, self._sync_kubelet),
             (2, self._restart_daemon),
@@ -64,7 +64,6 @@ class Simulation(Scene):
             (4, self._node_object),
             (2, self._away),
             (3, self._foreign),
-            (12, self._recover),
             (3, self._sleep),
         )
         # No two histories have the same pace: whoever is slow in one is quick in another.
@@ -78,24 +77,10 @@ class Simulation(Scene):
         """Let one thing happen and look at the invariant."""
         self.steps += 1
         self._pass(self.random.uniform(0.01, 0.4))
+        (_, action) = self.random.choices(self.actions, self.weights)[0]
         self.extender.settle_due()
-        before = self._moved()
-        for _ in range(5):
-            (_, action) = self.random.choices(self.actions, self.weights)[0]
-            action()
-            if self._moved() != before:
-                break
+        action()
         self.check()
-
-    def _moved(self) -> tuple[object, ...]:
-        """Changes with most of what can happen: much of what is tried finds nothing to do."""
-        extender = self.extender
-        moved: list[object] = [self.world.version, extender.pod_cursor, extender.node_cursor, len(extender.bindings)]
-        for node in self.nodes:
-            kubelet, daemon = node.kubelet, node.daemon
-            moved += (kubelet.cursor, kubelet.synced, kubelet.admitting and kubelet.admitting.next)
-            moved += (len(kubelet.running), len(kubelet.admitted), daemon.cursor, node.daemon_up, daemon.away)
-        return tuple(moved)
 
     def _any(self) -> Node:
         return self.random.choice(self.nodes)
@@ -245,9 +230,6 @@ class Simulation(Scene):
             return  # what kubelet and daemon both forget before it was written down, nobody can know
         if node.daemon_up and node.kubelet.devices.keys() - node.kubelet.admitted:
             return  # some containers of a pod have devices: whose they are is shown when the others have
-        self._turn_daemon(node)
-
-    def _turn_daemon(self, node: Node) -> None:
         node.daemon_up = not node.daemon_up
         self._say(f"daemon of {node.name} up {node.daemon_up}")
         if node.daemon_up:
@@ -276,33 +258,19 @@ class Simulation(Scene):
 
     def _node_object(self) -> None:
         node = self._any()
-        if node.name not in self.world.nodes or self.random.random() < 0.3:
-            self._turn_node_object(node)
-
-    def _turn_node_object(self, node: Node) -> None:
         if node.name in self.world.nodes:
-            self._say(f"Node {node.name} deleted")
-            self.world.delete_node(node.name)
-            # A daemon that restarts now has nothing to remember.
-            node.kubelet.late |= node.kubelet.running - node.kubelet.admitted
+            if self.random.random() < 0.3:
+                self._say(f"Node {node.name} deleted")
+                self.world.delete_node(node.name)
+                node.kubelet.late |= (
+                    node.kubelet.running - node.kubelet.admitted
+                )  # a daemon that restarts now has nothing to remember
         else:
             self._say(f"Node {node.name} created again")
             self.world.put_node(node.name, {}, {})
 
-    def _recover(self) -> None:
-        """Most outages are short beside the time between them."""
-        node = self._any()
-        if not node.daemon_up:
-            self._turn_daemon(node)
-        elif node.daemon.away:
-            self._turn_api(node)
-        elif node.name not in self.world.nodes:
-            self._turn_node_object(node)
-
     def _away(self) -> None:
-        self._turn_api(self._any())
-
-    def _turn_api(self, node: Node) -> None:
+        node = self._any()
         node.daemon.away = not node.daemon.away
         if node.daemon.away:
             node.daemon.disconnect(lost=self.random.random() < 0.3)
@@ -342,7 +310,7 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
     simulation = Simulation(seed, rules)
     for number in range(1, steps + 1):
         simulation.step()
-        if number % 150 == 0:
+        if number % 250 == 0:
             simulation.quiesce()
             if simulation.random.random() < 0.3:
                 simulation.end_all()
