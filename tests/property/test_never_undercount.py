@@ -1,6 +1,6 @@
-"""Whatever the extender binds, the node can admit: shipped ledger and extender state in a model world.
+"""Whatever the extender binds, the node can admit: shipped modules of node and extender in a model world.
 
-`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take nine minutes of a core,
+`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000; 10 million take ten minutes of a core,
 half with `-n 2`). The model leaves out what docs/accounting.md calls outside the invariant.
 """
 

@@ -260,6 +260,15 @@ def test_words_of_before_end_with_their_pods_only():
     assert world.promised == [5]
 
 
+def test_what_the_list_shows_stays_although_no_pod_explains_it():
+    world = World.of(8)
+    world.seen["ghost"] = pod("ghost", 3)
+    world.table["ghost", "main"] = ids("c0", 0, 1, 2)
+    world.look()
+    world.sync()
+    assert world.promised == [3]
+
+
 def test_a_ghost_is_not_asked_about_while_the_list_shows_a_pod_that_nobody_knows():
     world = World.of(8)
     world.seen["ghost"] = pod("ghost", 3)

@@ -1,4 +1,4 @@
-"""The node daemon of the model: the shipped ledger, views and publishing, with I/O that comes late, twice or never."""
+"""The node daemon of the model: shipped ledger, views and publishing, with I/O late, twice or never."""
 
 from random import Random
 from typing import Any
@@ -47,7 +47,7 @@ class ModelDaemon(Plugin):
         account = Account(self.ledger, UNIT_MIB, clock=lambda: self.now)
         self.pods = PodView(account, RESOURCE, POD_ALLOCATION)
         self.pods.on_relist(self._ask_for_pods)
-        self.own = NodeView(account)
+        self.own = NodeView(account, self.node)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
         self.lost = self.synced = self.listed = False
@@ -189,7 +189,9 @@ class ModelDaemon(Plugin):
         return NodeObject(metadata, NodeStatus(node.status.allocatable, node.status.allocatable))
 
     def _send(self, body: dict[str, Any]) -> None:
-        resources = {name: value for name, value in body["status"]["allocatable"].items() if value is not None}
+        resources = {
+            name: value for name, value in body["status"]["allocatable"].items() if value is not None
+        }
         self.world.put_node(self.node, resources, body["metadata"]["annotations"])
 
     def annotate_one(self) -> bool:

@@ -11,11 +11,15 @@ from allocator.ledger import Ledger
 from allocator.ledger_book import Holding, Tracked
 from scheduler_plugin.binding import Binder
 from scheduler_plugin.commit import Commitment
+from scheduler_plugin.state import ClusterState
 from scheduler_plugin.state_rules import Rules
+from tests.unit import test_account as account
 from tests.unit import test_binding as binding
 from tests.unit import test_ledger_charges as charges
 from tests.unit import test_ledger_choice as choice
 from tests.unit import test_ledger_owners as owners
+from tests.unit import test_ledger_release as release
+from tests.unit import test_scheduler_state as state
 
 Patch = tuple[type, str, Callable[..., Any]]
 """A shipped class, its method, and what stands in the method's place."""
@@ -43,7 +47,7 @@ class Mutant:
         own = {}
         for target, method, instead in self.patches:
             assert callable(getattr(target, method))
-            if target is Rules:
+            if target is Rules and self.case is None:
                 own[method] = instead
             else:
                 monkeypatch.setattr(target, method, instead)
@@ -74,6 +78,10 @@ def _empty(*_: object, **__: object) -> dict[str, int]:
     return {}
 
 
+def _nobody(*_: object) -> set[str]:
+    return set()
+
+
 def _no(*_: object) -> bool:
     return False
 
@@ -90,8 +98,16 @@ def _a_binding_without_an_answer() -> None:
     asyncio.run(binding.test_a_binding_without_an_answer_keeps_its_cards())
 
 
-def _list_lacks(_ledger: Ledger, holding: Holding) -> bool:
-    return not holding.listed and (holding.key is not None or holding.order == 0)
+def _a_pod_whose_card_is_taken() -> None:
+    asyncio.run(account.test_a_pod_whose_card_is_taken_waits_until_all_pods_are_known())
+
+
+_MAY_GO = Ledger._may_go
+
+
+def _gone_from_the_list(ledger: Ledger, holding: Holding) -> bool:
+    was_listed = holding.key is not None or holding.order == 0
+    return (was_listed and not holding.listed) or _MAY_GO(ledger, holding)
 
 
 def _over_when_gone(ledger: Ledger, tracked: Tracked, order: int) -> None:
@@ -101,19 +117,19 @@ def _over_when_gone(ledger: Ledger, tracked: Tracked, order: int) -> None:
 
 
 MUTANTS = (
-    _mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1003),
-    _mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1004),
+    _mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1000),
+    _mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1000),
     _mutant(
-        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no, seed=1205
+        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no, seed=1015
     ),
     _mutant(
         "extender: a tombstone stays until the node has seen the end",
         Rules,
         "tombstone_ends",
         _yes,
-        seed=1205,
+        seed=1015,
     ),
-    _mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1207),
+    _mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1121),
     _mutant(
         "extender: a Binding without an answer counts",
         Binder,
@@ -121,27 +137,62 @@ MUTANTS = (
         _give_up_at_once,
         case=_a_binding_without_an_answer,
     ),
-    _mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty, seed=1040),
+    _mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty, seed=1004),
     _mutant("extender: only the node's own holds confirm", Rules, "holds", _yes),
-    Mutant(
+    _mutant(
+        "extender: nodes where the kubelet may mistake a pod wait",
+        ClusterState,
+        "busy_nodes",
+        _nobody,
+        seed=1045,
+    ),
+    _mutant(
+        "extender: claims on an overfull card count on every card",
+        Rules,
+        "is_overfull",
+        _no,
+        case=state.test_claims_on_a_card_that_cannot_serve_them_count_on_every_card,
+    ),
+    _mutant(
         "ledger: PodResources may only add",
-        (
-            (Ledger, "_may_go", _list_lacks),
-            (Ledger, "_rule_admitted_pods_hold_their_request", _empty),
-        ),
+        Ledger,
+        "_may_go",
+        _gone_from_the_list,
+        case=release.test_a_listed_pod_may_be_a_living_one_that_was_not_seen_started,
+    ),
+    _mutant(
+        "ledger: what the list shows stays",
+        Ledger,
+        "_rule_list_lacks",
+        _yes,
+        case=release.test_what_the_list_shows_stays_although_no_pod_explains_it,
+    ),
+    _mutant(
+        "ledger: an Allocate that no pod explains gets time",
+        Ledger,
+        "_rule_owner_is_known_or_proven_absent",
+        _yes,
+        case=release.test_it_is_not_dropped_while_the_pods_were_listed_before_it,
+    ),
+    _mutant(
+        "ledger: a listed name suggests its pod",
+        Ledger,
+        "_rule_name_suggests",
+        _none,
+        case=owners.test_of_two_pods_taken_for_each_other_one_is_listed_first,
     ),
     _mutant("ledger: containers must have ended", Ledger, "_finish", _over_when_gone, seed=1021),
-    _mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing, seed=1154),
-    _mutant("ledger: a pod enters holds when proven", Ledger, "_rule_words_contain", _yes, seed=1013),
+    _mutant("ledger: possible owners must have ended", Ledger, "_possible_owners", _nothing, seed=1260),
+    _mutant("ledger: a pod enters holds when proven", Ledger, "_rule_words_contain", _yes, seed=1002),
     _mutant(
         "ledger: admitted pods hold their request",
         Ledger,
         "_rule_admitted_pods_hold_their_request",
         _empty,
-        seed=1020,
+        seed=1005,
     ),
     _mutant("ledger: a started pod proves its name", Ledger, "_rule_started_proves", _none),
-    _mutant("ledger: reuse proves an init container's IDs", Ledger, "_rule_reuse_proves", _none, seed=1030),
+    _mutant("ledger: reuse proves an init container's IDs", Ledger, "_rule_reuse_proves", _none, seed=1117),
     _mutant("ledger: the end of containers ends the charge", Ledger, "containers_ended", _none),
     _mutant(
         "ledger: IDs given out twice count twice",
@@ -213,7 +264,13 @@ MUTANTS = (
         Ledger._clean,
         case=choice.test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger,
     ),
-    _mutant("ledger: who goes elsewhere waits for all pods", Ledger, "displaces", _no, seed=2031),
+    _mutant(
+        "ledger: who goes elsewhere waits for all pods",
+        Ledger,
+        "displaces",
+        _no,
+        case=_a_pod_whose_card_is_taken,
+    ),
     _mutant(
         "ledger: a started pod got something before its start",
         Ledger,

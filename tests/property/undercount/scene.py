@@ -265,7 +265,7 @@ class Scene:
 
 
 def fit(free: tuple[int, ...], demands: tuple[tuple[int, int], ...]) -> bool:
-    """Whether there is any way to serve all demands, each (units a card, different cards), from free units."""
+    """Whether there is a way to serve all demands, each (units a card, different cards), from free units."""
     if not demands:
         return True
     (units, cards), others = demands[0], demands[1:]
