@@ -2,12 +2,14 @@
 
 import copy
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.cluster.harness import Api, ApiError, Cluster, until
+from tests.cluster.harness import Api, ApiError, Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE
@@ -100,6 +102,16 @@ def test_applied_twice_is_applied_once(cluster):
 def test_every_overlay_is_accepted(cluster, overlay):
     stored = apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
     assert len(stored) > 5
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="kustomize must be built and there is no Go")
+@pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
+def test_what_is_applied_here_is_what_kustomize_makes(folder):
+    command = [str(binaries.kustomize()), str(MANIFESTS / folder)]
+    made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    ours = {(one["kind"], one["metadata"]["name"]): one for one in build(MANIFESTS / folder)}
+    real = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(made)}
+    assert ours == real
 
 
 def test_policies_have_no_type_warnings(cluster):

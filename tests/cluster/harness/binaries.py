@@ -11,9 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "kubebin"
+KUSTOMIZE = SOURCES.with_name("kustomizebin")
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 TOOLS = {
     "etcd": "etcd-server",
@@ -59,7 +61,18 @@ def programs() -> Path:
                 f"{given} (GPUPACK_KUBE_BIN or KUBEBUILDER_ASSETS) lacks {', '.join(missing)}"
             )
         return given
-    return _build()
+    found = re.search(r"k8s\.io/kubernetes (v\S+)", (SOURCES / "go.mod").read_text())
+    assert found is not None, "go.mod names no k8s.io/kubernetes"
+    return _build(SOURCES, f"-X k8s.io/component-base/version.gitVersion={found[1]}", PROGRAMS)
+
+
+def kustomize() -> Path:
+    """The program that prints what `kubectl apply -k` applies, built if it must be.
+
+    Raises:
+        RuntimeError: If the build fails; carries the end of the compiler's output.
+    """
+    return _build(KUSTOMIZE) / KUSTOMIZE.name
 
 
 def _given_folder() -> Path | None:
@@ -75,11 +88,12 @@ def _static_busybox() -> bool:
         return False
 
 
-def _build() -> Path:
+def _build(sources: Path, flags: str = "", names: Sequence[str] = ()) -> Path:
+    """Build the program of a folder into the cache, under its own name and as links under `names`."""
     environment = dict(os.environ, CGO_ENABLED="0", GOFLAGS="-mod=readonly", GOTOOLCHAIN="local")
     compiler = subprocess.run(
         ["go", "env", "GOVERSION"],
-        cwd=SOURCES.parent,
+        cwd=sources.parent,
         env=environment,
         check=True,
         capture_output=True,
@@ -87,7 +101,7 @@ def _build() -> Path:
     ).stdout.strip()
     digest = hashlib.sha256(compiler.encode())
     for name in ("go.mod", "go.sum", "main.go"):
-        digest.update((SOURCES / name).read_bytes())
+        digest.update((sources / name).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpupack"
     folder = cache / digest.hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
@@ -97,20 +111,17 @@ def _build() -> Path:
             unfinished = cache / f"{folder.name}.part"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            _compile(unfinished / "kubebin", environment)
-            for name in PROGRAMS:
-                (unfinished / name).symlink_to("kubebin")
+            _compile(sources, unfinished / sources.name, f"-s -w {flags}".strip(), environment)
+            for name in names:
+                (unfinished / name).symlink_to(sources.name)
             unfinished.rename(folder)
     return folder
 
 
-def _compile(target: Path, environment: dict[str, str]) -> None:
-    found = re.search(r"k8s\.io/kubernetes (v\S+)", (SOURCES / "go.mod").read_text())
-    assert found is not None, "go.mod names no k8s.io/kubernetes"
-    flags = f"-s -w -X k8s.io/component-base/version.gitVersion={found[1]}"
+def _compile(sources: Path, target: Path, flags: str, environment: dict[str, str]) -> None:
     built = subprocess.run(
         ["go", "build", "-trimpath", "-ldflags", flags, "-o", str(target), "."],
-        cwd=SOURCES,
+        cwd=sources,
         env=environment,
         check=False,
         capture_output=True,
@@ -118,4 +129,4 @@ def _compile(target: Path, environment: dict[str, str]) -> None:
         timeout=BUILD_TIMEOUT_S,
     )
     if built.returncode != 0:
-        raise RuntimeError(f"go build in {SOURCES} failed with {built.returncode}: {built.stderr[-2000:]}")
+        raise RuntimeError(f"go build in {sources} failed with {built.returncode}: {built.stderr[-2000:]}")

@@ -19,7 +19,6 @@ UNDERSTOOD = {
     "components",
     "namespace",
     "patches",
-    "labels",
     "images",
     "configMapGenerator",
     "generatorOptions",
@@ -67,10 +66,19 @@ def _build(folder: Path, objects: list[Json]) -> list[Json]:
         objects = _build(folder / name, objects)
     for patch in plan.get("patches", []):
         _patch(folder, patch, objects)
+    for image in plan.get("images", []):
+        for one in objects:
+            _tag(one, image["name"], image["newTag"])
     if "namespace" in plan:
         for one in objects:
             _move(one, plan["namespace"])
     return objects
+
+
+def _tag(one: Json, name: str, tag: str) -> None:
+    for container in one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+        if container["image"].partition(":")[0] == name:
+            container["image"] = f"{name}:{tag}"
 
 
 def _documents(path: Path) -> Iterator[Json]:
