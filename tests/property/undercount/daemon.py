@@ -163,7 +163,7 @@ class ModelDaemon(Plugin):
         if self.away or not self.ledger.complete or not self.synced:
             return False
         if self.node not in self.world.nodes:
-            self.own.replace([], "")
+            self.own.node = None
             return False
         self.own.replace([self._node()], "")
         node = self.own.node
