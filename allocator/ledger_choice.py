@@ -148,8 +148,9 @@ class Choice(Charges):
 
         IDs that must be included were the same pod's. Else unadmitted pods with a container of that size that
         has nothing yet: first the pod that got the last IDs, for the kubelet admits one at a time, then the
-        oldest. Behind them containers whose turn comes later, then pods that may be over, at last those that
-        were admitted and have lost what they had.
+        oldest. Behind them pods that are gone, of which the kubelet may not have heard, and containers whose
+        turn comes later, then pods that may be over, at last those that were admitted and have lost what they
+        had.
         """
         begun = self._begun()
         waiting = sorted(
@@ -161,7 +162,18 @@ class Choice(Charges):
             reused = [slot for slot in waiting if slot.uid in mine]
             if reused:
                 return reused[0]
+        if waiting and self._comes_later(waiting[0]):
+            return self._asked_by_the_dead(size) or waiting[0]
         return next(iter(waiting), None) or next(self._open_slots(size, admitted=True), None)
+
+    def _asked_by_the_dead(self, size: int) -> Slot | None:
+        """Find a pod that is gone, but perhaps not for the kubelet yet, whose turn it would be."""
+        gone = [t for t in self._pods.values() if not t.live and not t.ended and not t.admitted]
+        for tracked in sorted(gone, key=lambda tracked: tracked.age):
+            unserved = self._unserved(tracked)
+            if unserved and unserved[0].units == size:
+                return Slot(tracked.pod.uid, unserved[0].name)
+        return None
 
     def _begun(self) -> str | None:
         """UID of the pod that seems to have got the last IDs."""

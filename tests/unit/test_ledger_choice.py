@@ -101,6 +101,17 @@ def test_what_a_finished_pod_is_known_to_have_had_is_taken_after_what_it_may_hav
     assert by_card(world.hand(6)) == {"c1": 6}
 
 
+def test_a_pod_that_is_gone_may_be_asking_when_it_is_no_other_pods_turn():
+    """The kubelet has not heard of the deletion of g yet, and admits it before b."""
+    world = World.of(8, 8)
+    world.bind(pod("g", 3, "c1"))
+    world.delete("g")
+    world.bind(pod("b", [("first", 2, "main"), ("second", 3, "main")], "c0"))
+    assert by_card(world.hand(3)) == {"c1": 3}
+    assert by_card(world.hand(2)) == {"c0": 2}
+    assert by_card(world.hand(3)) == {"c0": 3}
+
+
 def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger():
     """Something that nobody is known to have lingers on the assigned card too, but it is on offer."""
     world = World.of(8, 8)

@@ -144,7 +144,7 @@ MUTANTS = (
         ClusterState,
         "busy_nodes",
         _nobody,
-        seed=1045,
+        case=state.test_a_pod_of_the_same_size_and_another_shape_makes_its_node_busy,
     ),
     _mutant(
         "extender: claims on an overfull card count on every card",
@@ -256,6 +256,13 @@ MUTANTS = (
         "_comes_later",
         _no,
         case=choice.test_a_container_whose_turn_comes_later_is_not_meant,
+    ),
+    _mutant(
+        "ledger: a pod that is gone may still be asking",
+        Ledger,
+        "_asked_by_the_dead",
+        _none,
+        case=choice.test_a_pod_that_is_gone_may_be_asking_when_it_is_no_other_pods_turn,
     ),
     _mutant(
         "ledger: what is on offer and nobody's is over",

@@ -134,6 +134,12 @@ class Scene:
         events = self.world.pod_events[node.kubelet.cursor :]
         return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
 
+    def _unsaid(self, node: Node) -> bool:
+        """Whether the ledger counts more than the words say."""
+        words = self.world.words(node.name)
+        said = words.used if words is not None else (0,) * len(node.daemon.cards)
+        return any(used > shown for used, shown in zip(node.daemon.ledger.used(), said, strict=True))
+
     def _check_words(self, node: Node) -> None:
         """What the words once held they hold until its containers have ended."""
         words = self.world.words(node.name)

@@ -211,6 +211,7 @@ class Simulation(Scene):
             node.daemon_up
             and node.kubelet.admitted <= node.daemon.ledger.holds()
             and node.daemon.knows_cards(node.kubelet.admitted)
+            and not node.kubelet.devices.keys() - node.kubelet.admitted
         )
         lost = self.random.random() < 0.25 and settled and node.kubelet.admitting is None
         self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}")
@@ -245,7 +246,7 @@ class Simulation(Scene):
             node.daemon.begin_view()
 
     def _restart_extender(self) -> None:
-        if any(self._unwritten(node) or self._unheard(node) for node in self.nodes):
+        if any(self._unwritten(node) or self._unheard(node) or self._unsaid(node) for node in self.nodes):
             return  # what the words and the API server lack, a new extender cannot know
         self._say("extender restarts")
         self.extender.start()
