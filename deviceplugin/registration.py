@@ -65,6 +65,13 @@ class _Registration:
     stream: DeviceStream | None = None
 
 
+def _end_if_cancelled() -> None:
+    """Raise the cancellation of this task that grpc.aio may have kept: its stop() uses 3.11's wait_for."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Registrar:
     """Serves a plugin on its socket and keeps it registered, until `run` is cancelled.
 
@@ -139,6 +146,7 @@ class Registrar:
                 while True:
                     self._wake.clear()
                     delay_s = await self._step()
+                    _end_if_cancelled()
                     try:
                         async with asyncio.timeout(delay_s):
                             await self._wake.wait()

@@ -179,3 +179,28 @@ async def test_a_socket_that_cannot_be_served_is_tried_again() -> None:
         assert not here.kubelet.requests
         (here.folder / "later").mkdir()
         await until(lambda: here.kubelet.requests)
+
+
+async def test_a_cancellation_that_grpc_keeps_ends_the_registrar_all_the_same(mocker):
+    async with short_folder() as folder:
+        registrar = Registrar(
+            DevicePlugin(SimpleAllocator()),
+            folder,
+            "gpupack.sock",
+            RESOURCE,
+            on_registered=lambda: None,
+            on_kubelet_restart=lambda: None,
+        )
+        entered = asyncio.Event()
+
+        async def step() -> None:
+            entered.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        mocker.patch.object(registrar, "_step", step)
+        task = asyncio.create_task(registrar.run())
+        await entered.wait()
+        task.cancel()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
