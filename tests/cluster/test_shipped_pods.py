@@ -1,6 +1,7 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build
-from tests.cluster.harness.shipped import as_pods_here, with_ports
+from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
 NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -68,8 +69,9 @@ def _replica(deployment: dict, name: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster) -> Cluster:
-    return make_cluster(start=start_as_pods)
+def cluster(make_cluster) -> Iterator[Cluster]:
+    with readable_by_all():
+        yield make_cluster(start=start_as_pods)
 
 
 def system_pods(cluster: Cluster, name: str) -> list[dict]:

@@ -7,8 +7,10 @@ arguments.
 """
 
 import json
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +49,20 @@ def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> 
             *({"name": name, "mountPath": path, "readOnly": True} for name, path in _paths()),
         ]
     return made
+
+
+@contextmanager
+def readable_by_all() -> Iterator[None]:
+    """Let the users of the pods into the folders that they are given; a checkout may be root's alone."""
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in map(Path, dict(_paths()).values())}
+    closed = {path: mode for path, mode in modes.items() if mode & 0o005 != 0o005}
+    for path, mode in closed.items():
+        path.chmod(mode | 0o005)
+    try:
+        yield
+    finally:
+        for path, mode in closed.items():
+            path.chmod(mode)
 
 
 def with_ports(one: Json, ports: Mapping[str, int]) -> Json:
