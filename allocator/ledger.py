@@ -194,7 +194,7 @@ class Ledger(Releases, Choice):
 
     def _settle_leftover(self) -> None:
         """Note what remembered pods seem to have had of the words of before, also once they have ended."""
-        for uid in self._remembered:
+        for uid in self._remembered if self._words_before else ():
             tracked = self._pods.get(uid)
             if tracked is None or tracked.ended:
                 continue

@@ -130,9 +130,7 @@ class ClusterState:
         self.nodes.remove(name)
         _remember(self._node_graves, name, version)
         book.row, book.version, book.revision = -1, 0, 0
-        book.seen, book.holds = -1, frozenset()
-        book.sizes = book.used = ()
-        book.uuids = ()
+        book.forget_words()
         if not self.rules.keeps_without_node():
             book.pods.clear()
             book.takes.clear()
@@ -343,9 +341,7 @@ class ClusterState:
     def _give_up(self, book: Book, error: Exception) -> None:
         """Use no card of a node whose row could not be computed: it may be half written."""
         self._failures.append((book.name, error))
-        book.seen, book.holds = -1, frozenset()
-        book.sizes = book.used = ()
-        book.uuids = ()
+        book.forget_words()
         if book.row >= 0:
             self.nodes.exclude(book.row, Exclusion.CORRUPT)
 

@@ -93,6 +93,12 @@ class Book:
     memory_bytes: int = 0
     shapes: frozenset[tuple[int, object]] = frozenset()
 
+    def forget_words(self) -> None:
+        """Drop what the node published of its cards."""
+        self.seen, self.holds = -1, frozenset()
+        self.sizes = self.used = ()
+        self.uuids = ()
+
     @property
     def empty(self) -> bool:
         """Nothing would be lost by forgetting the name."""
