@@ -10,6 +10,7 @@ COPY kubeapi kubeapi
 COPY deviceplugin deviceplugin
 COPY scheduler_plugin scheduler_plugin
 COPY gpupack gpupack
+COPY standins standins
 RUN /opt/gpupack/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/gpupack/bin/gpupack --version
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PACKAGES := allocator kubeapi deviceplugin scheduler_plugin gpupack benchmarks
+PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-unit test-cluster bench lock proto clean python
@@ -54,7 +54,7 @@ lock: ## Resolve the dependencies again, with hashes
 	  --no-emit-index-url --no-emit-find-links --extra dev pyproject.toml - -c requirements.lock -o requirements-dev.lock
 
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/wire/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

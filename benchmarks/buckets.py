@@ -14,8 +14,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.burst import cluster
-from scheduler_plugin.policies.best_fit import BestFit, Settings
-from scheduler_plugin.policies.registry import Ask, CardDemand
+from scheduler_plugin.placement.policies.best_fit import BestFit, Settings
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 
 DECISIONS = 400
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
-from scheduler_plugin.nodes import NodeArrays
-from scheduler_plugin.two_tier import commit_times
-from scheduler_plugin.two_tier_workers import BatchResult, BatchSettings, Job, schedule
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.commit.two_tier import commit_times
+from scheduler_plugin.commit.two_tier_workers import BatchResult, BatchSettings, Job, schedule
 
 PODS = 100
 PREPARE_S = 0.2
@@ -59,8 +59,8 @@ def burst(nodes: int, pods: int, workers: int, prepare_s: float, commit_s: float
 
 def one_process(nodes: int, pods: int, policy: str) -> float:
     """The same work by one scheduler, in this process: seconds."""
-    from scheduler_plugin.scores import Policies  # noqa: PLC0415 - as the workers do
-    from scheduler_plugin.two_tier_workers import prepare  # noqa: PLC0415
+    from scheduler_plugin.commit.two_tier_workers import prepare  # noqa: PLC0415
+    from scheduler_plugin.placement.scores import Policies  # noqa: PLC0415 - as the workers do
 
     arrays, batch = cluster(nodes), jobs(pods)
     policies = Policies(policy)

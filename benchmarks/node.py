@@ -37,12 +37,12 @@ from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
 from benchmarks.machine import cpu_s, machine, percentile, resident_mib
-from deviceplugin.profile import load_profile
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
-from gpupack.standins import kubelet_plugins
-from gpupack.standins.kubelet import Kubelet
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.client import KubeClient
+from standins.kubelet import plugins as kubelet_plugins
+from standins.kubelet.node import Kubelet
 
 NODE = "gpu-node"
 PROFILE = "8xh100-80"
@@ -57,7 +57,7 @@ LOOK_S = 0.002
 PODS_PATH = "/api/v1/namespaces/default/pods"
 API_SERVER = f"""
 import asyncio, sys
-from gpupack.standins.apiserver import ApiServer
+from standins.apiserver.server import ApiServer
 
 async def main():
     async with ApiServer(seed=1) as api:
@@ -70,8 +70,8 @@ asyncio.run(main())
 """
 EMPTY_PLUGIN = """
 import asyncio, sys, grpc
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 
 class Plugin(rpc.DevicePluginServicer):
     async def Allocate(self, request, context):

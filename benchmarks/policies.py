@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.machine import machine
-from scheduler_plugin.policies import names
+from scheduler_plugin.placement.policies import names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options, default_jobs, parse_policies, parse_seeds
 

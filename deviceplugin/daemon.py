@@ -12,24 +12,24 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord
-from deviceplugin.account import Account
-from deviceplugin.cgroups import PodCgroups, ProcessOwners
-from deviceplugin.gpu import GpuSource
-from deviceplugin.health import HealthTracker
+from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
-from deviceplugin.inventory import cards_in_units, check_units, records
+from deviceplugin.kubelet.podresources import PodResourcesClient
+from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.metrics import CardState, Metrics
-from deviceplugin.objects import NodeObject, PodObject
-from deviceplugin.plugin import DevicePlugin
-from deviceplugin.podresources import PodResourcesClient
-from deviceplugin.profile import load_profile
-from deviceplugin.publisher import Annotator, Publisher
-from deviceplugin.reconciler import Cgroups, Reconciler
-from deviceplugin.registration import Registrar
-from deviceplugin.sampling import Owners, Sampler
+from deviceplugin.node.account import Account
+from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.objects import NodeObject, PodObject
+from deviceplugin.node.publisher import Annotator, Publisher
+from deviceplugin.node.reconciler import Cgroups, Reconciler
+from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
-from deviceplugin.simulated import SimulatedGpus
-from deviceplugin.views import NodeView, PodView
 from kubeapi.client import KubeClient
 from kubeapi.reflect import Reflector
 
@@ -48,7 +48,7 @@ def gpu_source(settings: Settings) -> GpuSource:
     if settings.gpus == "simulated":
         return SimulatedGpus(load_profile(settings.profile or ""), settings.ignored_xids)
     # Only nodes with real cards pay for the driver's library.
-    from deviceplugin.nvml import NvmlGpus  # noqa: PLC0415
+    from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
     return NvmlGpus(settings.ignored_xids)
 

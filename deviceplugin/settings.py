@@ -8,8 +8,8 @@ from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, resource_name
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
-from deviceplugin.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
-from deviceplugin.publishing import GAP_S
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.node.words import GAP_S
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")

@@ -130,7 +130,7 @@ def cli() -> None:
 
 def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
     """Read a comma list of XID codes."""
-    from deviceplugin.health import parse_xids
+    from deviceplugin.gpus.health import parse_xids
 
     try:
         return parse_xids(text)
@@ -392,11 +392,12 @@ def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> Non
     from gpupack.errors import GpupackError
     from gpupack.logs import configure
     from scheduler_plugin.errors import SettingsError
+    from standins.scheduler import SchedulingError
 
     configure("info" if verbose else "error")
     try:
         asyncio.run(run(seed, node_policy, card_policy))
     except SettingsError as error:
         _fail(error)
-    except GpupackError as error:
+    except (GpupackError, SchedulingError) as error:
         _fail(error, FAILED)

@@ -9,9 +9,9 @@ import click
 from gpupack import top
 from gpupack.embedded import WAIT_S, EmbeddedCluster, NeverCameError, until
 from gpupack.errors import GpupackError
-from gpupack.standins.scheduler import Unschedulable
 from gpupack.views import faults, over_committed, views
 from scheduler_plugin.settings import Settings
+from standins.scheduler import Unschedulable
 
 NODES: Final = {"node-a100": "8xa100-40", "node-l40s": "4xl40s", "node-t4": "2xt4"}
 

@@ -13,18 +13,18 @@ import aiohttp
 
 from allocator.names import MIB_PER_GIB, resource_name
 from deviceplugin.daemon import Daemon
-from deviceplugin.profile import load_profile
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.settings import Settings as NodeSettings
-from deviceplugin.simulated import SimulatedGpus
 from gpupack.errors import GpupackError
-from gpupack.standins.apiserver import ApiServer
-from gpupack.standins.kubelet import Kubelet
-from gpupack.standins.scheduler import Scheduler
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings
+from standins.apiserver.server import ApiServer
+from standins.kubelet.node import Kubelet
+from standins.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from scheduler_plugin.state import ClusterState
+    from scheduler_plugin.cluster.state import ClusterState
 
 WAIT_S: Final = 60.0
 

@@ -8,7 +8,7 @@ from allocator.errors import PackingError
 from allocator.ids import parse_device_id
 from allocator.packing import NodeWords, read_node
 from gpupack.embedded import EmbeddedCluster, EmbeddedNode
-from gpupack.standins.kubelet_runtime import ContainerRecord
+from standins.kubelet.runtime import ContainerRecord
 
 
 @dataclass(frozen=True, slots=True)

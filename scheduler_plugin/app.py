@@ -13,18 +13,18 @@ from aiohttp import web
 
 from kubeapi.client import KubeClient
 from kubeapi.lease import LeaseElector
-from scheduler_plugin.binding import Binder
-from scheduler_plugin.commit import Committer, Offers
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cluster.watching import Watcher
+from scheduler_plugin.commit.binding import Binder
+from scheduler_plugin.commit.committer import Committer, Offers
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.extender import Extender
-from scheduler_plugin.metrics import Metrics
-from scheduler_plugin.patience import Patience
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.server import Service, make_app
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.metrics import Metrics
+from scheduler_plugin.http.patience import Patience
+from scheduler_plugin.http.server import Service, make_app
+from scheduler_plugin.http.tls import ServerTls
+from scheduler_plugin.placement.scores import Policies
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.state import ClusterState
-from scheduler_plugin.tls import ServerTls
-from scheduler_plugin.watching import Watcher
 
 SHUTDOWN_S: Final = 5.0
 """When told to stop, calls under way get so long, and once more after those that wait for the rest of their

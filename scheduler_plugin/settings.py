@@ -10,9 +10,9 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
+from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.watching import MIN_STALE_S
+from scheduler_plugin.placement.scores import Policies
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_PORT: Final = 65535

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler_plugin.commit import Offers
-from scheduler_plugin.extender import Extender
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.state import ClusterState
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Offers
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import node
 
 

@@ -15,12 +15,12 @@ import grpc
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
-from deviceplugin.plugin import ContainerGrant, DevicePlugin
-from deviceplugin.podresources import PodResourcesClient
-from deviceplugin.registration import Registrar, Timing
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from gpupack.standins.kubelet import Kubelet
+from deviceplugin.kubelet.podresources import PodResourcesClient
+from deviceplugin.kubelet.registration import Registrar, Timing
+from deviceplugin.kubelet.service import ContainerGrant, DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
+from standins.kubelet.node import Kubelet
 
 RESOURCE = "gpupack.io/gpu-memory-gib"
 _uids = itertools.count(1)

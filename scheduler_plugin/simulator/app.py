@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.policies.fragmentation_workload import Workload
+from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.engine import policy_for, typical

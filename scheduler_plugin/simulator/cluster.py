@@ -8,9 +8,9 @@ import numpy as np
 
 from allocator.policy import choose
 from allocator.selector import Selector
-from scheduler_plugin.filtering import cards_of
-from scheduler_plugin.nodes import NodeArrays
-from scheduler_plugin.policies.registry import Ask, BoolArray, CardDemand, RowArray
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.placement.filtering import cards_of
+from scheduler_plugin.placement.policies.registry import Ask, BoolArray, CardDemand, RowArray
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.policies.fragmentation import Fragmentation
-from scheduler_plugin.policies.fragmentation_workload import Workload
-from scheduler_plugin.policies.registry import (
+from scheduler_plugin.placement.policies.fragmentation import Fragmentation
+from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.placement.policies.registry import (
     CardChooser,
     Learner,
     NodePolicy,

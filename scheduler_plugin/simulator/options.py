@@ -8,8 +8,8 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.policy import card_policy
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.policies import names
-from scheduler_plugin.policies.registry import make
+from scheduler_plugin.placement.policies import names
+from scheduler_plugin.placement.policies.registry import make
 from scheduler_plugin.simulator.trace import CARD
 
 MAX_SEEDS: Final = 10_000

@@ -10,10 +10,10 @@ import pytest
 
 from allocator.names import POD_NODE_POLICY
 from allocator.policy import choose
-from scheduler_plugin.filtering import cards_of
-from scheduler_plugin.nodes import NodeArrays
-from scheduler_plugin.policies import make
-from scheduler_plugin.policies.registry import Ask, CardDemand, Learner
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.placement.filtering import cards_of
+from scheduler_plugin.placement.policies import make
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner
 from tests.cluster.harness import Cluster, Extender, until, workload
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE

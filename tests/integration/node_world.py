@@ -12,12 +12,12 @@ from typing import Any
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
 from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
-from deviceplugin.profile import parse_profile
+from deviceplugin.gpus.profile import parse_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.settings import Settings
-from deviceplugin.simulated import SimulatedGpus
-from gpupack.standins.apiserver import ApiServer
-from gpupack.standins.kubelet import Kubelet
-from gpupack.standins.kubelet_process import Delays
+from standins.apiserver.server import ApiServer
+from standins.kubelet.node import Kubelet
+from standins.kubelet.process import Delays
 
 GIB = RESOURCE_PREFIX + "gib"
 NODE = "n1"

@@ -3,7 +3,7 @@
 import aiohttp
 import pytest
 
-from gpupack.standins.apiserver import ApiServer, RefusedError
+from standins.apiserver.server import ApiServer, RefusedError
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"

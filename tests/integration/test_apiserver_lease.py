@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from gpupack.standins.apiserver import ApiServer
 from kubeapi.client import KubeClient
 from kubeapi.lease import LeaseElector
+from standins.apiserver.server import ApiServer
 
 
 async def until(condition, what) -> None:

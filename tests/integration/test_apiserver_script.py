@@ -3,7 +3,7 @@
 import aiohttp
 import pytest
 
-from gpupack.standins.apiserver import ApiServer
+from standins.apiserver.server import ApiServer
 from tests.scripts import apiserver_script as script
 
 

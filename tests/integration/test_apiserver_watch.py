@@ -8,10 +8,10 @@ import time
 import msgspec
 import pytest
 
-from gpupack.standins.apiserver import ApiServer
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.reflect import Reflector
+from standins.apiserver.server import ApiServer
 
 
 class Meta(msgspec.Struct):

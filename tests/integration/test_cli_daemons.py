@@ -19,8 +19,8 @@ import yaml
 from allocator.names import NODE_CARDS
 from allocator.packing import read_node
 from allocator.records import load_cards
-from gpupack.standins.apiserver import ApiServer
-from gpupack.standins.kubelet import Kubelet
+from standins.apiserver.server import ApiServer
+from standins.kubelet.node import Kubelet
 
 NODE = "n1"
 DEADLINE_S = 30.0

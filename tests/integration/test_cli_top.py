@@ -11,7 +11,7 @@ from allocator.packing import NodeWords, node_resources
 from allocator.quantity import canonical
 from allocator.records import CardRecord, dump_cards
 from gpupack.cli import main
-from gpupack.standins.apiserver import ApiServer
+from standins.apiserver.server import ApiServer
 
 INVENTORY = dump_cards([CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 0, True)])
 

@@ -16,9 +16,9 @@ import structlog
 import gpupack
 from allocator.errors import PackingError
 from allocator.policy import CARD_POLICIES
-from deviceplugin.profile import shipped_profiles
+from deviceplugin.gpus.profile import shipped_profiles
 from gpupack.cli import cli, main
-from scheduler_plugin.policies import registry
+from scheduler_plugin.placement.policies import registry
 
 COMMANDS = sorted(cli.commands)
 ONE_LINE = re.compile(r"\A[^\n]+\n\Z")

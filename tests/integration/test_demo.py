@@ -13,8 +13,8 @@ from allocator.packing import node_resources, read_node
 from gpupack import demo
 from gpupack.demo import NODES, PODS, DemoFailedError, play
 from gpupack.embedded import EmbeddedCluster
-from gpupack.standins.scheduler import Unschedulable
 from gpupack.views import environment_faults, faults, over_committed, views
+from standins.scheduler import Unschedulable
 
 TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
 

@@ -17,12 +17,12 @@ import structlog
 from pytest_mock import MockerFixture
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED
-from gpupack.standins.apiserver import ApiServer
 from scheduler_plugin.app import run
+from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.server import FAULT, MAX_BODY
+from scheduler_plugin.http.server import FAULT, MAX_BODY
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.state import ClusterState
+from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object, uuid
 
 LIMIT_S = 20.0
@@ -324,10 +324,15 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
 @pytest.mark.parametrize(
     ("verb", "method", "status", "shown"),
     [
-        ("filter", "scheduler_plugin.extender.Extender.filter", 200, {"NodeNames": None, "Error": FAULT}),
-        ("bind", "scheduler_plugin.binding.Binder.bind", 200, {"Error": FAULT}),
-        ("prioritize", "scheduler_plugin.extender.Extender.prioritize", 500, f"{FAULT}\n"),
-        ("preempt", "scheduler_plugin.extender.Extender.preempt", 500, f"{FAULT}\n"),
+        (
+            "filter",
+            "scheduler_plugin.http.extender.Extender.filter",
+            200,
+            {"NodeNames": None, "Error": FAULT},
+        ),
+        ("bind", "scheduler_plugin.commit.binding.Binder.bind", 200, {"Error": FAULT}),
+        ("prioritize", "scheduler_plugin.http.extender.Extender.prioritize", 500, f"{FAULT}\n"),
+        ("preempt", "scheduler_plugin.http.extender.Extender.preempt", 500, f"{FAULT}\n"),
     ],
 )
 async def test_a_fault_of_ours_is_the_error_of_the_verb_and_told_once(
@@ -437,7 +442,7 @@ async def test_tls(tmp_path: Path) -> None:
 async def test_a_renewed_certificate_needs_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_plugin.tls.LOOK_S", 0.01)
+    monkeypatch.setattr("scheduler_plugin.http.tls.LOOK_S", 0.01)
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     await asyncio.to_thread(make_certificate, certificate, key)
     tls = {"tls_cert": str(certificate), "tls_key": str(key)}

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gpupack.standins.apiserver import ApiServer
-from gpupack.standins.kubelet_process import Delays
+from standins.apiserver.server import ApiServer
+from standins.kubelet.process import Delays
 from tests.kubelet_world import RESOURCE, World, cards_of, pod, until, world
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deviceplugin.errors import RefusedError
-from gpupack.standins.kubelet import Kubelet
+from standins.kubelet.node import Kubelet
 from tests.kubelet_world import RESOURCE, cards_of, pod, short_folder, uid_of, until, world
 
 

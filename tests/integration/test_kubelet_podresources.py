@@ -13,10 +13,10 @@ from deviceplugin.errors import (
     PodResourcesTimedOut,
     PodResourcesUnavailable,
 )
-from deviceplugin.podresources import PodResourcesClient
-from deviceplugin.wire import podresources_pb2 as pb
-from deviceplugin.wire import podresources_pb2_grpc as rpc
-from gpupack.standins.kubelet_process import Delays
+from deviceplugin.kubelet.podresources import PodResourcesClient
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
+from standins.kubelet.process import Delays
 from tests.kubelet_world import RESOURCE, pod, short_folder, uid_of, until, world
 
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from deviceplugin.plugin import DevicePlugin
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, until, world
 
 

@@ -9,9 +9,9 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpu import GpuSample
-from deviceplugin.profile import parse_profile
-from deviceplugin.simulated import SimulatedGpus
+from deviceplugin.gpus.profile import parse_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.source import GpuSample
 from tests.integration.node_world import DEADLINE_S, GIB, NodeWorld, card, node_world, profile_text, until
 
 ERRORS = ("annotation_errors", "patch_errors", "reconcile_errors", "sample_errors")

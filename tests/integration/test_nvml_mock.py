@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deviceplugin.gpu import GpuSample, HealthEvent
-from deviceplugin.health import HealthTracker
+from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.source import GpuSample, HealthEvent
 
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 CHILD = """
 import dataclasses, json, sys
 import pynvml
-from deviceplugin.nvml import NvmlGpus
+from deviceplugin.gpus.nvml import NvmlGpus
 if sys.argv[1] == "v1":
     # An old driver: the library without its v2 call.
     found = pynvml._nvmlGetFunctionPointer

@@ -8,10 +8,10 @@ import pytest
 
 from allocator.errors import LedgerError
 from deviceplugin.errors import RefusalKind, RefusedError
-from deviceplugin.plugin import STATUS_OF, ContainerGrant, DevicePlugin
-from deviceplugin.serving import add_to_server
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.rawserver import add_to_server
+from deviceplugin.kubelet.service import STATUS_OF, ContainerGrant, DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.kubelet_world import SimpleAllocator, short_folder, until
 
 Code = grpc.StatusCode

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from deviceplugin.plugin import DevicePlugin
-from deviceplugin.registration import Registrar, Timing
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.registration import Registrar, Timing
+from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpupack.standins.apiserver import ApiServer
-from gpupack.standins.kubelet import Kubelet
+from standins.apiserver.server import ApiServer
+from standins.kubelet.node import Kubelet
 from tests.kubelet_world import short_folder, until
 from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod

@@ -5,10 +5,10 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.commit.two_tier_shared import SharedRows
+from scheduler_plugin.commit.two_tier_workers import BatchSettings, Job, schedule
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.nodes import NodeArrays
-from scheduler_plugin.two_tier_shared import SharedRows
-from scheduler_plugin.two_tier_workers import BatchSettings, Job, schedule
 
 
 def cluster(count, used=(0, 0)):

@@ -15,11 +15,11 @@ from allocator.place import place
 from allocator.records import load_cards, load_holds
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.filtering import Misfit, cards_of, fitting, misfits, place_on
-from scheduler_plugin.nameindex import NameIndex, cut_names
-from scheduler_plugin.nodes import NodeArrays
-from scheduler_plugin.published import read_holds, read_inventory
-from scheduler_plugin.scores import Policies
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.cluster.published import read_holds, read_inventory
+from scheduler_plugin.http.nameindex import NameIndex, cut_names
+from scheduler_plugin.placement.filtering import Misfit, cards_of, fitting, misfits, place_on
+from scheduler_plugin.placement.scores import Policies
 
 MODELS = ("", "T4", "A100", "H100")
 

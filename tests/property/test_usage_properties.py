@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.gpu import GpuProcess, GpuSample
-from deviceplugin.usage import DEAD_BAND_MIB, CardUse, card_use
+from deviceplugin.gpus.source import GpuProcess, GpuSample
+from deviceplugin.gpus.usage import DEAD_BAND_MIB, CardUse, card_use
 
 PODS = ("a", "b", "c")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from deviceplugin.errors import PodResourcesError
-from deviceplugin.plugin import DevicePlugin
-from deviceplugin.podresources import PodResourcesClient, PodResourcesList
-from deviceplugin.registration import Registrar
-from deviceplugin.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesList
+from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from tests.kubelet_world import ScriptedPlugin, SimpleAllocator, cards_of
 
 RESOURCE = "script.gpupack.io/unit"

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from deviceplugin.plugin import DevicePlugin
-from deviceplugin.podresources import PodResourcesList
-from deviceplugin.wire import deviceplugin_pb2 as pb
-from deviceplugin.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.kubelet.podresources import PodResourcesList
+from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.scripts.kubelet_play import RESOURCE, Answer, Play, ScriptPod, Step, until
 
 

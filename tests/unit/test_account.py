@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.account import Account
 from deviceplugin.errors import RefusedError
+from deviceplugin.node.account import Account
 from tests.ledger_world import cards, pod
 
 

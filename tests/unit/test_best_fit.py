@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.policies import make
-from scheduler_plugin.policies.best_fit import CPU, GPU, MEMORY, BestFit, Settings, dominant
+from scheduler_plugin.placement.policies import make
+from scheduler_plugin.placement.policies.best_fit import CPU, GPU, MEMORY, BestFit, Settings, dominant
 from tests.policy_view import ask, place, view
 
 ABC = {

@@ -8,11 +8,11 @@ import pytest
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, ServerError, TimedOut
-from scheduler_plugin.binding import Binder
-from scheduler_plugin.commit import Committer, Offers
-from scheduler_plugin.protocol import BindArgs
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.state import ClusterState
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.binding import Binder
+from scheduler_plugin.commit.committer import Committer, Offers
+from scheduler_plugin.http.protocol import BindArgs
+from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
 ARGS = BindArgs("p", "default", "uid-p", "n")

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.devicelist import (
+from deviceplugin.errors import DeviceListError
+from deviceplugin.kubelet.devicelist import (
     MAX_MESSAGE_BYTES,
     check_device_ids,
     first_repeated,
     fitting_devices,
     weigh_bytes,
 )
-from deviceplugin.errors import DeviceListError
-from deviceplugin.plugin import device_list
+from deviceplugin.kubelet.service import device_list
 
 
 @given(st.lists(st.integers(1, 63), max_size=50))

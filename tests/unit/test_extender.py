@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from scheduler_plugin.commit import Candidate, Offer, Offers
+from scheduler_plugin.commit.committer import Candidate, Offer, Offers
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.extender import Extender
-from scheduler_plugin.policies import make
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.policies import make
 from tests.cluster_builders import container, node_object, pod, pod_object, uuid
 from tests.extender_world import World, check
 

@@ -4,11 +4,11 @@ import pytest
 from allocator.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.policies import make
-from scheduler_plugin.policies.fragmentation import Fragmentation
-from scheduler_plugin.policies.fragmentation_states import TIE_LEVELS
-from scheduler_plugin.policies.fragmentation_workload import MAX_SHAPES, Workload
-from scheduler_plugin.policies.registry import Ask, CardDemand
+from scheduler_plugin.placement.policies import make
+from scheduler_plugin.placement.policies.fragmentation import Fragmentation
+from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS
+from scheduler_plugin.placement.policies.fragmentation_workload import MAX_SHAPES, Workload
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 from tests.policy_view import ask, place, view
 
 FREE = 1 << 40
@@ -198,7 +198,7 @@ def test_incremental_equals_fresh():
 
 
 def test_states_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.policies.fragmentation_states._SPARE", 0)
+    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation_states._SPARE", 0)
     arrays = cluster(a=[0])
     row = arrays.rows["a"]
     policy = frag(one(50))
@@ -263,7 +263,7 @@ def test_a_given_workload_is_kept():
 
 
 def test_remembered_pods_are_limited(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.policies.fragmentation._PODS", 4)
+    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation._PODS", 4)
     policy = make("fragmentation")
     for number in range(6):
         policy.settled(str(number), one(70))
@@ -341,7 +341,7 @@ def test_unknown_parameter():
 
 
 def test_remembered_scores_are_limited(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.policies.fragmentation_scores._ENTRIES", 1)
+    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation_scores._ENTRIES", 1)
     arrays = cluster(a=[0], b=[50])
     policy = frag(one(50))
     first = policy.score(arrays, one(50), rows_of(arrays)).tolist()

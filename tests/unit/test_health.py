@@ -2,14 +2,14 @@
 
 import pytest
 
-from deviceplugin.gpu import GpuSample, HealthEvent
-from deviceplugin.health import (
+from deviceplugin.gpus.health import (
     DEFAULT_IGNORED_XIDS,
     CardHealth,
     HealthTracker,
     describe_xid,
     parse_xids,
 )
+from deviceplugin.gpus.source import GpuSample, HealthEvent
 from gpupack.cli import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")

@@ -3,11 +3,11 @@
 import pytest
 
 from allocator.ids import device_id
-from deviceplugin.devicelist import check_device_ids
 from deviceplugin.errors import DeviceListError
-from deviceplugin.gpu import GpuCard
-from deviceplugin.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
-from deviceplugin.plugin import device_list
+from deviceplugin.gpus.source import GpuCard
+from deviceplugin.kubelet.devicelist import check_device_ids
+from deviceplugin.kubelet.service import device_list
+from deviceplugin.node.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
 
 
 def gpu(index: int, total_mib: int, reserved_mib: int = 0, error: str | None = None) -> GpuCard:

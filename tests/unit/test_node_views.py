@@ -9,9 +9,9 @@ from allocator.ledger import Ledger
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
-from deviceplugin.account import Account
-from deviceplugin.objects import MIRROR, NodeObject, PodObject
-from deviceplugin.views import NodeView, PodView
+from deviceplugin.node.account import Account
+from deviceplugin.node.objects import MIRROR, NodeObject, PodObject
+from deviceplugin.node.views import NodeView, PodView
 from kubeapi.errors import Unreachable
 from tests.ledger_world import cards
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.errors import StateError
-from scheduler_plugin.nodes import Exclusion, NodeArrays
 
 
 def check(nodes: NodeArrays) -> None:

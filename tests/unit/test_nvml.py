@@ -13,8 +13,8 @@ import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpu import GpuProcess, GpuSource, HealthEvent
-from deviceplugin.nvml import NvmlGpus
+from deviceplugin.gpus.nvml import NvmlGpus
+from deviceplugin.gpus.source import GpuProcess, GpuSource, HealthEvent
 
 MIB = 1 << 20
 LOST = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -421,7 +421,7 @@ def test_an_xid_of_a_card_that_cannot_be_named_concerns_all(driver: Driver, gpus
 
 
 def test_watching_survives_a_lost_card(driver: Driver, gpus: NvmlGpus, mocker: MockerFixture) -> None:
-    mocker.patch("deviceplugin.nvml._EVENT_WAIT_MS", 1)
+    mocker.patch("deviceplugin.gpus.nvml._EVENT_WAIT_MS", 1)
     driver.news = [LOST, pynvml.NVML_ERROR_UNKNOWN, xid(driver.cards[0], 79)]
     gpus.open()
     assert [event.uuid for event in gpus.events(30)] == ["GPU-a"]
@@ -486,7 +486,7 @@ def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -
 def test_an_xid_finds_its_mig_instances(
     driver: Driver, gpus: NvmlGpus, mocker: MockerFixture, fields: dict[str, int], uuids: set[str]
 ) -> None:
-    mocker.patch("deviceplugin.nvml._address", side_effect=id)
+    mocker.patch("deviceplugin.gpus.nvml._address", side_effect=id)
     driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-5", instance=5)]
     driver.news = [xid(driver.cards[0], 79, **fields)]
     gpus.open()

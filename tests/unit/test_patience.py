@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.metrics import Metrics
-from scheduler_plugin.patience import REMEMBERED, REST_S, News, Patience
-from scheduler_plugin.server import Service
+from scheduler_plugin.http.metrics import Metrics
+from scheduler_plugin.http.patience import REMEMBERED, REST_S, News, Patience
+from scheduler_plugin.http.server import Service
 
 
 class Clock:

@@ -1,7 +1,7 @@
 """Collecting the kubelet's one entry per device into one per container and resource."""
 
-from deviceplugin.podresources import aggregate
-from deviceplugin.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.podresources import aggregate
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
 
 
 def container(name: str, *devices: tuple[str, list[str]]) -> pb.ContainerResources:

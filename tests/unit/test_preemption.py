@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
-from scheduler_plugin.commit import Offers
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Offers
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.extender import Extender
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.state import ClusterState
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from deviceplugin.errors import GpuError, ProfileError
-from deviceplugin.gpu import GpuProcess
-from deviceplugin.profile import Failure, load_profile, parse_profile, shipped_profiles
+from deviceplugin.gpus.profile import Failure, load_profile, parse_profile, shipped_profiles
+from deviceplugin.gpus.source import GpuProcess
 
 GOOD = """
 version: "1.0"

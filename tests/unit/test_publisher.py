@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger, Listed
 from allocator.names import NODE_HOLDS, POD_ALLOCATION
-from deviceplugin.account import Account
-from deviceplugin.inventory import records
-from deviceplugin.objects import NodeObject
-from deviceplugin.publisher import Annotator, Publisher
-from deviceplugin.views import NodeView, PodView, Seat
+from deviceplugin.node.account import Account
+from deviceplugin.node.inventory import records
+from deviceplugin.node.objects import NodeObject
+from deviceplugin.node.publisher import Annotator, Publisher
+from deviceplugin.node.views import NodeView, PodView, Seat
 from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, Unreachable
 from tests.ledger_world import cards, ids, pod
 
@@ -495,7 +495,7 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
             told += 1
             bench.account.changed()
 
-    mocker.patch("deviceplugin.publisher.asyncio.sleep", sleep)
+    mocker.patch("deviceplugin.node.publisher.asyncio.sleep", sleep)
     bench.account.changed()
     await annotator._quiet()
     assert bench.now_s - began_s == pytest.approx(waits_s)
@@ -509,6 +509,6 @@ async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     async def sleep(seconds: float) -> None:
         pauses.append((seconds, len(bench.api.notes)))
 
-    mocker.patch("deviceplugin.publisher.asyncio.sleep", sleep)
+    mocker.patch("deviceplugin.node.publisher.asyncio.sleep", sleep)
     await annotator._all()
     assert pauses == [(0.02, 1), (0.02, 2)]

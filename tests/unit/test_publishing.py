@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from allocator.records import CardRecord
-from deviceplugin.objects import NodeObject
-from deviceplugin.publishing import (
+from deviceplugin.node.objects import NodeObject
+from deviceplugin.node.words import (
     LAST_REVISION,
     SETTLE_S,
     Wanted,

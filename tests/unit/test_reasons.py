@@ -1,8 +1,8 @@
 import pytest
 
-from scheduler_plugin.filtering import Misfit
-from scheduler_plugin.policies.registry import CardDemand
-from scheduler_plugin.reasons import memory, reason
+from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.policies.registry import CardDemand
+from scheduler_plugin.placement.reasons import memory, reason
 
 ONE = (CardDemand(8, 1),)
 TWO = (CardDemand(4, 2),)

@@ -7,12 +7,12 @@ import pytest
 
 from allocator.ledger import Ledger
 from allocator.names import POD_ALLOCATION
-from deviceplugin.account import Account
 from deviceplugin.errors import PodResourcesUnavailable, UnitInUseError
-from deviceplugin.podresources import PodResourcesList
-from deviceplugin.reconciler import Pace, Reconciler
-from deviceplugin.sockets import SocketId
-from deviceplugin.views import PodView
+from deviceplugin.kubelet.podresources import PodResourcesList
+from deviceplugin.kubelet.sockets import SocketId
+from deviceplugin.node.account import Account
+from deviceplugin.node.reconciler import Pace, Reconciler
+from deviceplugin.node.views import PodView
 from tests.ledger_world import cards, ids, pod
 
 GIB = "gpupack.io/gpu-memory-gib"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpu import GpuCard, GpuProcess, GpuSample, HealthEvent
-from deviceplugin.health import HealthTracker
-from deviceplugin.sampling import Sampler
+from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.node.sampling import Sampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 

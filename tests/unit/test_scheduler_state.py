@@ -5,12 +5,12 @@ import json
 import pytest
 
 from allocator.names import POD_ASSIGNED
+from scheduler_plugin.cluster.nodes import Exclusion
+from scheduler_plugin.cluster.objects import PodLite
+from scheduler_plugin.cluster.pods import read_pod, shapes
+from scheduler_plugin.cluster.rules import TOMBSTONE_S, Rules
+from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import StateError
-from scheduler_plugin.nodes import Exclusion
-from scheduler_plugin.objects import PodLite
-from scheduler_plugin.pods import read_pod, shapes
-from scheduler_plugin.state import ClusterState
-from scheduler_plugin.state_rules import TOMBSTONE_S, Rules
 from tests.cluster_builders import MEMORY, container, node, pod, uuid
 
 
@@ -367,7 +367,7 @@ def test_a_heartbeat_changes_no_version() -> None:
 
 
 def test_graves_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_plugin.state._GRAVES", 2)
+    monkeypatch.setattr("scheduler_plugin.cluster.state._GRAVES", 2)
     state = state_with()
     for number in range(4):
         state.delete_pod(bound(f"p{number}", 1, version=5), "5", 0)

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpu import GpuProcess, GpuSource, HealthEvent
-from deviceplugin.profile import load_profile, parse_profile
-from deviceplugin.simulated import SimulatedGpus
+from deviceplugin.gpus.profile import load_profile, parse_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.source import GpuProcess, GpuSource, HealthEvent
 
 PROFILE = """
 version: "1.0"

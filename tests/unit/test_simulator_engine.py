@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from scheduler_plugin.policies.fragmentation_workload import Workload
-from scheduler_plugin.policies.registry import make
+from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.placement.policies.registry import make
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.registration import Registrar
-from deviceplugin.sockets import FolderWatch, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.sockets import FolderWatch, check_socket_path, clear_socket_path, identify
 from tests.kubelet_world import short_folder, until
 
 

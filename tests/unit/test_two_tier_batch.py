@@ -1,8 +1,8 @@
 import pytest
 
-from scheduler_plugin.commit import Candidate
+from scheduler_plugin.commit.committer import Candidate
+from scheduler_plugin.commit.two_tier import Turn, Turns, commit_times, decide
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.two_tier import Turn, Turns, commit_times, decide
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(100, 5200), (4, 5200), (3, 6850), (2, 10100), (1, 20050)])

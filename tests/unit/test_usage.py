@@ -2,8 +2,8 @@
 
 import pytest
 
-from deviceplugin.gpu import GpuProcess, GpuSample
-from deviceplugin.usage import CardUse, card_use
+from deviceplugin.gpus.source import GpuProcess, GpuSample
+from deviceplugin.gpus.usage import CardUse, card_use
 
 U = "GPU-a"
 POD = {"pod": 8192}

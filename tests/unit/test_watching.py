@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.state import ClusterState
-from scheduler_plugin.watching import MIN_STALE_S, Watcher
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cluster.watching import MIN_STALE_S, Watcher
 
 
 class QuietApi:

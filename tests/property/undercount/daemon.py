@@ -7,10 +7,10 @@ from allocator.cards import Card
 from allocator.ledger import Ledger, Listed, Mark
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
-from deviceplugin.account import Account
-from deviceplugin.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.publishing import Wanted, next_revision, patch, urgency
-from deviceplugin.views import NodeView, PodView
+from deviceplugin.node.account import Account
+from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
+from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet, Plugin

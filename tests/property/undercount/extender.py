@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_plugin.commit import Commitment, Committer, Offers
+from scheduler_plugin.cluster.rules import Rules
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Commitment, Committer, Offers
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.scores import Policies
-from scheduler_plugin.state import ClusterState
-from scheduler_plugin.state_rules import Rules
+from scheduler_plugin.placement.scores import Policies
 
 from .world import UNIT_MIB, Event, ModelPod, World
 

@@ -9,10 +9,10 @@ import pytest
 
 from allocator.ledger import Ledger
 from allocator.ledger_book import Holding, Tracked
-from scheduler_plugin.binding import Binder
-from scheduler_plugin.commit import Commitment
-from scheduler_plugin.state import ClusterState
-from scheduler_plugin.state_rules import Rules
+from scheduler_plugin.cluster.rules import Rules
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.binding import Binder
+from scheduler_plugin.commit.committer import Commitment
 from tests.unit import test_account as account
 from tests.unit import test_binding as binding
 from tests.unit import test_ledger_charges as charges

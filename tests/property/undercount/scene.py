@@ -9,7 +9,7 @@ from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
-from scheduler_plugin.state_rules import Rules
+from scheduler_plugin.cluster.rules import Rules
 
 from .daemon import ModelDaemon
 from .extender import ModelExtender

@@ -4,7 +4,7 @@ import itertools
 from typing import Final
 
 from allocator.names import POD_ALLOCATION, POD_CARDS
-from scheduler_plugin.state_rules import Rules
+from scheduler_plugin.cluster.rules import Rules
 
 from .scene import Node, Scene, shown
 from .world import ModelPod

@@ -8,11 +8,11 @@ import msgspec
 from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
-from deviceplugin.objects import Condition, Container, PodObject, Resources
-from deviceplugin.objects import Metadata as ObjectMetadata
-from deviceplugin.objects import PodSpec as ObjectSpec
-from deviceplugin.objects import PodStatus as ObjectStatus
-from scheduler_plugin.objects import (
+from deviceplugin.node.objects import Condition, Container, PodObject, Resources
+from deviceplugin.node.objects import Metadata as ObjectMetadata
+from deviceplugin.node.objects import PodSpec as ObjectSpec
+from deviceplugin.node.objects import PodStatus as ObjectStatus
+from scheduler_plugin.cluster.objects import (
     ContainerLite,
     Metadata,
     NodeLite,

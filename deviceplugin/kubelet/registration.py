@@ -1,0 +1,295 @@
+"""Being registered with the kubelet, whatever happens to it, to its sockets and to ours.
+
+What the kubelet does, and what follows for us:
+
+- It dials our socket and asks for our options before it answers Register: serve first, register then.
+- On its start it deletes every socket in the folder, then it listens: both sockets are watched, from before
+  Register, and once we are connected ours must still be there.
+- It knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after a new
+  registration, it takes the new one down: our old stream must be over, and the kubelet must have noticed,
+  before we register. Should it still happen, our new stream ends, and that is a reason to register again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from deviceplugin.errors import RegistrationError
+from deviceplugin.kubelet.rawserver import add_to_server
+from deviceplugin.kubelet.service import DevicePlugin, DeviceStream
+from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from kubeapi.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+API_VERSION: Final = "v1beta1"
+KUBELET_SOCKET: Final = "kubelet.sock"
+# A list of available IDs is as large as the list of devices; leave room for several containers in one call.
+_SERVER_OPTIONS: Final = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
+# Channels share connections, and their back-off, unless told not to.
+_CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long to wait for what, in seconds.
+
+    Attributes:
+        register_s: for the kubelet's answer to Register, which dials back for up to 10 s.
+        stream_s: from that answer to the kubelet's ListAndWatch call.
+        settle_s: from the end of our stream until the kubelet has surely noticed.
+        lasting_s: a stream that lived this long was no failure of registration.
+        grace_s: for calls in progress when our server stops.
+    """
+
+    register_s: float = 12.0
+    stream_s: float = 5.0
+    settle_s: float = 0.25
+    lasting_s: float = 1.0
+    grace_s: float = 1.0
+
+
+@dataclass(slots=True)
+class _Registration:
+    streams_before: int
+    since: float
+    stream: DeviceStream | None = None
+
+
+def _end_if_cancelled() -> None:
+    """Raise the cancellation of this task that grpc.aio may have kept: its stop() uses 3.11's wait_for."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+class Registrar:
+    """Serves a plugin on its socket and keeps it registered, until `run` is cancelled.
+
+    Each turn of its loop looks at the sockets and the streams as they are and takes the next step, so no
+    order of events can confuse it; events only wake it up.
+
+    Args:
+        plugin: the servicer.
+        folder: the kubelet's device plugin folder.
+        endpoint: file name of our socket in it.
+        resource: name of the extended resource.
+        on_registered: the kubelet is listening to our list of devices.
+        on_kubelet_restart: the kubelet restarted, or may have: what it says of its pods is not to be trusted
+            until it has caught up. May come twice for one restart.
+        backoff: delays after a failed registration.
+        timing: waits.
+        clock: monotonic seconds.
+
+    Raises:
+        RegistrationError: the path of our socket is too long.
+    """
+
+    def __init__(
+        self,
+        plugin: DevicePlugin,
+        folder: Path,
+        endpoint: str,
+        resource: str,
+        *,
+        on_registered: Callable[[], None],
+        on_kubelet_restart: Callable[[], None],
+        backoff: Backoff | None = None,
+        timing: Timing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_socket_path(folder / endpoint)
+        self._plugin = plugin
+        self._folder = folder
+        self._kubelet_path = folder / KUBELET_SOCKET
+        self._own_path = folder / endpoint
+        self._resource = resource
+        self._on_registered = on_registered
+        self._on_kubelet_restart = on_kubelet_restart
+        self._backoff = backoff or Backoff(0.1, 5.0)
+        self._timing = timing or Timing()
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._server: Any = None
+        self._own: SocketId | None = None
+        self._known_kubelet: SocketId | None = None
+        self._registration: _Registration | None = None
+        self._not_before = 0.0
+        self._registrations = 0
+
+    @property
+    def registered(self) -> bool:
+        """Whether the kubelet is listening to our list of devices."""
+        if self._registration is None or self._registration.stream is None:
+            return False
+        return not self._registration.stream.ended.is_set()
+
+    @property
+    def registrations(self) -> int:
+        """How many registrations came to a ListAndWatch stream."""
+        return self._registrations
+
+    async def run(self) -> None:
+        """Serve and keep registered until cancelled; then end the streams and take our socket away."""
+        self._plugin.watch_streams(self._wake.set)
+        try:
+            async with FolderWatch(self._folder, self._wake.set):
+                while True:
+                    self._wake.clear()
+                    delay_s = await self._step()
+                    _end_if_cancelled()
+                    try:
+                        async with asyncio.timeout(delay_s):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        continue
+        finally:
+            await self._stop_serving()
+
+    async def _step(self) -> float | None:
+        """Take the next step.
+
+        Returns:
+            Seconds after which to look again even if nothing happens; None: no need to.
+        """
+        kubelet = identify(self._kubelet_path)
+        self._notice_restart(kubelet)
+        self._notice_lost()
+        if self._server is not None and identify(self._own_path) != self._own:
+            log.warning("own socket is gone", socket=str(self._own_path))
+            await self._stop_serving()
+        if self._registration is not None:
+            return self._follow(self._registration)
+        if kubelet is None:
+            return None
+        await self._end_streams()
+        wait_s = self._not_before - self._clock()
+        if wait_s > 0:
+            return wait_s
+        if self._server is None:
+            try:
+                await self._serve()
+            except RegistrationError as error:
+                return self._failed(str(error))
+        return await self._register()
+
+    # --- what happened ------------------------------------------------------------------------------
+
+    def _notice_restart(self, kubelet: SocketId | None) -> None:
+        if kubelet is None or kubelet == self._known_kubelet:
+            return
+        if self._known_kubelet is not None:
+            log.info("kubelet restarted", socket=str(self._kubelet_path))
+            self._on_kubelet_restart()
+            self._registration = None
+        self._known_kubelet = kubelet
+        # A new kubelet owes nothing to the failures of the last one.
+        self._backoff.reset()
+        self._not_before = 0.0
+
+    def _notice_lost(self) -> None:
+        registration = self._registration
+        if registration is None or registration.stream is None or not registration.stream.ended.is_set():
+            return
+        self._registration = None
+        if registration.stream.stopping:
+            return
+        log.warning("kubelet ended the list of devices", resource=self._resource)
+        self._on_kubelet_restart()
+        if self._clock() - registration.since >= self._timing.lasting_s:
+            self._backoff.reset()
+        else:
+            self._not_before = self._clock() + self._backoff.failed()
+
+    def _follow(self, registration: _Registration) -> float | None:
+        """Wait for the kubelet to open its stream; nothing to do once it has."""
+        if registration.stream is not None:
+            return None
+        for stream in self._plugin.open_streams:
+            if stream.number > registration.streams_before:
+                registration.stream = stream
+                registration.since = self._clock()
+                self._registrations += 1
+                log.info("registered with the kubelet", resource=self._resource)
+                self._on_registered()
+                return None
+        left_s = registration.since + self._timing.stream_s - self._clock()
+        opened_and_ended = self._plugin.streams_opened > registration.streams_before
+        if left_s > 0 and not opened_and_ended:
+            return left_s
+        self._registration = None
+        return self._failed("the kubelet did not listen to our list of devices")
+
+    def _failed(self, reason: str) -> float:
+        delay_s = self._backoff.failed()
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("registration failed", resource=self._resource, reason=reason, retry_s=round(delay_s, 2))
+        self._not_before = self._clock() + delay_s
+        return delay_s
+
+    # --- what we do ---------------------------------------------------------------------------------
+
+    async def _end_streams(self) -> None:
+        """See to it that no stream is open; a kubelet that is alive gets time to notice the end of one."""
+        if await self._plugin.end_streams():
+            self._not_before = max(self._not_before, self._clock() + self._timing.settle_s)
+
+    async def _serve(self) -> None:
+        clear_socket_path(self._own_path)
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        add_to_server(self._plugin, server)
+        try:
+            server.add_insecure_port(f"unix:{self._own_path}")
+            await server.start()
+        except RuntimeError as error:
+            raise RegistrationError(f"cannot serve on {self._own_path}: {error}") from error
+        self._server, self._own = server, identify(self._own_path)
+
+    async def _stop_serving(self) -> None:
+        """Take our server away. gRPC removes the socket's path, so the next server must come after this."""
+        server, self._server, self._own = self._server, None, None
+        await self._end_streams()
+        self._registration = None
+        if server is not None:
+            await server.stop(self._timing.grace_s)
+
+    async def _connect(self, channel: Any) -> None:
+        """Connect to the kubelet, or find out that nobody is there: the next call then says so at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.register_s):
+                state = channel.get_state(try_to_connect=True)
+                while state in {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}:
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+
+    async def _register(self) -> float | None:
+        request = pb.RegisterRequest(
+            version=API_VERSION,
+            endpoint=self._own_path.name,
+            resource_name=self._resource,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        streams_before = self._plugin.streams_opened
+        async with grpc.aio.insecure_channel(
+            f"unix:{self._kubelet_path}", options=_CHANNEL_OPTIONS
+        ) as channel:
+            try:
+                await self._connect(channel)
+                # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
+                # It would look for a socket that is gone for 10 s.
+                if identify(self._own_path) != self._own:
+                    return 0.0
+                await rpc.RegistrationStub(channel).Register(request, timeout=self._timing.register_s)  # type: ignore[no-untyped-call]
+            except grpc.aio.AioRpcError as error:
+                return self._failed(f"{error.code().name}: {error.details()}")
+        self._registration = _Registration(streams_before, self._clock())
+        return self._follow(self._registration)

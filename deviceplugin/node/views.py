@@ -1,0 +1,223 @@
+"""What the API server shows of the own Node and its pods, kept up to date by reflectors."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from allocator.ledger import Mark
+from deviceplugin.node.account import Account
+from deviceplugin.node.objects import NodeObject, PodObject, version_of
+from kubeapi.errors import KubeApiError
+from kubeapi.reflect import Kind
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What else is needed of a pod in the ledger: its name and what its `allocation` annotation says."""
+
+    namespace: str
+    name: str
+    allocation_text: str | None
+
+
+class PodView:
+    """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
+
+    Attributes:
+        seen: resourceVersion of the newest event that the ledger has.
+        owed: a published `seen` must reach this version: a bound pod vanished that no words held.
+        connected: the view is not known to be behind.
+        seats: pods with our resource by UID, finished ones included until their object is gone.
+    """
+
+    def __init__(self, account: Account, resource: str, allocation_key: str) -> None:
+        self._account = account
+        self._resource = resource
+        self._allocation_key = allocation_key
+        self._mark = account.ledger.mark(account.now_s())
+        self._relist: Callable[[], None] = lambda: None
+        self._relisting = False
+        self._missed = False
+        self.seen = 0
+        self.owed = 0
+        self.connected = False
+        self.seats: dict[str, Seat] = {}
+        self._mirrors: dict[str, str] = {}
+
+    def cgroup_uid(self, uid: str) -> str:
+        """The UID under which the kubelet runs a pod; another one for the API's image of a static pod."""
+        return self._mirrors.get(uid, uid)
+
+    def on_relist(self, relist: Callable[[], None]) -> None:
+        """Set how a complete list is asked for."""
+        self._relist = relist
+
+    def want_list(self) -> None:
+        """Ask for a complete list that begins now, unless one is on its way."""
+        if not self._relisting:
+            self._relisting = True
+            self._mark = self._next_mark()
+            self._relist()
+
+    def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
+        """Take all pods of this node."""
+        pods = []
+        unfinished = self._account.ledger.holds() | self.seats.keys()
+        self._mirrors = {uid: other for uid, other in self._mirrors.items() if uid in unfinished}
+        self.seats = {}
+        for item in items:
+            pod, problem = item.read(self._resource)
+            self._complain(item, problem)
+            if pod is not None:
+                pods.append(pod)
+                self._seat(item)
+        self._account.ledger.pods_synced(pods, self._mark)
+        self.connected, self._relisting = True, False
+        self._advance(resource_version)
+        if self._missed:
+            # While nobody watched, a pod may have come and gone.
+            self.owed = self.seen
+        self._missed = False
+        self._account.changed()
+
+    def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
+        """Take one change of a pod."""
+        self.connected = True
+        ledger, uid = self._account.ledger, item.metadata.uid
+        pod, problem = item.read(self._resource)
+        if pod is None:
+            self._complain(item, problem)
+            self._advance(resource_version)
+            return
+        waited_for = uid in ledger.unheld()
+        if kind == "DELETED":
+            self.seats.pop(uid, None)
+            ledger.pod_gone(uid)
+        else:
+            if uid not in self.seats:
+                self._complain(item, problem)
+            self._seat(item)
+            ledger.pod_changed(pod)
+        self._advance(resource_version)
+        if waited_for and (kind == "DELETED" or pod.terminal):
+            self.owed = self.seen
+        self._account.changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Note that nothing else happened up to this version."""
+        self.connected = True
+        self._advance(resource_version)
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Note that the next list, if there is one, begins after now."""
+        del error
+        self.connected, self._relisting = False, False
+        self._missed = self._missed or self.seen > 0
+        self._mark = self._next_mark()
+
+    def _next_mark(self) -> Mark:
+        return self._account.ledger.mark(self._account.now_s())
+
+    def _advance(self, resource_version: str) -> None:
+        self.seen = max(self.seen, version_of(resource_version))
+
+    def _seat(self, item: PodObject) -> None:
+        metadata = item.metadata
+        self.seats[metadata.uid] = Seat(
+            metadata.namespace,
+            metadata.name,
+            (metadata.annotations or {}).get(self._allocation_key),
+        )
+        if item.cgroup_uid != metadata.uid:
+            self._mirrors[metadata.uid] = item.cgroup_uid
+
+    def _complain(self, item: PodObject, problem: Exception | None) -> None:
+        if problem is not None:
+            metadata = item.metadata
+            log.warning("pod cannot be read", pod=f"{metadata.namespace}/{metadata.name}", error=str(problem))
+
+
+class NodeView:
+    """Keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
+
+    Args:
+        account: the ledger, which heeds the cordon.
+        name: of the own Node.
+
+    Attributes:
+        node: the Node, None while there is none.
+        first: set once the API server has said whether the Node is there.
+    """
+
+    def __init__(self, account: Account, name: str) -> None:
+        self._account = account
+        self._name = name
+        self._told_missing = False
+        self._cordon_problem: str | None = None
+        self.node: NodeObject | None = None
+        self.first = asyncio.Event()
+
+    @property
+    def missing(self) -> bool:
+        """Whether the API server has said that there is no such Node; the kubelet may still create it."""
+        return self.first.is_set() and self.node is None
+
+    def replace(self, items: Sequence[NodeObject], _resource_version: str) -> None:
+        """Take the Node, or its absence."""
+        if not self.first.is_set() and items:
+            self._remember(items[0])
+        self.first.set()
+        self.node = None
+        if items:
+            self.take(items[0])
+        self._tell_missing()
+        self._account.changed()
+
+    def event(self, kind: Kind, item: NodeObject, _resource_version: str) -> None:
+        """Take a change of the Node."""
+        if kind == "DELETED":
+            self.node = None
+        else:
+            self.take(item)
+        self._tell_missing()
+        self._account.changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """The Node is taken to be as it was."""
+
+    def take(self, node: NodeObject) -> None:
+        """Take a state of the Node, from the watch or as the answer to a patch; older ones are ignored."""
+        if self.node is not None and node.version < self.node.version:
+            return
+        self.node = node
+        cordoned, problem = node.cordon()
+        if problem is not None:
+            if self._cordon_problem != str(problem):
+                log.warning("cordon cannot be read, as it was", error=str(problem))
+            self._cordon_problem = str(problem)
+            return
+        self._cordon_problem = None
+        self._account.ledger.set_cordoned(cordoned)
+
+    def _tell_missing(self) -> None:
+        """Say once that there is no Node to write to: most likely its name is another."""
+        if self.missing and not self._told_missing:
+            log.warning("no Node has this name, nothing is published until one has", node_name=self._name)
+        self._told_missing = self.missing
+
+    def _remember(self, node: NodeObject) -> None:
+        """Tell the ledger what the words contained before this daemon started."""
+        words, holds, cards = node.words(), node.holds(), node.cards()
+        if words is None or holds is None:
+            return
+        used = {}
+        if cards is not None and len(cards) == len(words.used):
+            used = {card.uuid: units for card, units in zip(cards, words.used, strict=True)}
+        self._account.ledger.remember(used, holds.uids)

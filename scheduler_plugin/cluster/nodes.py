@@ -1,0 +1,313 @@
+"""Node rows as numpy arrays: what filter, policies and commit read."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from scheduler_plugin.errors import StateError
+
+if TYPE_CHECKING:
+    from scheduler_plugin.placement.policies.registry import BoolArray, IntArray, LongArray
+
+MOST_UNITS: Final = 1 << 17
+"""Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
+
+_MOST: Final = 1 << 60
+"""Of a node's sums, so that adding to them stays within int64."""
+
+_RANK_GAP: Final = 1 << 32
+_ROW_ARRAYS: Final = (
+    "name_rank",
+    "version",
+    "inventory_version",
+    "cpu_capacity",
+    "cpu_used",
+    "memory_capacity",
+    "memory_used",
+    "gpu_capacity",
+    "gpu_used",
+    "cards",
+    "usable",
+    "exclusion",
+)
+_CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
+
+
+class Exclusion(IntEnum):
+    """Why no card of a node can be used, whatever the pod asks for."""
+
+    NONE = 0
+    VACANT = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+
+
+class NodeArrays:
+    """Arrays over node rows. R rows, some vacant and used again; K the most cards a node has had.
+
+    Invariant: `occupied = min(size, used + assumed)`, `free = size - occupied`, `free_order[:, r]` is
+    `free[r]` from largest to smallest, `gpu_capacity` and `gpu_used` are row sums of size and occupied, all
+    about cards is 0 in a row that is not usable, and every change of a row adds one to its version. Versions
+    and ranks outlive a row's node, so that a version is never seen twice with different contents.
+
+    Attributes: as in `policies.registry.ClusterView`, and
+        used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned.
+        assumed: int32[R, K], units of bound pods that the words do not contain yet.
+        evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
+        numa: int32[R, K], NUMA node, -1 where not known.
+        inventory_version: int64[R], +1 when UUIDs or models change.
+        exclusion: int8[R], an `Exclusion`.
+        quoted: the names as JSON texts, by row.
+        uuids: by row, the cards' UUIDs in word order.
+        rows: row by node name.
+        epoch: +1 whenever `rows` changes.
+    """
+
+    def __init__(self, rows: int = 64, cards: int = 8) -> None:
+        self.epoch = 0
+        self.rows: dict[str, int] = {}
+        self.names: list[str] = [""] * rows
+        self.quoted: list[bytes] = [b""] * rows
+        self.uuids: list[tuple[str, ...]] = [()] * rows
+        self.model_names: list[str] = []
+        self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
+        self.version: LongArray = np.zeros(rows, dtype=np.int64)
+        self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cpu_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.memory_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.memory_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cards: IntArray = np.zeros(rows, dtype=np.int32)
+        self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
+            rows, Exclusion.VACANT, dtype=np.int8
+        )
+        self.size: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.used: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.occupied: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.evictable: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
+        self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
+        self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
+        self._model_ids: dict[str, int] = {}
+        self._vacant = list(range(rows - 1, -1, -1))
+        self._sorted: list[str] = []
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the arrays, vacant ones included."""
+        return len(self.names)
+
+    @property
+    def sorted_names(self) -> Sequence[str]:
+        """Names of the rows in use, in order."""
+        return self._sorted
+
+    def add(self, name: str) -> int:
+        """Give a node a row, without words so far.
+
+        Raises:
+            StateError: the node has a row, or the name is empty.
+        """
+        if not name or name in self.rows:
+            raise StateError(f"node {name!r} added: allowed is a name that has no row yet")
+        if not self._vacant:
+            self._grow_rows()
+        row = self._vacant.pop()
+        self.epoch += 1
+        self.rows[name] = row
+        self.names[row] = name
+        self.quoted[row] = json.dumps(name).encode()
+        self._rank(name, row)
+        self.exclude(row, Exclusion.NO_WORDS)
+        return row
+
+    def remove(self, name: str) -> None:
+        """Take a node's row back.
+
+        Raises:
+            StateError: there is no such node.
+        """
+        row = self.rows.pop(name, None)
+        if row is None:
+            raise StateError(f"node {name!r} removed: it has no row")
+        self.epoch += 1
+        del self._sorted[bisect_left(self._sorted, name)]
+        self.exclude(row, Exclusion.VACANT)
+        self.set_capacity(row, 0, 0)
+        self.set_requested(row, 0, 0)
+        self.names[row] = ""
+        self.quoted[row] = b""
+        self._vacant.append(row)
+
+    def exclude(self, row: int, reason: Exclusion) -> None:
+        """Empty a row's cards and say why."""
+        self.exclusion[row] = reason
+        self.usable[row] = False
+        self.cards[row] = 0
+        for array in (self.size, self.used, self.assumed, self.evictable):
+            array[row] = 0
+        self._set_inventory(row, (), (), ())
+        self._refresh(row)
+
+    def set_cards(
+        self,
+        row: int,
+        sizes: Sequence[int],
+        used: Sequence[int],
+        *,
+        evictable: Sequence[int] | None = None,
+        uuids: Sequence[str] = (),
+        models: Sequence[str] = (),
+        numa: Sequence[int] = (),
+    ) -> None:
+        """Set what a node publishes of its cards.
+
+        Args:
+            row: The node's row.
+            sizes: Units by card.
+            used: Units by card, at most the size.
+            evictable: Size of the cards on which evicting pods helps, else 0; None: all of `sizes`.
+            uuids: By card, or empty where not known.
+            models: By card, or empty where not known.
+            numa: NUMA node by card, -1 not known, or empty.
+        """
+        count = len(sizes)
+        self._fit_cards(count)
+        open_sizes = sizes if evictable is None else evictable
+        before = self._published(row)
+        self.exclusion[row] = Exclusion.NONE
+        self.usable[row] = True
+        self.cards[row] = count
+        for array, values in (
+            (self.size, sizes),
+            (self.used, used),
+            (self.evictable, open_sizes),
+        ):
+            array[row, :count] = values
+            array[row, count:] = 0
+        self.assumed[row, count:] = 0
+        self._set_inventory(row, tuple(uuids), models, numa)
+        if before != self._published(row):
+            self._refresh(row)
+
+    def set_assumed(self, row: int, units: Sequence[int]) -> None:
+        """Set the units that bound pods will take and the words do not show, by card."""
+        count = int(self.cards[row])
+        if self.assumed[row, :count].tolist() != list(units):
+            self.assumed[row, :count] = units
+            self._refresh(row)
+
+    def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
+        """Set what pods may request of a node in all; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
+            self.cpu_capacity[row] = cpu_milli
+            self.memory_capacity[row] = memory_bytes
+            self.version[row] += 1
+
+    def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
+        """Set what the pods of a node request; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
+            self.cpu_used[row] = cpu_milli
+            self.memory_used[row] = memory_bytes
+            self.version[row] += 1
+
+    def _published(self, row: int) -> tuple[object, ...]:
+        """What `set_cards` sets, to compare before and after."""
+        arrays = (self.size, self.used, self.evictable, self.numa)
+        return (
+            int(self.exclusion[row]),
+            int(self.cards[row]),
+            int(self.inventory_version[row]),
+            *(array[row].tobytes() for array in arrays),
+        )
+
+    def _set_inventory(
+        self, row: int, uuids: tuple[str, ...], models: Sequence[str], numa: Sequence[int]
+    ) -> None:
+        ids = [self._model_id(model) for model in models]
+        ids += [-1] * (self.model.shape[1] - len(ids))
+        if self.uuids[row] != uuids or self.model[row].tolist() != ids:
+            self.uuids[row] = uuids
+            self.model[row] = ids
+            self.inventory_version[row] += 1
+        self.numa[row, : len(numa)] = numa
+        self.numa[row, len(numa) :] = -1
+
+    def _model_id(self, model: str) -> int:
+        known = self._model_ids.get(model)
+        if known is None:
+            known = self._model_ids[model] = len(self.model_names)
+            self.model_names.append(model)
+        return known
+
+    def _refresh(self, row: int) -> None:
+        """Recompute what follows from size, used and assumed, and count the change."""
+        occupied = np.minimum(self.size[row], self.used[row] + self.assumed[row])
+        free = self.size[row] - occupied
+        self.occupied[row] = occupied
+        self.free[row] = free
+        self.free_order[:, row] = np.sort(free)[::-1]
+        self.gpu_capacity[row] = self.size[row].sum()
+        self.gpu_used[row] = occupied.sum()
+        self.version[row] += 1
+
+    def _rank(self, name: str, row: int) -> None:
+        """Put a name between its neighbours; ranks keep gaps, so that others seldom move."""
+        at = bisect_left(self._sorted, name)
+        self._sorted.insert(at, name)
+        below = int(self.name_rank[self.rows[self._sorted[at - 1]]]) if at else 0
+        if at + 1 == len(self._sorted):
+            self.name_rank[row] = below + _RANK_GAP
+            return
+        above = int(self.name_rank[self.rows[self._sorted[at + 1]]])
+        if above - below > 1:
+            self.name_rank[row] = (below + above) // 2
+            return
+        rows = [self.rows[each] for each in self._sorted]
+        self.name_rank[rows] = np.arange(1, len(rows) + 1, dtype=np.int64) * _RANK_GAP
+
+    def _grow_rows(self) -> None:
+        """Double the rows."""
+        old = self.row_count
+        self.names += [""] * old
+        self.quoted += [b""] * old
+        self.uuids += [()] * old
+        for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
+            array = getattr(self, name)
+            grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)
+            grown[:old] = array
+            setattr(self, name, grown)
+        self.exclusion[old:] = Exclusion.VACANT
+        self.model[old:] = -1
+        self.numa[old:] = -1
+        order = np.zeros((self.free_order.shape[0], old * 2), dtype=np.int32)
+        order[:, :old] = self.free_order
+        self.free_order = order
+        self._vacant.extend(range(old * 2 - 1, old - 1, -1))
+
+    def _fit_cards(self, count: int) -> None:
+        """Widen the arrays for a node with `count` cards."""
+        width = self.size.shape[1]
+        if count <= width:
+            return
+        width = max(count, width * 2)
+        for name in _CARD_ARRAYS:
+            array = getattr(self, name)
+            wider = np.full((self.row_count, width), -1 if name in {"model", "numa"} else 0, dtype=np.int32)
+            wider[:, : array.shape[1]] = array
+            setattr(self, name, wider)
+        order = np.zeros((width, self.row_count), dtype=np.int32)
+        order[: self.free_order.shape[0]] = self.free_order
+        self.free_order = order

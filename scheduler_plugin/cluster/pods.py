@@ -1,0 +1,231 @@
+"""Pods as the scheduler keeps them: what they ask for, and what is known of their cards."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from allocator.errors import QuantityError, RequestError
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.quantity import parse_bytes, parse_milli
+from allocator.records import Assignment, load_allocation, load_assigned
+from allocator.request import PodRequest, parse_pod
+from scheduler_plugin.cluster.objects import ContainerLite, PodLite, ResourceList, container_mappings
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+_milli = lru_cache(maxsize=4096)(parse_milli)
+_bytes = lru_cache(maxsize=4096)(parse_bytes)
+
+
+MOST_REQUESTED: Final = 1 << 53
+"""More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """One pod, as its newest known version says.
+
+    Attributes:
+        uid: The pod's identity; names are used again.
+        namespace: Its namespace.
+        name: Its name.
+        resource_version: Of this version of the pod.
+        node: The node it is bound to, empty before.
+        ended: Its phase is Succeeded or Failed.
+        priority: Larger ones may evict smaller ones.
+        cpu_milli: Thousandths of a core that it requests, by Kubernetes' rule.
+        memory_bytes: Bytes of host memory that it requests.
+        request: What it asks of cards; None when it does not ask, or asks for what cannot be given.
+        error: Why it cannot be given, in words, else empty.
+        charged: What to account for a pod on a node: `request`, or where that is an error what its containers
+            ask for without the annotations. None when it does not ask.
+        assigned: Cards that its Binding names; None when there are none or they cannot be read.
+        allocated: Cards that the node says it got.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
+    node: str
+    ended: bool
+    priority: int
+    cpu_milli: int
+    memory_bytes: int
+    request: PodRequest | None
+    error: str
+    charged: PodRequest | None
+    assigned: Assignment | None
+    allocated: Assignment | None
+
+    @property
+    def version(self) -> int:
+        """The resourceVersion as a number."""
+        return version_number(self.resource_version)
+
+
+def version_number(resource_version: str) -> int:
+    """Read a resourceVersion as the number it is, 0 when it is none."""
+    return int(resource_version) if resource_version.isascii() and resource_version.isdigit() else 0
+
+
+def read_request(pod: PodLite, resource: str) -> PodRequest | None:
+    """Read what a pod asks of cards.
+
+    Args:
+        pod: The pod.
+        resource: Name of the extended resource.
+
+    Raises:
+        RequestError: it asks for what cannot be given.
+    """
+    return parse_pod(
+        pod.metadata.annotations or {},
+        container_mappings(pod.spec.init_containers),
+        container_mappings(pod.spec.containers),
+        resource,
+    )
+
+
+def asks(pod: PodLite, resource: str) -> bool:
+    """Tell whether any container names the resource at all; cheap."""
+    for containers in (pod.spec.containers, pod.spec.init_containers):
+        for container in containers or ():
+            resources = container.resources
+            if resources and (
+                (resources.limits and resource in resources.limits)
+                or (resources.requests and resource in resources.requests)
+            ):
+                return True
+    return False
+
+
+def read_pod(pod: PodLite, resource: str) -> PodRecord:
+    """Turn a pod into its record; whatever is wrong with it becomes data."""
+    request: PodRequest | None = None
+    charged: PodRequest | None = None
+    assigned: Assignment | None = None
+    allocated: Assignment | None = None
+    error = ""
+    meta = pod.metadata
+    if asks(pod, resource):
+        try:
+            charged = request = read_request(pod, resource)
+        except RequestError as problem:
+            error = str(problem)
+            charged = _without_annotations(pod, resource)
+        if charged is not None:
+            assigned, allocated = _cards(meta.annotations or {}, meta.uid)
+    cpu_milli, memory_bytes = pod_requests(pod)
+    return PodRecord(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        resource_version=meta.resource_version,
+        node=pod.spec.node_name,
+        ended=pod.status.phase in _ENDED,
+        priority=pod.spec.priority or 0,
+        cpu_milli=cpu_milli,
+        memory_bytes=memory_bytes,
+        request=request,
+        error=error,
+        charged=charged,
+        assigned=assigned,
+        allocated=allocated,
+    )
+
+
+def pod_requests(pod: PodLite) -> tuple[int, int]:
+    """Add up a pod's cpu (thousandths of a core) and memory (bytes) requests by the rule of Kubernetes.
+
+    Main containers and sidecars add up; an ordinary init container runs beside the sidecars before it; the
+    larger counts, plus the overhead. Requests of the pod as a whole go before those of its containers.
+    """
+    return _requests(pod, "cpu", _milli), _requests(pod, "memory", _bytes)
+
+
+def _requests(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+    overhead = _amount(pod.spec.overhead, resource, parse)
+    whole = _amount(_requested(pod.spec.resources), resource, parse)
+    if whole:
+        return whole + overhead
+    sidecars = peak = 0
+    for container in pod.spec.init_containers or ():
+        amount = _container(container, resource, parse)
+        if container.restart_policy == "Always":
+            sidecars += amount
+        else:
+            peak = max(peak, amount + sidecars)
+    mains = sum(_container(container, resource, parse) for container in pod.spec.containers or ())
+    return max(peak, mains + sidecars) + overhead
+
+
+def _container(container: ContainerLite, resource: str, parse: Callable[[str | int], int]) -> int:
+    return _amount(_requested(container.resources), resource, parse)
+
+
+def _requested(resources: ResourceList | None) -> dict[str, str | int] | None:
+    if resources is None:
+        return None
+    if resources.limits and resources.requests:
+        return {**resources.limits, **resources.requests}
+    return resources.requests or resources.limits
+
+
+def _amount(amounts: dict[str, str | int] | None, resource: str, parse: Callable[[str | int], int]) -> int:
+    value = amounts.get(resource) if amounts else None
+    if value is None:
+        return 0
+    try:
+        return min(max(0, parse(value)), MOST_REQUESTED)
+    except QuantityError:
+        return 0
+
+
+def _without_annotations(pod: PodLite, resource: str) -> PodRequest | None:
+    try:
+        return parse_pod(
+            {},
+            container_mappings(pod.spec.init_containers),
+            container_mappings(pod.spec.containers),
+            resource,
+        )
+    except RequestError:
+        return None
+
+
+def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, Assignment | None]:
+    """Read the cards that scheduler and node have written; rubbish counts as nothing."""
+    assigned: Assignment | None = None
+    allocated: Assignment | None = None
+    text = annotations.get(POD_ASSIGNED)
+    if text is not None:
+        try:
+            assigned = load_assigned(text)
+        except RequestError:
+            assigned = None
+    text = annotations.get(POD_ALLOCATION)
+    if text is not None:
+        try:
+            allocation = load_allocation(text)
+        except RequestError:
+            allocation = None
+        if allocation is not None and allocation.uid == uid:
+            allocated = allocation.containers
+    return assigned, allocated
+
+
+Shape = Hashable
+
+
+def shapes(request: PodRequest) -> frozenset[tuple[int, Shape]]:
+    """Describe a pod's containers the way the kubelet asks for them: total units, and what tells them apart.
+
+    The kubelet tells the node only how many units a container wants. Two pods whose containers agree in
+    units and shape are interchangeable; same units in another shape are a guess that can go wrong.
+    """
+    if request.shared:
+        whole = ("shared", tuple((container.kind, container.units) for container in request.containers))
+        return frozenset((container.units, (whole, request.selector)) for container in request.containers)
+    return frozenset((container.units, (request.cards, request.selector)) for container in request.containers)

@@ -1,0 +1,1 @@
+"""Taking the cards: the serial commit, its Binding, and batches in two tiers."""

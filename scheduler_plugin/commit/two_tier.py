@@ -1,0 +1,141 @@
+"""Two-tier scheduling of batches: many look at snapshots, one commits (algorithm 6).
+
+The steps for one list are `commit.merge` and `commit.commit`; here are the order of pods, the retries, and
+the time that both tiers need. `two_tier_workers` runs the first tier in processes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final, Literal
+
+from scheduler_plugin.commit.committer import Candidate, commit, merge
+from scheduler_plugin.errors import SettingsError
+
+Rescore = Literal["on-epoch", "on-version"]
+
+_LONGEST_BACKOFF_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A pod's turn in the queue.
+
+    Attributes:
+        pod: Its number.
+        attempt: Turns it had before.
+        not_before_s: When it may be tried.
+    """
+
+    pod: int
+    attempt: int = 0
+    not_before_s: float = 0.0
+
+
+class Turns:
+    """The queue of pods: in order, and those that failed again at the tail, later each time.
+
+    Args:
+        pods: How many.
+        attempts: Turns a pod gets at most.
+        backoff_s: Wait after the first failure; doubled each time, 5 s at most.
+
+    Raises:
+        SettingsError: attempts below 1, or a negative back-off.
+    """
+
+    def __init__(self, pods: int, attempts: int = 5, backoff_s: float = 0.05) -> None:
+        if attempts < 1 or backoff_s < 0:
+            raise SettingsError(
+                f"{attempts} attempts with a back-off of {backoff_s:g} s: allowed are 1 or more, from 0 s"
+            )
+        self.attempts = attempts
+        self.backoff_s = backoff_s
+        self._queue = deque(Turn(pod) for pod in range(pods))
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def next(self, now_s: float) -> Turn | None:
+        """Take the first turn that is due; None when none is."""
+        for at, turn in enumerate(self._queue):
+            if turn.not_before_s <= now_s:
+                del self._queue[at]
+                return turn
+        return None
+
+    def due_s(self) -> float:
+        """When the next turn is due; infinite when the queue is empty."""
+        return min((turn.not_before_s for turn in self._queue), default=float("inf"))
+
+    def failed(self, turn: Turn, now_s: float) -> bool:
+        """Put a pod back to the tail; False when it has had all its turns."""
+        if turn.attempt + 1 >= self.attempts:
+            return False
+        wait_s = min(_LONGEST_BACKOFF_S, self.backoff_s * 2**turn.attempt)
+        self._queue.append(Turn(turn.pod, turn.attempt + 1, now_s + wait_s))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of one list.
+
+    Attributes:
+        node: Where the pod was bound, None: nowhere.
+        tried: Nodes whose bind was tried, in order.
+        conflicts: Nodes of the list that had changed since they were scored.
+    """
+
+    node: str | None
+    tried: tuple[str, ...]
+    conflicts: int
+
+
+def decide(
+    offered: Sequence[Candidate],
+    version: Callable[[str], int | None],
+    rescore: Callable[[str], float | None],
+    bind: Callable[[str], bool],
+    *,
+    epoch: int = 0,
+    mode: Rescore = "on-epoch",
+) -> Decision:
+    """Commit one list.
+
+    Args:
+        offered: List 1.
+        version: A node's latest version, None when it is gone.
+        rescore: Filters and scores a node's latest record, None when the pod no longer fits.
+        bind: Binds, or says no and leaves the record alone.
+        epoch: Of the weights in force.
+        mode: `on-epoch` scores anew what was scored with other weights, `on-version` does not.
+    """
+    if mode == "on-version":
+        offered = [replace(candidate, epoch=epoch) for candidate in offered]
+    conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
+    node, tried = commit(merge(offered, version, rescore, epoch=epoch), bind)
+    return Decision(node, tuple(tried), conflicts)
+
+
+def commit_times(pods: int, workers: int, prepare: float, commit_one: float) -> list[float]:
+    """When each pod is committed: `C_i = max(C_(i-1), ceil(i / w) * t) + r`.
+
+    Args:
+        pods: Pods that arrive at once.
+        workers: w, pre-schedulers.
+        prepare: t, time to pre-schedule one.
+        commit_one: r, time to commit one.
+
+    Returns:
+        C_1 .. C_n, in the unit of t and r.
+
+    Raises:
+        SettingsError: workers below 1.
+    """
+    if workers < 1:
+        raise SettingsError(f"{workers} workers: allowed is 1 or more")
+    prepared = (-(-number // workers) * prepare for number in range(1, pods + 1))
+    done = accumulate(prepared, lambda last, ready: max(last, ready) + commit_one, initial=0.0)
+    return list(done)[1:]

@@ -1,0 +1,293 @@
+"""The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from allocator.errors import RequestError
+from allocator.names import POD_NODE_POLICY
+from allocator.request import PodRequest, parse_pod
+from scheduler_plugin.cluster.objects import PodLite, container_mappings, has_preferences
+from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Candidate, Offer, Offers
+from scheduler_plugin.http.protocol import (
+    CallDecoder,
+    Candidates,
+    MetaPod,
+    MetaVictims,
+    decode_preempt,
+    encode_filter_error,
+    encode_passed,
+    encode_preempt,
+    encode_refused,
+    encode_scores,
+)
+from scheduler_plugin.placement.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
+from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray, RowArray
+from scheduler_plugin.placement.preemption import room_on, victims_on
+from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
+from scheduler_plugin.placement.reasons import reason
+from scheduler_plugin.placement.scores import Policies
+
+SHORTLIST: Final = 16
+
+REMEMBERED_SETTLED: Final = 4096
+"""Pods that were bound or are gone: a filter call for one of them may still be on its way."""
+
+
+class Extender:
+    """The first, optimistic tier: looks at a snapshot and takes nothing.
+
+    Args:
+        state: The cluster.
+        policies: Of the cluster.
+        offers: Where the versions and scores of returned nodes are kept for the commit.
+        shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
+    """
+
+    def __init__(
+        self, state: ClusterState, policies: Policies, offers: Offers, shortlist: int = SHORTLIST
+    ) -> None:
+        self.state = state
+        self.policies = policies
+        self.offers = offers
+        self.shortlist = shortlist
+        self.refused = ""
+        self._calls = CallDecoder()
+        self._settled_uids: dict[str, None] = {}
+        state.settled = self._settled
+
+    def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a filter call; afterwards `refused` is the pod's UID if it only found no room.
+
+        Args:
+            body: The request.
+            now: Seconds.
+            stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        pod, candidates = self._calls.decode(body)
+        self.refused = ""
+        if not asks(pod, self.state.resource):
+            return self._pass_all(candidates)
+        if stale:
+            return encode_filter_error(stale)
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError as error:
+            everywhere = (str(error), False, range(len(candidates.rows(self.state.nodes))))
+            return encode_refused(candidates, self.state.nodes, [everywhere])
+        if query is None:
+            return self._pass_all(candidates)
+        rows, at = self._known(candidates)
+        fits = self._fits(query, rows)
+        fitting_rows = rows[fits]
+        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        ranks_by_itself = _ranks_by_itself(pod)
+        limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
+        first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
+        if not len(first):
+            self.refused = pod.metadata.uid
+            return self._refuse(pod, candidates, query, rows, at, fits)
+        positions = np.flatnonzero(fits)
+        chosen = (positions if at is None else at[positions])[first].tolist()
+        chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        if not ranks_by_itself:
+            self._offer(pod, query, fitting_rows[first], scores[first])
+        return encode_passed(candidates, self.state.nodes, chosen)
+
+    def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
+
+        A pod that ranks nodes by itself gets 0 everywhere: one rank of ours outvotes its preferences.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        pod, candidates = self._calls.decode(body)
+        result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
+        if stale or _ranks_by_itself(pod):
+            return encode_scores(candidates, self.state.nodes, result)
+        offered = self._as_offered(pod.metadata.uid, candidates)
+        if offered is not None:
+            result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
+            return encode_scores(candidates, self.state.nodes, result)
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError:
+            query = None
+        if query is None:
+            return encode_scores(candidates, self.state.nodes, result)
+        rows, at = self._known(candidates)
+        positions = np.flatnonzero(self._fits(query, rows))
+        fitting_rows = rows[positions]
+        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
+        result[positions if at is None else at[positions]] = ranked
+        return encode_scores(candidates, self.state.nodes, result)
+
+    def preempt(self, body: bytes, now: float) -> bytes:
+        """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        args = decode_preempt(body)
+        proposed = args.proposed
+        if args.pod is None or not proposed:
+            return encode_preempt({})
+        self.state.expire(now)
+        try:
+            query = self._query(args.pod)
+        except RequestError:
+            return encode_preempt({})
+        if query is None:
+            return encode_preempt(proposed)
+        answer: dict[str, MetaVictims] = {}
+        for node, victims in proposed.items():
+            room = room_on(self.state, node, query)
+            if room is not None:
+                uids = [pod.uid for pod in victims.pods or ()]
+                chosen = victims_on(room, query, args.pod.spec.priority or 0, uids)
+                if chosen is not None:
+                    pods = [MetaPod(uid) for uid in chosen]
+                    answer[node] = MetaVictims(pods, victims.pdb_violations)
+        return encode_preempt(answer)
+
+    def _settled(self, pod: PodRecord) -> None:
+        """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
+        self._settled_uids[pod.uid] = None
+        if len(self._settled_uids) > REMEMBERED_SETTLED:
+            del self._settled_uids[next(iter(self._settled_uids))]
+        for learner in self.policies.learners:
+            request = pod.charged if pod.node else None
+            ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+            learner.settled(pod.uid, ask)
+
+    def _pass_all(self, candidates: Candidates) -> bytes:
+        """Answer for a pod that asks for nothing of ours."""
+        nodes = self.state.nodes
+        return encode_passed(candidates, nodes, range(len(candidates.rows(nodes))))
+
+    def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
+        """Order nodes as filter did a moment ago.
+
+        Returns:
+            Positions among the candidates, best first; None unless every candidate was in filter's answer, no
+            node has changed since, and the policy's weights have not either.
+        """
+        names = candidates.few
+        offer = self.offers.look(uid)
+        if offer is None or not names:
+            return None
+        places = {name: position for position, name in enumerate(names)}
+        asked = [candidate for candidate in offer.candidates if candidate.node in places]
+        if len(asked) != len(names):
+            return None
+        if not all(offer.still_holds(self.state.nodes, candidate) for candidate in asked):
+            return None
+        return [places[candidate.node] for candidate in asked]
+
+    def _query(self, pod: PodLite) -> Query | None:
+        """Read what the pod asks for; None when it asks for nothing."""
+        request = self._request(pod)
+        return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
+
+    def _request(self, pod: PodLite) -> PodRequest | None:
+        return parse_pod(
+            pod.metadata.annotations or {},
+            container_mappings(pod.spec.init_containers),
+            container_mappings(pod.spec.containers),
+            self.state.resource,
+            node_policies=self.policies.names,
+        )
+
+    def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
+        """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
+        rows = candidates.rows(self.state.nodes)
+        if not len(rows) or int(rows.min()) >= 0:
+            return rows, None
+        at = np.flatnonzero(rows >= 0)
+        return rows[at], at
+
+    def _fits(self, query: Query, rows: RowArray) -> BoolArray:
+        """Nodes that have the cards and no pod starting that the kubelet could mistake for this one."""
+        fits = fitting(self.state.nodes, query, rows)
+        busy = self._busy(query)
+        if busy is not None:
+            fits &= ~busy[rows]
+        return fits
+
+    def _busy(self, query: Query) -> BoolArray | None:
+        names = self.state.busy_nodes(query.wanted)
+        if not names:
+            return None
+        busy = np.zeros(self.state.nodes.row_count, dtype=np.bool_)
+        get = self.state.nodes.rows.get
+        busy[[row for name in names if (row := get(name)) is not None]] = True
+        return busy
+
+    def _refuse(
+        self,
+        pod: PodLite,
+        candidates: Candidates,
+        query: Query,
+        rows: RowArray,
+        at: RowArray | None,
+        held: BoolArray,
+    ) -> bytes:
+        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now."""
+        codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
+        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
+        out = np.flatnonzero(~held)
+        found[out] = misfits(self.state.nodes, query, rows[out])
+        busy = self._busy(query)
+        if busy is not None:
+            waiting = out[busy[rows[out]]]
+            found[waiting[fitting(self.state.nodes, query, rows[waiting])]] = Misfit.BUSY
+        if at is None:
+            codes = found
+        else:
+            codes[at] = found
+        if pod.metadata.uid not in self._settled_uids:
+            for learner in self.policies.learners:
+                learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
+        groups = []
+        for code in np.unique(codes).tolist():
+            misfit = Misfit(code)
+            text = reason(misfit, query.ask.demands, self.state.unit_mib)
+            groups.append((text, misfit in EVICTABLE, np.flatnonzero(codes == code).tolist()))
+        return encode_refused(candidates, self.state.nodes, groups)
+
+    def _offer(self, pod: PodLite, query: Query, rows: RowArray, scores: FloatArray) -> None:
+        """Remember versions and scores of the best nodes for the commit."""
+        nodes = self.state.nodes
+        policy = self.policies.of(query.request)
+        epoch = policy.epoch
+        candidates = tuple(
+            Candidate(nodes.names[row], score, version, epoch)
+            for row, score, version in zip(
+                rows.tolist(), scores.tolist(), nodes.version[rows].tolist(), strict=True
+            )
+        )
+        self.offers.put(pod.metadata.uid, Offer(policy, candidates))
+
+    def _with_nominated(
+        self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
+    ) -> list[int]:
+        """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
+        row = self.state.nodes.rows.get(pod.status.nominated_node_name)
+        if row is None or row not in fitting_rows:
+            return chosen
+        position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
+        return chosen if position in chosen else [*chosen, position]
+
+
+def _ranks_by_itself(pod: PodLite) -> bool:
+    """Tell whether the pod states preferences and names no policy: then those rank the nodes."""
+    return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})

@@ -1,0 +1,225 @@
+"""The extender over HTTP."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from allocator.errors import shown
+from kubeapi.errors import cut
+from scheduler_plugin.cluster.watching import Watcher
+from scheduler_plugin.commit.binding import Binder, Leadership
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.metrics import Metrics
+from scheduler_plugin.http.patience import WAIT_S, Patience
+from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error
+
+MAX_BODY: Final = 16 * 2**20
+"""Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
+
+BIND_WAIT_S: Final = 1.0
+"""How long bind waits for a pod that our view does not have yet."""
+
+OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What may be read without a client certificate; probes and Prometheus have none."""
+
+FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
+
+_ENCODE_ERROR: Final = {"/filter": encode_filter_error, "/bind": encode_bind}
+"""Verbs whose answer has a place for an error."""
+
+METRICS: Final = web.AppKey("metrics", Metrics)
+
+PLACES: Final = web.AppKey("places", str)
+"""What is served, in words."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the handlers work on.
+
+    Attributes:
+        extender: filter and prioritize.
+        binder: bind.
+        watcher: The view of the API server.
+        metrics: For Prometheus.
+        clock: Monotonic seconds.
+        patience: For which refused pods to wait a moment.
+        leadership: None without an election.
+    """
+
+    extender: Extender
+    binder: Binder
+    watcher: Watcher
+    metrics: Metrics
+    clock: Callable[[], float]
+    patience: Patience
+    leadership: Leadership | None = None
+
+    async def filter(self, request: web.Request) -> web.Response:
+        """POST /filter."""
+        body = await _body(request)
+        began = perf_counter()
+        answer = self.extender.filter(body, self.clock(), self.watcher.stale)
+        took_s = perf_counter() - began
+        if self.extender.refused:
+            answer = await self._reconsidered(self.extender.refused, body, answer)
+        return self._done("filter", perf_counter() - took_s, answer)
+
+    async def _reconsidered(self, uid: str, body: bytes, refusal: bytes) -> bytes:
+        """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
+        answer, patience = refusal, self.patience
+
+        def found() -> bool:
+            nonlocal answer
+            answer = self.extender.filter(body, self.clock(), self.watcher.stale)
+            return not self.extender.refused
+
+        if patience.is_worth_it(uid):
+            if await patience.news.until(found, WAIT_S):
+                patience.note_passed(uid)
+                return answer
+            patience.note_in_vain()
+        patience.note_refused(uid)
+        return answer
+
+    async def prioritize(self, request: web.Request) -> web.Response:
+        """POST /prioritize."""
+        body = await _body(request)
+        began = perf_counter()
+        answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
+        return self._done("prioritize", began, answer)
+
+    async def bind(self, request: web.Request) -> web.Response:
+        """POST /bind."""
+        body = await _body(request)
+        began = perf_counter()
+        args = decode_bind(body)
+        # kube-scheduler may have read of the pod before us.
+        await self.watcher.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
+        error = self.watcher.stale or await self.binder.bind(args)
+        if error:
+            self.metrics.errors.labels("bind").inc()
+            log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
+        else:
+            log.debug("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
+        return self._done("bind", began, encode_bind(error))
+
+    async def preempt(self, request: web.Request) -> web.Response:
+        """POST /preempt."""
+        body = await _body(request)
+        began = perf_counter()
+        return self._done("preempt", began, self.extender.preempt(body, self.clock()))
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """GET /healthz: the process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """GET /readyz: the view is complete and fresh, and this process is the leader where that matters."""
+        why = self.watcher.stale
+        if not why and self.leadership is not None and not self.leadership.is_leader:
+            why = "not the leader"
+        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+
+    async def metrics_page(self, _: web.Request) -> web.Response:
+        """GET /metrics."""
+        body = self.metrics.render(self.extender.state, self.watcher.age_s)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def _done(self, verb: str, began: float, answer: bytes) -> web.Response:
+        took_s = perf_counter() - began
+        self.metrics.handled.labels(verb).observe(took_s)
+        return web.Response(
+            body=answer,
+            headers={"Content-Type": "application/json", "Server-Timing": f"handled;dur={took_s * 1000:.3f}"},
+        )
+
+
+async def _body(request: web.Request) -> bytes:
+    """Read the body.
+
+    Raises:
+        ProtocolError: 400, it was cut off, or is not encoded as its headers say.
+    """
+    try:
+        return await request.read()
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise ProtocolError(
+            f"body cannot be read: {cut(str(error))}; allowed is a whole one, encoded as its headers say", 400
+        ) from error
+
+
+@web.middleware
+async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn rubbish into one clear line with status 400 or 422, and a fault of ours into the verb's error."""
+    try:
+        return await handler(request)
+    except ProtocolError as error:
+        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
+        log.warning("request refused", path=request.path, error=str(error))
+        answer = web.Response(text=f"{error}\n", status=error.status)
+        if request.content.exception() is not None:
+            # aiohttp ends the connection when it comes to the rest of such a body, but does not say so.
+            answer.force_close()
+        return answer
+    except web.HTTPRequestEntityTooLarge as error:
+        size = request.content_length or f"more than {MAX_BODY}"
+        error.text = f"body of {size} bytes: allowed are {MAX_BODY}\n"
+        raise
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        raise
+    except web.HTTPException:
+        raise
+    except Exception:
+        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
+        log.exception("call failed", path=request.path)
+        # kube-scheduler reads no text with another status than 200.
+        encode = _ENCODE_ERROR.get(request.path)
+        if encode is None:
+            return web.Response(text=f"{FAULT}\n", status=500)
+        return web.Response(body=encode(FAULT), content_type="application/json")
+
+
+@web.middleware
+async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse verbs to clients without a certificate; one of a strange authority fails the handshake."""
+    transport = request.transport
+    if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
+        return web.Response(
+            text="allowed is a client certificate of the authority given at start\n", status=403
+        )
+    return await handler(request)
+
+
+def make_app(service: Service, *, only_known_clients: bool = False) -> web.Application:
+    """Build the application.
+
+    Args:
+        service: What the handlers work on.
+        only_known_clients: Answer verbs only to clients with a certificate.
+    """
+    guards = [_only_known_clients] if only_known_clients else []
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
+    app[METRICS] = service.metrics
+    routes = [
+        web.post("/filter", service.filter),
+        web.post("/prioritize", service.prioritize),
+        web.post("/bind", service.bind),
+        web.post("/preempt", service.preempt),
+        web.get("/healthz", service.healthz),
+        web.get("/readyz", service.readyz),
+        web.get("/metrics", service.metrics_page),
+    ]
+    app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
+    app.add_routes(routes)
+    return app

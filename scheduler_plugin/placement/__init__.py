@@ -1,0 +1,1 @@
+"""Where a pod can go and where it should: filters, scores, policies, preemption. Pure."""

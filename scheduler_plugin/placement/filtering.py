@@ -1,0 +1,312 @@
+"""Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
+
+Card choice matters only to pods with several demands: what the first container leaves depends on the card
+it gets. The known card policies are placed on all nodes at once, others one node at a time after a check
+that rules most nodes out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.fragmentation import fragmentation
+from allocator.place import Placement, place
+from allocator.request import PodRequest
+from allocator.selector import Selector
+from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cluster.pods import Shape
+from scheduler_plugin.placement.policies.registry import Ask, BoolArray, FloatArray, LongArray, RowArray
+
+CardCosts = Callable[[LongArray, LongArray, int], FloatArray]
+CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
+
+_NUMA_BITS: Final = 62
+
+
+class Misfit(IntEnum):
+    """Why a node cannot take a pod; the fixed texts are in `reasons`."""
+
+    NONE = 0
+    UNKNOWN_NODE = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+    NOT_ADMITTED = 5
+    TOO_SMALL = 6
+    NOT_FREE = 7
+    BUSY = 8
+    HELD_BACK = 9
+
+
+EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
+"""Misfits that evicting pods could cure."""
+
+_BY_EXCLUSION: Final = {
+    Exclusion.VACANT: Misfit.UNKNOWN_NODE,
+    Exclusion.NO_WORDS: Misfit.NO_WORDS,
+    Exclusion.CORRUPT: Misfit.CORRUPT,
+    Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A pod's request, ready to be asked of the arrays.
+
+    Attributes:
+        request: What the pod asks of cards.
+        ask: The same as policies see it.
+        wanted: What its containers ask of the kubelet, see `pods.shapes`.
+    """
+
+    request: PodRequest
+    ask: Ask
+    wanted: frozenset[tuple[int, Shape]]
+
+
+class Selectors:
+    """Card masks by selector, brought up to date by row when an inventory changes.
+
+    Args:
+        limit: Selectors that are remembered.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._known: dict[Selector, tuple[BoolArray, LongArray]] = {}
+
+    def mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
+        """Tell which cards a selector admits: bool[R, K], None for all."""
+        if selector.admits_all:
+            return None
+        mask, made = self._known.pop(selector, (np.zeros((0, 0), dtype=np.bool_), np.zeros(0, np.int64)))
+        if mask.shape != nodes.size.shape:
+            mask = np.zeros(nodes.size.shape, dtype=np.bool_)
+            made = np.full(nodes.row_count, -1, dtype=np.int64)
+        stale = np.flatnonzero(made != nodes.inventory_version)
+        if stale.size:
+            mask[stale] = _admitted(nodes, selector, stale)
+            made[stale] = nodes.inventory_version[stale]
+        self._known[selector] = (mask, made)
+        if len(self._known) > self._limit:
+            del self._known[next(iter(self._known))]
+        return mask
+
+
+def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
+    """Ask the selector: once a model, once a UUID."""
+    # The last entry is for cards of unknown model, index -1.
+    models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
+    admitted: BoolArray = models[nodes.model[rows]]
+    if selector.uuids or selector.excluded_uuids:
+        for at, row in enumerate(rows.tolist()):
+            uuids = nodes.uuids[row]
+            for card in range(admitted.shape[1]):
+                admitted[at, card] &= selector.admits_uuid(uuids[card] if card < len(uuids) else "")
+    return admitted
+
+
+def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Tell which nodes have the cards for a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], rows in use or not.
+
+    Returns:
+        bool[m].
+    """
+    ask = query.ask
+    fits: BoolArray = nodes.usable[rows]
+    for demand in ask.demands:
+        fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(fits & ~_surely_together(nodes, ask, rows))
+        if left.size:
+            fits[left] = _together(nodes, query, rows[left])
+    return fits
+
+
+def _has_cards(nodes: NodeArrays, ask: Ask, rows: RowArray, units: int, cards: int) -> BoolArray:
+    """Tell which nodes have so many cards with so many free units."""
+    if cards > nodes.free_order.shape[0]:
+        return np.zeros(len(rows), dtype=np.bool_)
+    if ask.admits is None:
+        result: BoolArray = nodes.free_order[cards - 1][rows] >= units
+        return result
+    counts = np.count_nonzero((nodes.free[rows] >= units) & ask.admits[rows], axis=1)
+    admitted: BoolArray = counts >= cards
+    return admitted
+
+
+def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell which nodes fit whatever cards are chosen: the choices before spoil one card each."""
+    sure: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    cards = 0
+    for demand in ask.demands:
+        cards += demand.cards
+        sure &= _has_cards(nodes, ask, rows, demand.units, cards)
+    return sure
+
+
+def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Place all demands in order on every row."""
+    costs = CARD_COSTS.get(query.ask.card_policy)
+    if costs is None:
+        return np.array([place_on(nodes, int(row), query) is not None for row in rows], dtype=np.bool_)
+    return place_many(nodes, query.ask, rows, costs)
+
+
+def place_many(
+    nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
+) -> BoolArray:
+    """Do what `allocator.place` does, for many nodes at once.
+
+    A card is chosen by the smallest (cost, not near, position); near means on a NUMA node that the pod's
+    earlier cards are on, kept as a bit set.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for.
+        rows: intp[m].
+        costs_of: The card policy.
+        emptied: Place on cards as if every pod had been evicted.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    size = nodes.size[rows].astype(np.int64)
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    admits = None if ask.admits is None else ask.admits[rows]
+    numa = nodes.numa[rows].astype(np.int64)
+    bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
+    near = np.zeros(len(rows), dtype=np.int64)
+    count = np.arange(len(rows))
+    width = free.shape[1]
+    position = np.arange(width, dtype=np.int64)
+    ok = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        fits = free >= demand.units
+        if admits is not None:
+            fits &= admits
+        costs = costs_of(size, free, demand.units)
+        for _ in range(demand.cards):
+            costs[~fits] = np.inf
+            far = (bits & near[:, None]) == 0
+            order = np.where(costs == costs.min(axis=1)[:, None], far * width + position, 2 * width)
+            best = order.argmin(axis=1)
+            ok &= fits[count, best]
+            fits[count, best] = False
+            free[count, best] -= demand.units
+            near |= bits[count, best]
+    return ok
+
+
+def _least_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
+    return (size - free).astype(np.float64)
+
+
+def _most_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
+    return (free - size).astype(np.float64)
+
+
+def _fragmentation(size: LongArray, free: LongArray, units: int) -> FloatArray:
+    """Look the costs up in a table for each card size."""
+    costs: FloatArray = np.full(size.shape, np.inf, dtype=np.float64)
+    for each in np.unique(size).tolist():
+        if each >= units:
+            here = (size == each) & (free >= units)
+            costs[here] = _fragmentation_table(each, units)[free[here]]
+    return costs
+
+
+@lru_cache(maxsize=1024)
+def _fragmentation_table(size: int, units: int) -> FloatArray:
+    """Ask the card policy itself about a card of every fill: float64[size + 1] by free units."""
+    cards = [Card(0, "", "", size, size - free) for free in range(size + 1)]
+    return np.array(fragmentation(cards, units), dtype=np.float64)
+
+
+CARD_COSTS: Final[dict[str, CardCosts]] = {
+    "fragmentation": _fragmentation,
+    "least-used": _least_used,
+    "most-used": _most_used,
+}
+"""The card policies of `allocator.policy`, for many cards at once: size, free and units give costs."""
+
+
+def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
+    """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
+    if not nodes.usable[row]:
+        return None
+    return place(cards_of(nodes, row), query.request, query.ask.card_policy)
+
+
+def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
+    """Say why nodes that `fitting` refused cannot take a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], none of which fits.
+
+    Returns:
+        int8[m], a `Misfit` each: the first in the order of its values that is true.
+    """
+    ask = query.ask
+    codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
+    codes[~_large_enough(nodes, ask, rows)] = Misfit.TOO_SMALL
+    if ask.admits is not None:
+        most = max(demand.cards for demand in ask.demands)
+        admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
+        codes[admitted < most] = Misfit.NOT_ADMITTED
+    excluded = nodes.exclusion[rows]
+    for exclusion, misfit in _BY_EXCLUSION.items():
+        codes[excluded == exclusion] = misfit
+    return codes
+
+
+def _large_enough(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell which nodes could take the pod if every other pod were evicted."""
+    sizes = nodes.evictable[rows]
+    if ask.admits is not None:
+        sizes = np.where(ask.admits[rows], sizes, 0)
+    enough: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(enough)
+        costs = CARD_COSTS.get(ask.card_policy, _least_used)
+        enough[left] = place_many(nodes, ask, rows[left], costs, emptied=True)
+    return enough
+
+
+def cards_of(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
+    """Write a row's cards as the scalar code reads them, in word order."""
+    count = int(nodes.cards[row])
+    uuids = nodes.uuids[row] or tuple("" for _ in range(count))
+    return tuple(
+        Card(
+            index=card,
+            uuid=uuids[card],
+            model=nodes.model_names[model] if model >= 0 else "",
+            size_units=size,
+            used_units=occupied,
+            numa=numa if numa >= 0 else None,
+        )
+        for card, (size, occupied, model, numa) in enumerate(
+            zip(
+                nodes.size[row, :count].tolist(),
+                nodes.occupied[row, :count].tolist(),
+                nodes.model[row, :count].tolist(),
+                nodes.numa[row, :count].tolist(),
+                strict=True,
+            )
+        )
+    )

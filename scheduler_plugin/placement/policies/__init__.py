@@ -1,0 +1,26 @@
+"""Node policies: one small pure module each, found by name through the registry.
+
+The extender, the simulator and Python users call the same code: `make(name)` builds a policy, and its
+`score` ranks candidate rows of a `ClusterView`, lower is better.
+"""
+
+from scheduler_plugin.placement.policies import (
+    balanced,
+    best_fit,
+    fragmentation,
+    least_requested,
+    weighted_balance,
+)
+from scheduler_plugin.placement.policies.registry import NODE_POLICIES, make, names, register
+
+__all__ = [
+    "NODE_POLICIES",
+    "balanced",
+    "best_fit",
+    "fragmentation",
+    "least_requested",
+    "make",
+    "names",
+    "register",
+    "weighted_balance",
+]

@@ -1,0 +1,49 @@
+"""balanced: keep cpu, memory and GPU memory of a node equally used, so that none strands the others."""
+
+import numpy as np
+
+from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions, mean
+from scheduler_plugin.placement.policies.registry import (
+    Ask,
+    ClusterView,
+    FloatArray,
+    Parameters,
+    RowArray,
+    no_parameters,
+    register,
+)
+
+NAME = "balanced"
+
+
+class Balanced:
+    """Score: population variance of f, `f_c = (used_c + request_c) / capacity_c`, capacity 0 dropped."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        self._fractions = Fractions()
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
+        self._fractions.follow(view)
+        spread = self._fractions.after(ask, rows)
+        present = self._fractions.present(rows)
+        spread -= mean(spread, present)
+        spread *= spread
+        if present is not None:
+            spread *= present
+        return np.round(mean(spread, present), DECIMALS)
+
+
+def make(parameters: Parameters) -> Balanced:
+    """Build the policy.
+
+    Raises:
+        PolicyError: parameters were given; it takes none.
+    """
+    no_parameters(NAME, parameters)
+    return Balanced()
+
+
+register(NAME, make)

@@ -1,0 +1,116 @@
+"""fragmentation: put a pod where it strands the least GPU for the typical workload.
+
+Score: the increase of `fragmentation_terms`' F + 0.5 C + 3 S + 20 W by placing the pod on its best cards;
+ties by least free GPU, then least free cpu. With a card policy other than `fragmentation` the score is that
+of the cards which that policy takes. Scores are cached by node state, so a pod of a shape seen before costs
+only the nodes that changed since.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.placement.policies.fragmentation_file import read_workload
+from scheduler_plugin.placement.policies.fragmentation_scores import Scores, by_uuid
+from scheduler_plugin.placement.policies.fragmentation_workload import Shape, Workload, assumed, distance
+from scheduler_plugin.placement.policies.registry import (
+    Ask,
+    ClusterView,
+    FloatArray,
+    Parameters,
+    RowArray,
+    register,
+)
+
+NAME: Final = "fragmentation"
+
+_PODS: Final = 1 << 16
+"""Pods that are remembered, so that each is learned from once."""
+
+_FIRST_LESSON: Final = 8
+_LESSON_GROWTH: Final = 1.5
+_LESSON_WORTH: Final = 0.05
+"""A lesson costs the scores kept so far: one that moves less of the popularity than this is skipped."""
+
+
+class Fragmentation:
+    """The node policy; see the module's text.
+
+    Args:
+        workload: The typical workload. None: it is learned from the pods seen, in lessons ever further
+            apart and only when there is something new; before the first, whole cards, halves, quarters and
+            eighths are assumed.
+    """
+
+    def __init__(self, workload: Workload | None = None) -> None:
+        self.epoch = 0
+        self._learns = workload is None
+        self._seen: Workload = Workload() if workload is None else workload
+        self._next_lesson = _FIRST_LESSON
+        self._learned: dict[Shape, float] = {}
+        self._pods: OrderedDict[str, None] = OrderedDict()
+        self._scores: Scores | None = None if workload is None else Scores(workload)
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
+        scores = self._follow(view)
+        return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(ask, rows)
+
+    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+        """Choose the cards that the row's score was computed with; None when the pod does not fit."""
+        return self._follow(view).cards(view, ask, row)
+
+    def value(self, view: ClusterView, rows: RowArray) -> FloatArray:
+        """Fragmentation of each row now: float64[m], units."""
+        return self._follow(view).value(rows)
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:  # noqa: ARG002
+        """Learn from a pod that fits nowhere: it is part of what is asked for."""
+        self._learn(uid, ask)
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        """Learn from a pod that was bound."""
+        if ask is not None:
+            self._learn(uid, ask)
+
+    def _learn(self, uid: str, ask: Ask) -> None:
+        if not self._learns or uid in self._pods:
+            return
+        self._pods[uid] = None
+        if len(self._pods) > _PODS:
+            self._pods.popitem(last=False)
+        self._seen.add(ask)
+        if self._seen.total < self._next_lesson or not self._seen.popularity():
+            return
+        self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
+        popularity = self._seen.popularity()
+        if distance(popularity, self._learned) > _LESSON_WORTH:
+            self._learned = popularity
+            self._scores = Scores(self._seen)
+            self.epoch += 1
+
+    def _follow(self, view: ClusterView) -> Scores:
+        if self._scores is None:
+            self._scores = Scores(assumed(max(1, int(view.size.max(initial=1)))))
+        self._scores.follow(view)
+        return self._scores
+
+
+def make(parameters: Parameters) -> Fragmentation:
+    """Build the policy.
+
+    Args:
+        parameters: `workload`: path of a CSV file of pods to learn the typical workload from, columns as in
+            `fragmentation_file`; without it the policy learns from the pods that it sees.
+
+    Raises:
+        PolicyError: another parameter, or a file that cannot be used.
+    """
+    unknown = sorted(set(parameters) - {"workload"})
+    if unknown:
+        raise PolicyError(f"{NAME}: parameter {unknown[0]!r} does not exist; allowed is workload")
+    path = parameters.get("workload")
+    return Fragmentation(None if path is None else read_workload(path))
+
+
+register(NAME, make)

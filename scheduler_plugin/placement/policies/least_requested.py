@@ -1,0 +1,43 @@
+"""least-requested: spread pods over the emptiest nodes."""
+
+import numpy as np
+
+from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions, mean
+from scheduler_plugin.placement.policies.registry import (
+    Ask,
+    ClusterView,
+    FloatArray,
+    Parameters,
+    RowArray,
+    no_parameters,
+    register,
+)
+
+NAME = "least-requested"
+
+
+class LeastRequested:
+    """Score: `mean_c(f_c)`, `f_c = (used_c + request_c) / capacity_c`, classes of capacity 0 dropped."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        self._fractions = Fractions()
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
+        self._fractions.follow(view)
+        return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows)), DECIMALS)
+
+
+def make(parameters: Parameters) -> LeastRequested:
+    """Build the policy.
+
+    Raises:
+        PolicyError: parameters were given; it takes none.
+    """
+    no_parameters(NAME, parameters)
+    return LeastRequested()
+
+
+register(NAME, make)

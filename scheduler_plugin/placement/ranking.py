@@ -1,0 +1,54 @@
+"""From scores to an order: ties by node name, and the extender protocol's integers 0..10 by rank."""
+
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.placement.policies.registry import FloatArray, IntArray, LongArray, RowArray
+
+BEST: Final = 10
+"""Highest score of the extender protocol."""
+
+
+def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
+    """Find the first candidates by (score, name), in order.
+
+    Args:
+        scores: float64[m], lower is better; inf is left out.
+        name_ranks: int64[m], order of the candidates' names, all distinct.
+        limit: How many at most.
+
+    Returns:
+        intp[k], positions in `scores`, best first, k <= limit.
+    """
+    positions = np.flatnonzero(scores < np.inf)
+    if positions.size > limit:
+        kept = scores[positions]
+        last = kept.min() if limit == 1 else np.partition(kept, limit - 1)[limit - 1]
+        sure = positions[kept < last]
+        ties = positions[kept == last]
+        wanted = limit - sure.size
+        if ties.size > wanted:
+            ties = ties[np.argpartition(name_ranks[ties], wanted - 1)[:wanted]]
+        positions = np.concatenate((sure, ties))
+    order = np.lexsort((name_ranks[positions], scores[positions]))
+    return positions[order]
+
+
+def protocol_scores(scores: FloatArray, name_ranks: LongArray) -> IntArray:
+    """Map scores to the protocol: 10 for the best, one less for each next one, never below 0.
+
+    kube-scheduler breaks equal scores at random, so the first eleven differ; raw scores rounded to 0..10
+    would lose the order.
+
+    Args:
+        scores: float64[m], lower is better; inf gets 0.
+        name_ranks: int64[m], all distinct.
+
+    Returns:
+        int32[m].
+    """
+    result: IntArray = np.zeros(len(scores), dtype=np.int32)
+    first = best(scores, name_ranks, BEST)
+    result[first] = BEST - np.arange(len(first), dtype=np.int32)
+    return result

@@ -1,0 +1,78 @@
+"""Policies of the cluster and of single pods, and a pod's request made ready for them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allocator.policy import card_policy
+from allocator.request import PodRequest
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.cluster.pods import shapes
+from scheduler_plugin.placement.filtering import Query, Selectors
+from scheduler_plugin.placement.policies import make, names
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
+
+
+class Policies:
+    """The cluster's policies, and those that pods may name instead.
+
+    Args:
+        node_policy: Name of the cluster's node policy.
+        card_policy_name: Name of the cluster's card policy.
+        parameters: Of the cluster's node policy, text by name.
+
+    Raises:
+        PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
+    """
+
+    def __init__(
+        self,
+        node_policy: str = "least-requested",
+        card_policy_name: str = "least-used",
+        parameters: Mapping[str, str] | None = None,
+    ) -> None:
+        card_policy(card_policy_name)
+        self.node_policy = node_policy
+        self.card_policy = card_policy_name
+        self._selectors = Selectors()
+        self._made: dict[str, NodePolicy] = {node_policy: make(node_policy, parameters)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Node policies that a pod may name."""
+        return names()
+
+    @property
+    def learners(self) -> list[Learner]:
+        """The policies in use that learn from what happens to pods."""
+        return [policy for policy in self._made.values() if isinstance(policy, Learner)]
+
+    def of(self, request: PodRequest) -> NodePolicy:
+        """The policy that ranks nodes for a pod: its own, else the cluster's."""
+        name = request.node_policy or self.node_policy
+        policy = self._made.get(name)
+        if policy is None:
+            policy = self._made[name] = make(name)
+        return policy
+
+    def query(self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Query:
+        """Make a pod's request ready.
+
+        Args:
+            nodes: The arrays that it will be asked of, before any of them changes.
+            request: What the pod asks of cards.
+            cpu_milli: Thousandths of a core.
+            memory_bytes: Bytes of host memory.
+        """
+        ask = self.lesson(request, cpu_milli, memory_bytes)
+        admits = self._selectors.mask(nodes, request.selector)
+        return Query(request, ask if admits is None else replace(ask, admits=admits), shapes(request))
+
+    def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Ask:
+        """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
+        return Ask(
+            cpu_milli=cpu_milli,
+            memory_bytes=memory_bytes,
+            demands=tuple(CardDemand(d.units_per_card, d.cards) for d in request.demands),
+            card_policy=request.card_policy or self.card_policy,
+            selector=request.selector,
+        )

@@ -1,0 +1,1 @@
+"""A kubelet for demo and tests."""

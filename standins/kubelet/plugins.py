@@ -1,0 +1,205 @@
+"""The stand-in kubelet's side of the device plugin API: registration, dial-back, the plugins' streams.
+
+As in kubelet 1.36 a plugin is known by its resource alone. That is why a second registration while the old
+stream is open does harm: when the old stream ends, the kubelet takes down whoever is registered under the
+name by then, and allocatable stays 0 until the plugin registers once more.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from standins.kubelet.devices import AdmissionError, DeviceManager
+from standins.kubelet.pods import is_extended_resource
+
+API_VERSION: Final = "v1beta1"
+_DIAL_S: Final = 10.0
+_PRE_START_S: Final = 30.0
+_CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
+
+
+class PluginClient:
+    """One plugin that registered: the kubelet's end of its socket, and the `Endpoint` of its devices.
+
+    The connection reads messages of at most 4 MiB, gRPC's default in Go and here alike.
+    """
+
+    def __init__(self, resource: str, socket: Path) -> None:
+        self.resource = resource
+        self.options = pb.DevicePluginOptions()
+        self._socket = socket
+        self._channel: Any = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+        self._stub: Any = rpc.DevicePluginStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stopped = False
+
+    async def connect(self) -> None:
+        """Dial, for at most 10 s, and ask for the options.
+
+        Raises:
+            ConnectionError: nobody answered.
+        """
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                await self._channel.channel_ready()
+            self.options = await self._stub.GetDevicePluginOptions(pb.Empty(), timeout=_DIAL_S)
+        except TimeoutError:
+            raise ConnectionError("failed to dial device plugin: context deadline exceeded") from None
+        except grpc.aio.AioRpcError as error:
+            raise ConnectionError(f"failed to get device plugin options: {_as_go_prints(error)}") from error
+
+    async def listen(self, take: Callable[[str, Iterable[pb.Device]], None]) -> None:
+        """Pass the plugin's lists on until its stream ends, whoever ends it."""
+        try:
+            async for response in self._stub.ListAndWatch(pb.Empty()):
+                take(self.resource, response.devices)
+        except grpc.aio.AioRpcError:
+            return
+        except asyncio.CancelledError:
+            # What gRPC raises here when we closed the connection under the call.
+            if not self._stopped:
+                raise
+
+    async def close(self) -> None:
+        """Close the connection; calls from now on fail."""
+        self._stopped = True
+        await self._channel.close()
+
+    async def preferred(self, available: Collection[str], required: Collection[str], size: int) -> set[str]:
+        """Ask GetPreferredAllocation for one container.
+
+        Raises:
+            AdmissionError: the plugin refused, or is gone.
+        """
+        asked = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=sorted(available),
+            must_include_deviceIDs=sorted(required),
+            allocation_size=size,
+        )
+        try:
+            response = await self._call(
+                self._stub.GetPreferredAllocation, pb.PreferredAllocationRequest(container_requests=[asked])
+            )
+        except AdmissionError as error:
+            raise AdmissionError(
+                f"device plugin GetPreferredAllocation rpc failed with err: {error}"
+            ) from error
+        answers = response.container_responses
+        return set(answers[0].deviceIDs) if answers else set()
+
+    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
+        """Ask Allocate for one container.
+
+        Raises:
+            AdmissionError: the plugin refused, is gone, or answered for no container.
+        """
+        asked = pb.ContainerAllocateRequest(devices_ids=sorted(ids))
+        response = await self._call(self._stub.Allocate, pb.AllocateRequest(container_requests=[asked]))
+        if not response.container_responses:
+            raise AdmissionError("no containers return in allocation response")
+        granted: pb.ContainerAllocateResponse = response.container_responses[0]
+        return granted
+
+    async def pre_start(self, ids: Collection[str]) -> None:
+        """Ask PreStartContainer, for at most 30 s.
+
+        Raises:
+            AdmissionError: the plugin refused, or is gone.
+        """
+        request = pb.PreStartContainerRequest(devices_ids=sorted(ids))
+        try:
+            await self._call(self._stub.PreStartContainer, request, _PRE_START_S)
+        except AdmissionError as error:
+            raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
+
+    async def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        if self._stopped:
+            raise AdmissionError(f"endpoint {self.resource} has been stopped")
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(_as_go_prints(error)) from error
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            # The plugin's stream ended, and the connection was closed under the call.
+            raise AdmissionError(
+                "rpc error: code = Canceled desc = grpc: the client connection is closing"
+            ) from None
+
+
+class Registry(rpc.RegistrationServicer):
+    """The registration service and the plugins that came through it; one per kubelet process.
+
+    Args:
+        folder: where plugins' sockets are.
+        devices: what is told of plugins and their lists.
+        on_change: called after anything that may change the node's capacity.
+    """
+
+    def __init__(self, folder: Path, devices: DeviceManager, on_change: Callable[[], None]) -> None:
+        self._folder = folder
+        self._devices = devices
+        self._on_change = on_change
+        self._clients: dict[str, PluginClient] = {}
+        self._listening: set[asyncio.Task[None]] = set()
+        self.registrations = 0
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: N802 - wire
+        """Dial the plugin, ask for its options, answer, and listen to its devices from then on."""
+        self.registrations += 1
+        resource = request.resource_name
+        if request.version != API_VERSION:
+            await context.abort(
+                grpc.StatusCode.UNKNOWN,
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                f'Supported version is ["{API_VERSION}"]',
+            )
+        if not is_extended_resource(resource):
+            await context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
+        client = PluginClient(resource, self._folder / request.endpoint)
+        self._clients[resource] = client
+        try:
+            await client.connect()
+        except ConnectionError as error:
+            self._clients.pop(resource, None)
+            await client.close()
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        self._devices.plugin_connected(resource, client)
+        task = asyncio.create_task(self._listen(client))
+        self._listening.add(task)
+        task.add_done_callback(self._listening.discard)
+        return pb.Empty()
+
+    async def close(self) -> None:
+        """Drop every connection, as the end of the process does."""
+        for task in tuple(self._listening):
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
+        for client in tuple(self._clients.values()):
+            await client.close()
+        self._clients.clear()
+
+    def _take(self, resource: str, devices: Iterable[pb.Device]) -> None:
+        self._devices.plugin_listed(resource, devices)
+        self._on_change()
+
+    async def _listen(self, client: PluginClient) -> None:
+        await client.listen(self._take)
+        # Not `client`: whoever has its name by now. This is the kubelet's own behaviour.
+        present = self._clients.pop(client.resource, None)
+        if present is not None:
+            await present.close()
+            self._devices.plugin_disconnected(client.resource)
+            self._on_change()
+        if present is not client:
+            await client.close()
+
+
+def _as_go_prints(error: Any) -> str:
+    name = "".join(part.capitalize() for part in error.code().name.split("_"))
+    return f"rpc error: code = {name} desc = {error.details()}"

@@ -1,0 +1,62 @@
+"""The stand-in's container runtime: containers run on while the kubelet restarts or is away."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from standins.kubelet.pods import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    """One container that was started.
+
+    Attributes:
+        namespace: of its pod.
+        pod: name of its pod.
+        name: of the container.
+        kind: ordinary init containers have ended when the next one starts.
+        envs: what the device plugins put into its environment.
+        cdi_devices: CDI names it was started with.
+        devices: resource -> IDs, as the kubelet gave them at its start.
+        running: False once it has ended or was killed.
+    """
+
+    namespace: str
+    pod: str
+    name: str
+    kind: Kind
+    envs: Mapping[str, str]
+    cdi_devices: tuple[str, ...]
+    devices: Mapping[str, frozenset[str]]
+    running: bool
+
+
+class Runtime:
+    """Every container ever started on the machine, by pod UID and container name."""
+
+    def __init__(self) -> None:
+        self._containers: dict[tuple[str, str], ContainerRecord] = {}
+
+    @property
+    def containers(self) -> Mapping[tuple[str, str], ContainerRecord]:
+        """All records, the ended ones too."""
+        return self._containers
+
+    def start(self, uid: str, record: ContainerRecord) -> None:
+        """Start a container; an ordinary init container ends at once."""
+        self._containers[uid, record.name] = replace(record, running=record.kind != "init")
+
+    def running(self, uid: str, container: str) -> bool:
+        """Tell whether a container runs."""
+        record = self._containers.get((uid, container))
+        return record is not None and record.running
+
+    def running_pods(self) -> frozenset[str]:
+        """UIDs of pods with a running container: those whose cgroups exist."""
+        return frozenset(uid for (uid, _), record in self._containers.items() if record.running)
+
+    def stop_pod(self, uid: str) -> None:
+        """End every container of a pod."""
+        for key, record in self._containers.items():
+            if key[0] == uid and record.running:
+                self._containers[key] = replace(record, running=False)
