@@ -6,7 +6,7 @@ Anybody may have written them, so loading checks everything and says what is wro
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from allocator.cards import Card
@@ -40,10 +40,12 @@ class Holds:
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.
         uids: pods whose units the words certainly contain.
+        units: by UID, units by the card's position in the words; empty where the release before wrote it.
     """
 
     seen: int
     uids: frozenset[str]
+    units: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,13 @@ def load_allocation(text: str) -> Allocation:
 
 def dump_holds(holds: Holds) -> str:
     """Write `gpupack.io/holds`, UIDs sorted so that equal values are equal texts."""
-    return _compact({"seen": str(holds.seen), "uids": sorted(holds.uids)})
+    uids = sorted(holds.uids)
+    record: dict[str, object] = {"seen": str(holds.seen), "uids": uids}
+    if holds.units:
+        record["units"] = [
+            {str(card): units for card, units in sorted(holds.units[uid].items())} for uid in uids
+        ]
+    return _compact(record)
 
 
 def load_holds(text: str) -> Holds:
@@ -106,9 +114,8 @@ def load_holds(text: str) -> Holds:
     """
     try:
         record = _object(_json(text), "seen", "uids")
-        return Holds(
-            _version(record["seen"]), frozenset(_text(uid, "uid") for uid in _list(record["uids"], "uids"))
-        )
+        uids = [_text(uid, "uid") for uid in _list(record["uids"], "uids")]
+        return Holds(_version(record["seen"]), frozenset(uids), _units(uids, record.get("units")))
     except _ShapeError as error:
         raise _rubbish(PackingError, NODE_HOLDS, text, error) from error
 
@@ -262,6 +269,24 @@ def _uuid(value: Any) -> str:
     if not isinstance(value, str) or not is_card_uuid(value):
         raise _ShapeError("a card UUID is not one")
     return value
+
+
+def _units(uids: Sequence[str], value: Any) -> dict[str, dict[int, int]]:
+    if value is None:
+        return {}
+    found = _list(value, "units")
+    if len(found) != len(uids):
+        raise _ShapeError("units does not have one entry for each UID")
+    return {
+        uid: {_position(card): _number(units, "units", 0) for card, units in _object(entry).items()}
+        for uid, entry in zip(uids, found, strict=True)
+    }
+
+
+def _position(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise _ShapeError("a card's position is not a number")
+    return int(text)
 
 
 def _assignment(value: Any) -> Assignment:

@@ -5,15 +5,16 @@ Everything here belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 import structlog
 
 from allocator.errors import LedgerError
 from allocator.ids import device_id
-from allocator.ledger import Grant, Ledger
-from deviceplugin.errors import RefusedError
+from allocator.ledger import BookEntry, Grant, Ledger
+from allocator.names import unit_of_resource
+from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.kubelet.service import ContainerGrant
 
 VIEW_WAIT_S: Final = 1.0
@@ -25,21 +26,57 @@ ROOM_WAIT_S: Final = 5.0
 log = structlog.get_logger(__name__)
 
 
+class Line(Protocol):
+    """One line of the kubelet's book."""
+
+    uid: str
+    container: str
+    resource: str
+    ids: frozenset[str]
+
+
+class Contents(Protocol):
+    """What the kubelet's book says; the same object as long as the book was not written again."""
+
+    @property
+    def entries(self) -> Iterable[Line]:
+        """The devices of every container, of all resources."""
+
+
+class Book(Protocol):
+    """The kubelet's book."""
+
+    def read(self) -> Contents | None:
+        """Return what it says now, None where there is none.
+
+        Raises:
+            BookError: it cannot be read.
+        """
+
+
 class Account:
     """A node's ledger and those who follow it.
 
     Args:
         ledger: the accounts.
+        book: the kubelet's, read before every answer.
+        resource: name of our extended resource.
         unit_mib: MiB a unit.
         cdi: name the cards as CDI devices too.
         clock: monotonic seconds.
         view_wait_s: see `VIEW_WAIT_S`.
         room_wait_s: see `ROOM_WAIT_S`.
+
+    Attributes:
+        book_problem: why the book cannot be read, None while it can.
+        want_list: asks for a complete list of this node's pods that begins now.
     """
 
     def __init__(
         self,
         ledger: Ledger,
+        book: Book,
+        resource: str,
         unit_mib: int,
         *,
         cdi: bool = False,
@@ -48,6 +85,11 @@ class Account:
         room_wait_s: float = ROOM_WAIT_S,
     ) -> None:
         self.ledger = ledger
+        self.book_problem: str | None = "the kubelet's book was not read yet"
+        self.want_list: Callable[[], None] = lambda: None
+        self._book = book
+        self._last: object = self
+        self._resource = resource
         self._unit_mib = unit_mib
         self._cdi = cdi
         self._clock = clock
@@ -57,7 +99,7 @@ class Account:
         self._news = asyncio.Event()
         self._ids = {
             card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
-            for card in ledger.cards()
+            for card in ledger.installed
         }
         self._devices: dict[str, bool] = {}
         self.health_changed()
@@ -77,7 +119,40 @@ class Account:
         """Seconds by the ledger's clock."""
         return self._clock()
 
-    # What the kubelet asks; the `Allocator` of plugin.py.
+    def refresh(self) -> None:
+        """Take the kubelet's book as it is now, and what time has ended.
+
+        A book that cannot be read is not an empty one: what it said before stays.
+
+        Raises:
+            UnitInUseError: containers hold IDs of another unit's resource.
+        """
+        try:
+            contents = self._book.read()
+        except BookError as error:
+            if self.book_problem != str(error):
+                log.error("the kubelet's book cannot be read, nothing is released", error=str(error))
+            self.book_problem = str(error)
+            self.ledger.settle(self.now_s())
+            return
+        self.book_problem = None
+        if contents is self._last:
+            self.ledger.settle(self.now_s())
+            return
+        entries = () if contents is None else tuple(contents.entries)
+        for entry in entries:
+            if entry.resource != self._resource and unit_of_resource(entry.resource) is not None:
+                raise UnitInUseError(
+                    f"pod {entry.uid} holds {entry.resource}, this daemon offers {self._resource}: "
+                    "a unit is changed on a drained node only, drain this one first"
+                )
+        self._last = contents
+        self.ledger.read_book(
+            [BookEntry(e.uid, e.container, e.ids) for e in entries if e.resource == self._resource],
+            self.now_s(),
+        )
+
+    # What the kubelet asks.
 
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health."""
@@ -94,26 +169,39 @@ class Account:
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
 
-        Waits a little for the pod that asks to come into view, and for all others before it goes elsewhere
-        than the scheduler said.
+        Waits a little for the pod that asks to come into view, and for a fresh list of all pods before it
+        goes elsewhere than the scheduler said.
 
         Raises:
             RefusedError: no card has room.
         """
-        asked = (size, available, must_include)
-        sure = await self._until(
-            lambda: self.ledger.expects(*asked) and not self.ledger.displaces(*asked), self._view_wait_s
+        self.refresh()
+        ledger, now_s = self.ledger, self.now_s
+        asked_at = ledger.mark(now_s())
+
+        def listed() -> bool:
+            view = ledger.facts.view
+            return view is not None and view.order > asked_at.order
+
+        known = await self._until(
+            lambda: ledger.expects(size, must_include, now_s()), self._view_wait_s
         )
-        known = sure or self.ledger.expects(*asked)
         if not known:
             log.warning("container of an unknown pod", units=size, waited_s=self._view_wait_s)
+        elif ledger.displaces(size, must_include, now_s()):
+            self.want_list()
+            await self._until(
+                lambda: listed() or not ledger.displaces(size, must_include, now_s()), self._view_wait_s
+            )
         try:
-            return self.ledger.preferred(available, must_include, size, self.now_s())
+            return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
-            if known or not await self._until(lambda: self.ledger.expects(*asked), self._room_wait_s):
+            if known or not await self._until(
+                lambda: ledger.expects(size, must_include, now_s()), self._room_wait_s
+            ):
                 raise RefusedError("no-room", str(error)) from error
         try:
-            return self.ledger.preferred(available, must_include, size, self.now_s())
+            return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
             raise RefusedError("no-room", str(error)) from error
 
@@ -123,6 +211,7 @@ class Account:
         Raises:
             RefusedError: the IDs do not belong together.
         """
+        self.refresh()
         try:
             grant = self.ledger.allocate(ids, self.now_s())
         except LedgerError as error:

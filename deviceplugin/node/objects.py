@@ -35,6 +35,7 @@ SCHEDULED: Final = "PodScheduled"
 """The only condition of a pod that is not the kubelet's."""
 
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+_RAN: Final = frozenset({"Running", "Succeeded"})
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -146,14 +147,16 @@ class PodObject(msgspec.Struct):
             created=self.metadata.creation_timestamp,
             assigned=assigned,
             allocation=self._allocation(),
-            started=self.status.admitted,
+            runtime_uid=self.runtime_uid,
+            admitted=self.status.admitted,
+            ran=self.status.phase in _RAN,
             terminal=self.status.phase in _TERMINAL,
         )
         return pod, problem or wrong
 
     @property
-    def cgroup_uid(self) -> str:
-        """The UID under which the kubelet runs the pod."""
+    def runtime_uid(self) -> str:
+        """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
         return (self.metadata.annotations or {}).get(MIRROR) or self.metadata.uid
 
     def _assigned(self) -> tuple[Assignment | None, RequestError | None]:

@@ -197,14 +197,14 @@ class Publisher:
             unit_mib=self._unit_mib,
             sizes=tuple(card.size_units for card in ledger.installed),
             used=ledger.used(),
-            holds=ledger.holds(),
+            holds=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen=self._pod_view.seen,
         )
 
     def _settled(self) -> bool:
         ledger = self._account.ledger
-        return not ledger.wants_list() and not ledger.in_flight()
+        return not ledger.in_flight()
 
 
 @dataclass(slots=True)

@@ -1,29 +1,24 @@
-"""Keeps the ledger in step with the kubelet's list and with the cgroups of pods that ended."""
+"""Keeps the ledger in step with the kubelet's book and with the cgroups of pods."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
 
-from allocator.ledger import Listed
-from allocator.names import unit_of_resource
-from deviceplugin.errors import PodResourcesError, UnitInUseError
-from deviceplugin.kubelet.podresources import PodResourcesList
 from deviceplugin.node.account import Account
-from deviceplugin.node.views import PodView
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often the kubelet is asked, in seconds.
+    """How often to look, in seconds.
 
     Attributes:
-        soon_s: after something happened that the list should show; doubles while it does not.
-        unsettled_s: at most, while it does not or while a pod that ended still has processes.
+        soon_s: after something happened; doubles while it is not settled.
+        unsettled_s: at most, while a pod that ended is still charged.
         slow_s: when nothing happens.
     """
 
@@ -34,68 +29,52 @@ class Pace:
 
 PACE: Final = Pace()
 
-BREATH_S: Final = 0.002
-"""Pause between parts of a round that each take the loop a while: an Allocate gets its turn in between."""
 
+class Changes(Protocol):
+    """Tells when the kubelet's book was written."""
 
-class PodResources(Protocol):
-    """The kubelet's list; `podresources.PodResourcesClient` in earnest."""
-
-    async def list(self) -> PodResourcesList:
-        """Ask for what every container holds now."""
+    def changes(self) -> AsyncIterator[None]:
+        """Yield after each write."""
 
 
 class Cgroups(Protocol):
-    """Which pods still run something; `cgroups.PodCgroups` in earnest. Blocking."""
+    """Which pods still run something. Blocking."""
 
     def alive(self, uids: Collection[str]) -> frozenset[str]:
         """Return those of `uids` that have a container left."""
 
 
 class Reconciler:
-    """Asks the kubelet soon after an Allocate or a pod's start or end, and slowly at all times.
+    """Reads the book when it is written, and looks after pods that end.
 
     Args:
         account: the ledger.
-        view: the own node's pods.
-        resource: name of our extended resource.
-        kubelet: the list.
+        book: tells when it was written.
         cgroups: the containers.
+        clean: makes the kubelet clean its book and write it.
         pace: waits.
 
     Attributes:
-        listed: set once the kubelet has answered for the first time.
-        errors: failed questions so far.
+        read: set once the book has been read for the first time.
     """
 
     def __init__(
         self,
         account: Account,
-        view: PodView,
-        resource: str,
-        kubelet: PodResources,
+        book: Changes,
         cgroups: Cgroups,
+        clean: Callable[[], Awaitable[None]],
         *,
         pace: Pace = PACE,
     ) -> None:
         self._account = account
-        self._view = view
-        self._resource = resource
-        self._kubelet = kubelet
+        self._book = book
         self._cgroups = cgroups
+        self._clean = clean
         self._pace = pace
         self._wake = asyncio.Event()
-        self._kubelet_id: object = None
-        self._failing = False
-        self.listed = asyncio.Event()
-        self.errors = 0
+        self.read = asyncio.Event()
         account.follow(self._on_change)
-
-    def kubelet_restarted(self) -> None:
-        """Stop believing what the kubelet's list lacks until it has been asked anew."""
-        log.info("kubelet restarted, charges stay until both its list and the API server say otherwise")
-        self._account.ledger.kubelet_restarted()
-        self._account.changed()
 
     async def run(self) -> None:
         """Reconcile until cancelled.
@@ -107,83 +86,62 @@ class Reconciler:
         while True:
             self._wake.clear()
             await self._once()
-            ledger = self._account.ledger
-            if ledger.wants_view():
-                self._view.want_list()
-            unsettled = ledger.wants_list() or bool(ledger.doubtful())
-            delay_s = min(self._pace.unsettled_s, delay_s * 2) if unsettled else self._pace.slow_s
+            delay_s = min(self._pace.unsettled_s, delay_s * 2) if self._unsettled() else self._pace.slow_s
             try:
                 async with asyncio.timeout(delay_s):
                     await self._wake.wait()
             except TimeoutError:
                 continue
             delay_s = self._pace.soon_s
-            # Several Allocates of one pod make one question, and no burst makes more than a few a second.
+            # Several events make one look, and no burst makes more than a few a second.
             await asyncio.sleep(self._pace.soon_s)
 
+    async def follow_book(self) -> None:
+        """Read the book whenever it was written, until cancelled.
+
+        Raises:
+            UnitInUseError: containers hold IDs of another unit's resource.
+        """
+        async for _ in self._book.changes():
+            self._refresh()
+
     async def _once(self) -> None:
-        """One question to the kubelet and, for pods that ended, one look at the cgroups."""
-        mark = self._account.ledger.mark(self._account.now_s())
-        try:
-            answer = await self._kubelet.list()
-        except PodResourcesError as error:
-            self.errors += 1
-            if not self._failing:
-                log.warning("the kubelet does not list its pods' devices", error=str(error))
-            self._failing = True
-            return
-        if self._failing:
-            log.info("the kubelet lists its pods' devices again")
-        self._failing = False
-        if self._kubelet_id is not None and answer.kubelet != self._kubelet_id:
-            self._kubelet_id = answer.kubelet
-            self.kubelet_restarted()
-            return
-        self._kubelet_id = answer.kubelet
-        await asyncio.sleep(BREATH_S)
-        self._check_units(answer)
+        ledger = self._account.ledger
+        self._refresh()
+        if ledger.wants_view():
+            self._account.want_list()
+        uids = ledger.doubtful()
+        if uids:
+            mark = ledger.mark(self._account.now_s())
+            alive = await asyncio.to_thread(self._cgroups.alive, uids)
+            # What was written before a container ran must be known before it is said to run.
+            self._refresh()
+            before = self._fingerprint()
+            ledger.looked(uids, alive, mark)
+            self._tell(before)
+        if ledger.wants_write(self._account.now_s()):
+            await self._clean()
+            self._refresh()
+
+    def _refresh(self) -> None:
         before = self._fingerprint()
-        self._account.ledger.listed(
-            [
-                Listed(namespace, name, container, frozenset(devices[self._resource]))
-                for (namespace, name, container), devices in answer.entries.items()
-                if self._resource in devices
-            ],
-            mark,
-        )
-        self.listed.set()
+        self._account.refresh()
+        if self._account.book_problem is None:
+            self.read.set()
+        self._tell(before)
+
+    def _tell(self, before: object) -> None:
         if self._fingerprint() != before:
             self._account.changed()
-        await asyncio.sleep(BREATH_S)
-        if await self._look_at_cgroups():
-            self._account.changed()
-
-    async def _look_at_cgroups(self) -> bool:
-        """Tell the ledger of pods that have no container left; returns whether there were any."""
-        doubtful = self._account.ledger.doubtful()
-        if not doubtful:
-            return False
-        names = {uid: self._view.cgroup_uid(uid) for uid in doubtful}
-        alive = await asyncio.to_thread(self._cgroups.alive, frozenset(names.values()))
-        ended = [uid for uid, cgroup_uid in names.items() if cgroup_uid not in alive]
-        for uid in ended:
-            log.info("pod ended", uid=uid)
-            self._account.ledger.containers_ended(uid)
-        return bool(ended)
-
-    def _check_units(self, answer: PodResourcesList) -> None:
-        for (namespace, name, _), devices in answer.entries.items():
-            for resource in devices:
-                if resource != self._resource and unit_of_resource(resource) is not None:
-                    raise UnitInUseError(
-                        f"pod {namespace}/{name} holds {resource}, this daemon offers {self._resource}: "
-                        "a unit is changed on a drained node only, drain this one first"
-                    )
 
     def _fingerprint(self) -> tuple[object, ...]:
         ledger = self._account.ledger
-        return (ledger.used(), ledger.holds(), ledger.wants_list(), ledger.doubtful())
+        return (ledger.used(), ledger.holds(), ledger.complete)
+
+    def _unsettled(self) -> bool:
+        ledger = self._account.ledger
+        return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
 
     def _on_change(self) -> None:
-        if self._account.ledger.wants_list() or self._account.ledger.doubtful():
+        if self._unsettled():
             self._wake.set()

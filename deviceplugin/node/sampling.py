@@ -34,7 +34,6 @@ class Sampler:
         owners: the processes' pods.
         health: the cards' health.
         unit_mib: MiB a unit.
-        cgroup_uid: UID of a pod -> the one it has in cgroups.
         on_health: called when a card's health changed.
         every_s: seconds between two measurements.
 
@@ -51,7 +50,6 @@ class Sampler:
         health: HealthTracker,
         *,
         unit_mib: int,
-        cgroup_uid: Callable[[str], str],
         on_health: Callable[[], None],
         every_s: float = SAMPLE_S,
     ) -> None:
@@ -60,7 +58,6 @@ class Sampler:
         self._owners = owners
         self._health = health
         self._unit_mib = unit_mib
-        self._cgroup_uid = cgroup_uid
         self._on_health = on_health
         self._every_s = every_s
         self._inventory: tuple[GpuCard, ...] | None = None
@@ -126,7 +123,7 @@ class Sampler:
     def _promises(self) -> dict[str, dict[str, int]]:
         """MiB by card and the UID that a pod has in cgroups."""
         return {
-            uuid: {self._cgroup_uid(uid): units * self._unit_mib for uid, units in shares.items()}
+            uuid: {uid: units * self._unit_mib for uid, units in shares.items()}
             for uuid, shares in self._account.ledger.promises().items()
         }
 
@@ -138,7 +135,7 @@ class Sampler:
         state = self._health.state(uuid)
         note = log.info if state.healthy else log.error
         note("card is healthy" if state.healthy else "card is unhealthy", card=uuid, reason=state.reason)
-        self._account.ledger.set_healthy(uuid, state.healthy, self._account.now_s())
+        self._account.ledger.set_healthy(uuid, state.healthy)
         self._account.health_changed()
         self._on_health()
         self._account.changed()

@@ -41,16 +41,12 @@ class PodView:
         self._mark = account.ledger.mark(account.now_s())
         self._relist: Callable[[], None] = lambda: None
         self._relisting = False
+        account.want_list = self.want_list
         self._missed = False
         self.seen = 0
         self.owed = 0
         self.connected = False
         self.seats: dict[str, Seat] = {}
-        self._mirrors: dict[str, str] = {}
-
-    def cgroup_uid(self, uid: str) -> str:
-        """The UID under which the kubelet runs a pod; another one for the API's image of a static pod."""
-        return self._mirrors.get(uid, uid)
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
@@ -64,10 +60,11 @@ class PodView:
             self._relist()
 
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
-        """Take all pods of this node."""
+        """Take all pods of this node, as the API server has them now.
+
+        Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
+        """
         pods = []
-        unfinished = self._account.ledger.holds() | self.seats.keys()
-        self._mirrors = {uid: other for uid, other in self._mirrors.items() if uid in unfinished}
         self.seats = {}
         for item in items:
             pod, problem = item.read(self._resource)
@@ -77,10 +74,9 @@ class PodView:
                 self._seat(item)
         self._account.ledger.pods_synced(pods, self._mark)
         self.connected, self._relisting = True, False
-        self._advance(resource_version)
-        if self._missed:
-            # While nobody watched, a pod may have come and gone.
-            self.owed = self.seen
+        self.seen = version_of(resource_version)
+        # While nobody watched, a pod may have come and gone.
+        self.owed = self.seen if self._missed else min(self.owed, self.seen)
         self._missed = False
         self._account.changed()
 
@@ -96,12 +92,12 @@ class PodView:
         waited_for = uid in ledger.unheld()
         if kind == "DELETED":
             self.seats.pop(uid, None)
-            ledger.pod_gone(uid)
+            ledger.pod_gone(uid, self._account.now_s())
         else:
             if uid not in self.seats:
                 self._complain(item, problem)
             self._seat(item)
-            ledger.pod_changed(pod)
+            ledger.pod_changed(pod, self._account.now_s())
         self._advance(resource_version)
         if waited_for and (kind == "DELETED" or pod.terminal):
             self.owed = self.seen
@@ -132,8 +128,6 @@ class PodView:
             metadata.name,
             (metadata.annotations or {}).get(self._allocation_key),
         )
-        if item.cgroup_uid != metadata.uid:
-            self._mirrors[metadata.uid] = item.cgroup_uid
 
     def _complain(self, item: PodObject, problem: Exception | None) -> None:
         if problem is not None:
@@ -213,11 +207,20 @@ class NodeView:
         self._told_missing = self.missing
 
     def _remember(self, node: NodeObject) -> None:
-        """Tell the ledger what the words contained before this daemon started."""
-        words, holds, cards = node.words(), node.holds(), node.cards()
-        if words is None or holds is None:
+        """Tell the ledger which pods the words contained before this daemon started, and on which cards.
+
+        The release before did not write the cards.
+        """
+        holds, cards = node.holds(), node.cards() or ()
+        if holds is None:
             return
-        used = {}
-        if cards is not None and len(cards) == len(words.used):
-            used = {card.uuid: units for card, units in zip(cards, words.used, strict=True)}
-        self._account.ledger.remember(used, holds.uids)
+        found: dict[str, dict[str, int] | None] = {}
+        for uid in holds.uids:
+            units = holds.units.get(uid)
+            known = units is not None and all(position < len(cards) for position in units)
+            found[uid] = (
+                {cards[position].uuid: count for position, count in units.items()}
+                if units is not None and known
+                else None
+            )
+        self._account.ledger.remember(found)

@@ -1,5 +1,6 @@
 """What the own Node should say, when it has to be said, and the one patch that says it; pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ class Wanted:
         unit_mib: MiB a unit.
         sizes: units of each card.
         used: used units of each card.
-        holds: UIDs that the words contain.
+        holds: units by the card's position, by UID, of the pods that the words contain.
         inventory: the cards.
         seen: resourceVersion that the words take into account.
     """
@@ -34,7 +35,7 @@ class Wanted:
     unit_mib: int
     sizes: tuple[int, ...]
     used: tuple[int, ...]
-    holds: frozenset[str]
+    holds: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
     seen: int
 
@@ -64,21 +65,29 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
         return "lost"
     if _released(wanted, words.used, holds, owed):
         return "released"
-    if words.used != wanted.used or holds.uids != wanted.holds or node.cards() != wanted.inventory:
+    if words.used != wanted.used or _holds_differ(wanted, holds) or node.cards() != wanted.inventory:
         return "gained"
     return None
 
 
 def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
     """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None."""
-    if _released(wanted, written.used, Holds(written.seen, written.holds), owed):
+    if _released(wanted, written.used, _holds(written), owed):
         return "released"
     return None if replace(written, seen=wanted.seen) == wanted else "gained"
 
 
 def _released(wanted: Wanted, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
     less = any(now < before for now, before in zip(wanted.used, used, strict=True))
-    return less or holds.seen < owed or bool(holds.uids - wanted.holds)
+    return less or holds.seen < owed or bool(holds.uids - wanted.holds.keys())
+
+
+def _holds(wanted: Wanted) -> Holds:
+    return Holds(wanted.seen, frozenset(wanted.holds), wanted.holds)
+
+
+def _holds_differ(wanted: Wanted, holds: Holds) -> bool:
+    return holds.uids != wanted.holds.keys() or holds.units != wanted.holds
 
 
 def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
@@ -89,7 +98,7 @@ def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
         found.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         found.append(PACKED_REVISION)
-    if holds is None or holds.uids != wanted.holds or holds.seen < owed:
+    if holds is None or _holds_differ(wanted, holds) or holds.seen < owed:
         found.append(NODE_HOLDS)
     if node.cards() != wanted.inventory:
         found.append(NODE_CARDS)
@@ -125,7 +134,7 @@ def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
     resources: dict[str, int | None] = dict.fromkeys(sorted(node.packed_keys()))
     resources.update(node_resources(words))
     annotations = {
-        NODE_HOLDS: dump_holds(Holds(wanted.seen, wanted.holds)),
+        NODE_HOLDS: dump_holds(_holds(wanted)),
         NODE_CARDS: dump_cards(wanted.inventory),
     }
     return {

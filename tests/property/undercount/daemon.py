@@ -4,16 +4,17 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ledger, Listed, Mark
+from allocator.ledger import Ledger
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
+from deviceplugin.errors import BookError
 from deviceplugin.node.account import Account
 from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
-from .kubelet import ModelKubelet, Plugin
+from .kubelet import Book, ModelKubelet, Plugin
 from .world import RESOURCE, UNIT_MIB, World
 
 
@@ -23,8 +24,7 @@ class ModelDaemon(Plugin):
     Attributes:
         away: nothing reaches the API server or comes from it.
         lost: the watch's place is too old for the API server: only a list tells what happened.
-        answer: a PodResources answer on its way.
-        listed: the kubelet's list has been read since the start; the daemon registers only then.
+        book_read: the kubelet's book has been read since the start; the daemon registers only then.
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
     """
@@ -33,25 +33,49 @@ class ModelDaemon(Plugin):
         self, node: str, world: World, random: Random, cards: tuple[Card, ...], kubelet: ModelKubelet
     ) -> None:
         self.node, self.world, self.random, self.cards, self.kubelet = node, world, random, cards, kubelet
-        self.inventory = tuple(
-            CardRecord(card.uuid, card.index, card.model, card.size_units * UNIT_MIB, None, healthy=True)
-            for card in cards
-        )
         self.away = False
         self.now = 0.0
+        self.sick: set[int] = set()
         self.start()
+
+    # The kubelet's book.
+
+    def read(self) -> Book | None:
+        """What `Account` reads."""
+        if self.kubelet.torn:
+            raise BookError("torn")
+        return self.kubelet.file
+
+    @property
+    def inventory(self) -> tuple[CardRecord, ...]:
+        return tuple(
+            CardRecord(card.uuid, card.index, card.model, card.size_units * UNIT_MIB, None, card.healthy)
+            for card in self.ledger.installed
+        )
+
+    @property
+    def book_read(self) -> bool:
+        return self.account.book_problem is None or self.ledger.complete
+
+    def refresh(self) -> None:
+        """Read the book, and make the kubelet write it where that is wanted."""
+        self.account.refresh()
+        if self.ledger.wants_write(self.now):
+            self.kubelet.clean()
+            self.account.refresh()
 
     def start(self) -> None:
         """Begin with an empty memory."""
         self.ledger = Ledger(self.cards)
-        account = Account(self.ledger, UNIT_MIB, clock=lambda: self.now)
-        self.pods = PodView(account, RESOURCE, POD_ALLOCATION)
+        self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
+        self.pods = PodView(self.account, RESOURCE, POD_ALLOCATION)
         self.pods.on_relist(self._ask_for_pods)
-        self.own = NodeView(account, self.node)
+        self.own = NodeView(self.account, self.node)
+        for index in self.sick:
+            self.ledger.set_healthy(self.cards[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
-        self.lost = self.synced = self.listed = False
-        self.answer: tuple[Mark, list[Listed]] | None = None
+        self.lost = self.synced = False
         self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
 
@@ -60,16 +84,22 @@ class ModelDaemon(Plugin):
     def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        asked = (size, available, must_include)
-        if not self.away and (not self.ledger.expects(*asked) or self.ledger.displaces(*asked)):
-            if not self.synced or self.lost:
-                self.begin_view()
-                self.end_view()
-            while self.deliver():
-                pass
+        self.account.refresh()
+        if not self.away and not self.ledger.expects(size, must_include, self.now):
+            self._catch_up(relist=not self.synced or self.lost)
+        if not self.away and self.ledger.displaces(size, must_include, self.now):
+            self._catch_up(relist=True)
         return self.ledger.preferred(available, must_include, size, self.now)
 
+    def _catch_up(self, *, relist: bool) -> None:
+        if relist:
+            self.begin_view()
+            self.end_view()
+        while self.deliver():
+            pass
+
     def allocate(self, ids: frozenset[str]) -> None:
+        self.account.refresh()
         self.ledger.allocate(ids, self.now)
 
     # The API's view.
@@ -129,37 +159,20 @@ class ModelDaemon(Plugin):
                 pass
             self.pods.bookmark(str(self.world.version))
 
-    # The kubelet's list and the cgroups.
-
-    def knows_cards(self, uids: set[str]) -> bool:
-        """Whether the ledger knows what every container of these pods runs with, not just how much."""
-        sure = {h.slot for h in self.ledger._holdings if h.certain}
-        return all(
-            (tracked.pod.uid, container.name) in sure
-            for tracked in self.ledger._pods.values()
-            if tracked.pod.uid in uids and tracked.pod.allocation is None
-            for container in tracked.pod.request.containers
-        )
-
-    def begin_list(self) -> None:
-        self.answer = (self.ledger.mark(self.now), self.kubelet.list())
-
-    def end_list(self) -> None:
-        if self.answer is not None:
-            mark, entries = self.answer
-            self.answer = None
-            self.listed = True
-            self.ledger.listed(entries, mark)
+    # The cgroups.
 
     def look_at_cgroups(self) -> None:
-        for uid in self.ledger.doubtful():
-            if uid not in self.kubelet.running:
-                self.ledger.containers_ended(uid)
+        uids = self.ledger.doubtful()
+        mark = self.ledger.mark(self.now)
+        alive = uids & self.kubelet.running
+        self.account.refresh()
+        self.ledger.looked(uids, alive, mark)
 
     # What it says.
 
     def publish(self) -> bool:
         """One PATCH with words, revision, inventory and holds, if the Node does not say it all."""
+        self.refresh()
         if self.away or not self.ledger.complete or not self.synced:
             return False
         if self.node not in self.world.nodes:
@@ -168,14 +181,14 @@ class ModelDaemon(Plugin):
         self.own.replace([self._node()], "")
         node = self.own.node
         assert node is not None
-        used, holds = self.ledger.used(), self.ledger.holds()
+        used, holds = self.ledger.used(), self.ledger.published_holds()
         sizes = tuple(card.size_units for card in self.ledger.installed)
         wanted = Wanted(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
         if urgency(wanted, node, self.pods.owed) is None:
             return False
         self.revision = next_revision(self.revision, node, 0)
         self._send(patch(wanted, node, self.revision))
-        self.published = (used, holds)
+        self.published = (used, frozenset(holds))
         return True
 
     def _node(self) -> NodeObject:
@@ -192,7 +205,8 @@ class ModelDaemon(Plugin):
         resources = {
             name: value for name, value in body["status"]["allocatable"].items() if value is not None
         }
-        self.world.put_node(self.node, resources, body["metadata"]["annotations"])
+        notes = self.world.nodes[self.node].metadata.annotations or {}
+        self.world.put_node(self.node, resources, {**notes, **body["metadata"]["annotations"]})
 
     def annotate_one(self) -> bool:
         """Write what one pod got for people to read."""

@@ -1,7 +1,9 @@
-"""The kubelet of the model: its device manager as measured, with everything that it forgets or hides.
+"""The kubelet of the model: its device manager and its book, as read in its source and measured.
 
-It hides ordinary init containers from the list, frees the devices of pods that are gone only at the next
-admission, forgets its list when it restarts and sometimes its checkpoint, and tells pods apart by name only.
+Memory and file are apart: the book is written at the end of each container's allocation, a moment late at
+times, and whenever the plugin sends its list. Pods that are gone are dropped from memory at the next
+admission, or when PodResources is asked. After a restart it knows what the file says, and its first batch of
+pods is admitted before anything is dropped.
 """
 
 from collections.abc import Collection
@@ -10,9 +12,25 @@ from random import Random
 
 from allocator.errors import AllocatorError
 from allocator.ids import parse_device_id
-from allocator.ledger import Listed
 
-from .world import ModelPod, World
+from .world import RESOURCE, ModelPod, World
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entry of the book."""
+
+    uid: str
+    container: str
+    ids: frozenset[str]
+    resource: str = RESOURCE
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """The file's content; a new object for each write."""
+
+    entries: tuple[Line, ...]
 
 
 @dataclass
@@ -28,10 +46,14 @@ class ModelKubelet:
     """One node's kubelet.
 
     Attributes:
+        devices: its memory: device IDs by UID and container.
+        file: the book, None where there is none.
+        torn: the book cannot be read until it is written again.
         truth: device IDs that each pod's containers were told of, by UID, until nothing of the pod runs.
-        refused: pods that failed admission, with the reason.
+        running: pods with a container's cgroup.
+        refused: pods that failed admission for want of devices, with the reason.
         late: pods deleted before they were admitted, or whose Node was deleted with all that it said.
-        amnesia: pods that run although the kubelet has forgotten which devices they have.
+        sick: IDs that the plugin calls unhealthy.
     """
 
     def __init__(self, node: str, world: World, random: Random, ids: frozenset[str]) -> None:
@@ -41,15 +63,52 @@ class ModelKubelet:
         self.queue: list[str] = []
         self.admitting: Admission | None = None
         self.admitted: set[str] = set()
-        self.devices: dict[str, dict[str, set[str]]] = {}
+        self.devices: dict[str, dict[str, frozenset[str]]] = {}
+        self.file: Book | None = None
+        self.torn = False
+        self.unwritten: Book | None = None
         self.running: set[str] = set()
+        self.to_run: list[str] = []
         self.to_start: list[str] = []
         self.synced = True
+        self.batch: set[str] = set()
         self.truth: dict[str, set[str]] = {}
         self.refused: list[tuple[ModelPod, str]] = []
-        self.amnesia: set[str] = set()
         self.finished: set[str] = set()
         self.late: set[str] = set()
+        self.sick: frozenset[str] = frozenset()
+
+    # Its book.
+
+    def _snapshot(self) -> Book:
+        return Book(
+            tuple(
+                Line(uid, name, ids) for uid, mine in self.devices.items() for name, ids in mine.items()
+            )
+        )
+
+    def write(self) -> None:
+        """Replace the file by what the memory says."""
+        self.file, self.torn, self.unwritten = self._snapshot(), False, None
+
+    def flush(self) -> None:
+        """Write what was put off; at times an older copy comes after it."""
+        if self.unwritten is None:
+            return
+        before = self.file
+        self.file, self.torn, self.unwritten = self.unwritten, False, None
+        if before is not None and self.random.random() < 0.01:
+            self.file = Book(before.entries)
+
+    def clean(self) -> None:
+        """Answer PodResources, which drops what is not active, and take a list of devices, which writes."""
+        if self.synced and not self.batch:
+            self._drop_inactive()
+        self.write()
+
+    def _drop_inactive(self) -> None:
+        for uid in [uid for uid in self.devices if uid not in self.known]:
+            del self.devices[uid]
 
     # What it reads from the API.
 
@@ -85,60 +144,73 @@ class ModelKubelet:
             self.queue.remove(uid)
         if self.admitting is not None and self.admitting.pod.uid == uid:
             self.admitting = None
+        self.batch.discard(uid)
         self.admitted.discard(uid)
-        if uid in self.to_start:
-            self.to_start.remove(uid)
+        for waiting in (self.to_start, self.to_run):
+            if uid in waiting:
+                waiting.remove(uid)
         if uid not in self.running:
             self.truth.pop(uid, None)
 
     # Admission, a container at a time.
 
     def admit(self, daemon: "Plugin") -> bool:
-        """Admit the next container of the pod at hand, or take up the oldest pod."""
+        """Admit the next container of the pod at hand, or take up the next pod."""
         if not self.synced:
             return False
+        self.flush()
         if self.admitting is None:
             if not self.queue:
                 return False
-            oldest = min(self.queue, key=lambda uid: self.known[uid].created)
-            uid = oldest if self.random.random() < 0.7 else self.queue[0]  # one batch, or as they came
+            # Of a batch the oldest; otherwise each event is an addition of its own.
+            batch = [uid for uid in self.queue if uid in self.batch]
+            uid = min(batch, key=lambda uid: self.known[uid].created) if batch else self.queue[0]
             self.queue.remove(uid)
             self.admitting = Admission(self.known[uid])
+            if self.random.random() < 0.01:
+                self._refuse(self.admitting.pod, None)
+                return True
         admission = self.admitting
-        if admission.next == len(admission.pod.request.containers):
-            self._admitted(admission.pod.uid)
-            return True
-        container = admission.pod.request.containers[admission.next]
-        try:
-            self._container(admission, container.name, container.units, container.kind, daemon)
-        except AllocatorError as error:
-            self._refuse(admission.pod, str(error))
-            return True
-        admission.next += 1
-        if admission.next == len(admission.pod.request.containers):
-            self._admitted(admission.pod.uid)
+        containers = admission.pod.request.containers
+        if admission.next < len(containers):
+            container = containers[admission.next]
+            try:
+                self._container(admission, container.name, container.units, container.kind, daemon)
+            except AllocatorError as error:
+                self._refuse(admission.pod, str(error))
+                return True
+            admission.next += 1
+        if admission.next == len(containers):
+            if self.random.random() < 0.01:  # refused by another predicate, which is asked after the devices
+                self._refuse(admission.pod, None)
+            else:
+                self._admitted(admission.pod.uid)
         return True
 
     def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin") -> None:
         uid = admission.pod.uid
         mine = self.devices.setdefault(uid, {})
         if name not in mine:
-            for other in [other for other in self.devices if other not in self.known]:
-                del self.devices[other]
+            if not self.batch:
+                self._drop_inactive()
+                mine = self.devices.setdefault(uid, {})
             taken = set(self.random.sample(sorted(admission.reusable), min(units, len(admission.reusable))))
             if len(taken) < units:
                 taken |= self._choose(taken, units, daemon)
             daemon.allocate(frozenset(taken))
-            mine[name] = taken
+            mine[name] = frozenset(taken)
             self.truth.setdefault(uid, set()).update(taken)
+            self.unwritten = self._snapshot()
+            if self.random.random() < 0.7:
+                self.flush()
         if kind == "init":
             admission.reusable |= mine[name]
         else:
             admission.reusable -= mine[name]
 
     def _choose(self, taken: set[str], units: int, daemon: "Plugin") -> set[str]:
-        in_use = set().union(*(ids for by in self.devices.values() for ids in by.values()))
-        available = self.ids - in_use
+        in_use = frozenset().union(*(ids for by in self.devices.values() for ids in by.values()))
+        available = self.ids - in_use - self.sick
         needed = units - len(taken)
         if len(available) < needed:
             raise AllocatorError(f"requested {needed} devices, available {len(available)}")
@@ -155,17 +227,28 @@ class ModelKubelet:
         if known is None or known.uid != uid:
             self.late.add(uid)
         self.admitted.add(uid)
-        self.running.add(uid)
-        self.to_start.append(uid)
+        self.to_run.append(uid)
+        self.batch.discard(uid)
         self.admitting = None
 
-    def _refuse(self, pod: ModelPod, reason: str) -> None:
-        self.refused.append((pod, reason))
+    def _refuse(self, pod: ModelPod, reason: str | None) -> None:
+        """Fail a pod; `reason` is None where it is not for want of devices."""
+        if reason is not None:
+            self.refused.append((pod, reason))
         self.finished.add(pod.uid)
         self._forget(pod.uid)
         self.world.change(pod.name, pod.uid, phase="Failed")
 
     # What it does by itself.
+
+    def run_one(self) -> bool:
+        """The containers of one admitted pod begin to run."""
+        if not self.to_run or not self.synced:
+            return False
+        uid = self.to_run.pop(0)
+        self.running.add(uid)
+        self.to_start.append(uid)
+        return True
 
     def start_one(self) -> bool:
         """Tell the API that a pod has started."""
@@ -199,24 +282,12 @@ class ModelKubelet:
         else:
             self.world.change(pod.name, uid, phase="Succeeded")
 
-    def list(self) -> list[Listed]:
-        """PodResources: main containers and sidecars of the pods it knows, without any UID."""
-        if not self.synced:
-            return []
-        shown = []
-        for uid, pod in self.known.items():
-            kinds = {container.name: container.kind for container in pod.request.containers}
-            for name, ids in self.devices.get(uid, {}).items():
-                if kinds[name] != "init":
-                    shown.append(Listed("default", pod.name, name, frozenset(ids)))
-        return shown
-
-    def occupied(self) -> dict[str, int]:
+    def occupied(self, but: Collection[str] = ()) -> dict[str, int]:
         """Units in use by card: by pods, and by containers that linger after their pod was deleted.
 
-        Without those of pods in `late`: nobody can wait for what nobody knows.
+        Without those of pods in `late`: nobody can wait for what nobody knows; and without those of `but`.
         """
-        return self.units((self.admitted | self.running) - self.late)
+        return self.units((self.admitted | self.running) - self.late - set(but))
 
     def units(self, uids: Collection[str]) -> dict[str, int]:
         """Units by card that these pods were told of.
@@ -230,42 +301,45 @@ class ModelKubelet:
                 units[uuid] = units.get(uuid, 0) + 1
         return units
 
-    def unknowable(self) -> bool:
-        """Whether it has a pod whose cards the list does not tell.
-
-        One whose devices it has forgotten, or one with an ordinary init container on several cards.
-        """
-        split = any(
-            self.known[uid].request.shared and len({parse_device_id(text)[0] for text in self.truth[uid]}) > 1
-            for uid in self.admitted
-        )
-        return split or bool(self.amnesia & self.admitted)
-
     # Restart.
 
-    def restart(self, *, checkpoint_lost: bool) -> None:
+    def restart(self, *, book_lost: bool) -> None:
+        """End, and begin with what the file says; what was not written is forgotten."""
         self.synced = False
         self.queue.clear()
         self.to_start.clear()
         self.known.clear()
+        self.batch.clear()
         self.admitting = None
-        if checkpoint_lost:
-            self.devices.clear()
-            self.amnesia |= self.admitted
-            self.truth = {uid: ids for uid, ids in self.truth.items() if uid in self.running}
+        self.unwritten = None
+        if book_lost:
+            self.file = None
+        # Pods that do not run yet are admitted anew.
+        self.to_run.clear()
+        self.truth = {uid: ids for uid, ids in self.truth.items() if uid in self.running}
+        self.admitted &= self.running
+        self.devices = {}
+        if self.torn:
+            self.file, self.torn = None, False
+        for line in self.file.entries if self.file is not None else ():
+            self.devices.setdefault(line.uid, {})[line.container] = line.ids
+            if line.uid not in self.running:
+                self.truth.setdefault(line.uid, set()).update(line.ids)
 
     def sync(self) -> None:
         """Learn all pods from the API again; those that run stay as they are."""
         self.cursor = len(self.world.pod_events)
         self.synced = True
         mine = [pod for pod in self.world.pods.values() if pod.node == self.node]
-        for uid in list(self.admitted):
-            if uid not in {pod.uid for pod in mine}:
+        here = {pod.uid for pod in mine}
+        for uid in [*self.admitted, *self.truth]:
+            if uid not in here:
                 self._forget(uid)
         for pod in sorted(mine, key=lambda pod: pod.created):
             self._learn(pod)
             if pod.uid in self.admitted and pod.uid in self.known and not pod.started:
                 self.to_start.append(pod.uid)
+        self.batch = set(self.queue)
 
 
 class Plugin:

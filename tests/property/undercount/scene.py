@@ -16,6 +16,8 @@ from .extender import ModelExtender
 from .kubelet import ModelKubelet
 from .world import World
 
+UNSAID: Final = 1 << 60
+MODELS: Final = ("A100", "L40S")
 SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
 
 
@@ -30,6 +32,9 @@ class Node:
     Attributes:
         ever_held: pods that its words have held.
         clouded: containers run on it that nobody knows of, or did so since it was last at peace.
+        amnesia: pods that ran when the kubelet lost its book.
+        excused: pods that were bound, or may have been, to a card that fell sick.
+        sick_until: revision of the words that say of the newest sick card; `UNSAID` before there are any.
     """
 
     name: str
@@ -38,6 +43,9 @@ class Node:
     daemon_up: bool = True
     ever_held: set[str] = field(default_factory=set)
     clouded: bool = False
+    amnesia: set[str] = field(default_factory=set)
+    excused: set[str] = field(default_factory=set)
+    sick_until: int | None = None
 
 
 class Scene:
@@ -60,7 +68,7 @@ class Scene:
     def _node(self, name: str) -> Node:
         sizes = self.random.choice(SIZES)
         cards = tuple(
-            Card(i, f"GPU-{name}{i}".ljust(40, "0"), "model", size, 0) for i, size in enumerate(sizes)
+            Card(i, f"GPU-{name}{i}".ljust(40, "0"), MODELS[i % 2], size, 0) for i, size in enumerate(sizes)
         )
         ids = frozenset(device_id(card.uuid, slot) for card in cards for slot in range(card.size_units))
         kubelet = ModelKubelet(name, self.world, self.random, ids)
@@ -107,10 +115,11 @@ class Scene:
                 node.ever_held -= lost
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
-                if pod.ours and now is not None and now.uid == pod.uid and not node.clouded:
+                excused = node.clouded or pod.uid in node.excused
+                if pod.ours and now is not None and now.uid == pod.uid and not excused:
                     self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
             node.kubelet.refused.clear()
-            for uuid, units in node.kubelet.occupied().items():
+            for uuid, units in node.kubelet.occupied(node.excused).items():
                 size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
                 if units > size:
                     self._fail(
@@ -123,11 +132,16 @@ class Scene:
 
     def _unwritten(self, node: Node) -> set[str]:
         """Pods with containers whose objects are deleted and that the words do not hold."""
-        holds: frozenset[str] = frozenset()
+        file = node.kubelet.file
+        book = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
+        return node.kubelet.truth.keys() - self._held(node) - book - {pod.uid for pod in self.world.pods.values()}
+
+    def _held(self, node: Node) -> frozenset[str]:
+        """Pods that the words on the API server hold, with their cards."""
+        text = None
         if node.name in self.world.nodes:
             text = (self.world.nodes[node.name].metadata.annotations or {}).get(NODE_HOLDS)
-            holds = load_holds(text).uids if text else holds
-        return node.kubelet.truth.keys() - holds - {pod.uid for pod in self.world.pods.values()}
+        return load_holds(text).uids if text else frozenset()
 
     def _unheard(self, node: Node) -> bool:
         """Whether the kubelet may still admit a pod whose object is deleted."""
@@ -145,7 +159,7 @@ class Scene:
         words = self.world.words(node.name)
         running = node.kubelet.units(node.ever_held & node.kubelet.running)
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
-            if used < running.get(card.uuid, 0):
+            if used < min(card.size_units, running.get(card.uuid, 0)):
                 self._fail(
                     f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
                     f"with {running[card.uuid]}, {node.daemon.ledger.explain()}"
@@ -160,11 +174,15 @@ class Scene:
             for pod in self.world.pods.values()
             if pod.ours
             and pod.node == node.name
+            and pod.uid not in node.excused
             and not pod.ended
             and pod.uid not in node.kubelet.admitted | node.kubelet.finished
         ]
         occupied = node.kubelet.occupied()
-        free = tuple(card.size_units - occupied.get(card.uuid, 0) for card in node.daemon.cards)
+        free = tuple(
+            0 if card.index in node.daemon.sick else card.size_units - occupied.get(card.uuid, 0)
+            for card in node.daemon.cards
+        )
         demands = [(d.units_per_card, d.cards) for pod in waiting for d in pod.request.demands]
         if not fit(free, tuple(sorted(demands, reverse=True))):
             self._fail(
@@ -177,6 +195,15 @@ class Scene:
 
     # Peace.
 
+    def heal(self, node: Node) -> None:
+        """All cards are well, in use and free of others."""
+        for card in node.daemon.cards:
+            node.daemon.ledger.set_healthy(card.uuid, healthy=True)
+        node.daemon.ledger.set_pressure({})
+        node.daemon.sick.clear()
+        node.kubelet.sick = frozenset()
+        self.world.cordon(node.name, ())
+
     def _settle_node(self, node: Node) -> None:
         """Everything on its way to or from a node arrives."""
         node.daemon.away = False
@@ -186,21 +213,27 @@ class Scene:
             node.daemon_up = True
             self._start_daemon(node)
         if not node.kubelet.synced:
-            node.kubelet.sync()
-        node.daemon.begin_list()
-        node.daemon.end_list()
+            self._sync(node)
+        node.kubelet.torn = False
+        node.daemon.refresh()
         if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking
             self._look_at_pods(node)
         moved = True
         while moved:
             moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
-            moved = node.kubelet.start_one() or node.kubelet.reap_one() or moved
+            moved = node.kubelet.run_one() or node.kubelet.start_one() or node.kubelet.reap_one() or moved
             self._say(f"{node.name} settles, devices {shown(node.kubelet)}")
             self.check()
+        node.kubelet.flush()
+        node.daemon.refresh()
         self._look_at_pods(node)
-        node.daemon.begin_list()
-        node.daemon.end_list()
         node.daemon.look_at_cgroups()
+        node.daemon.refresh()
+
+    def _sync(self, node: Node) -> None:
+        node.kubelet.sync()
+        if node.daemon_up:
+            node.daemon.ledger.kubelet_restarted()
 
     def _look_at_pods(self, node: Node) -> None:
         node.daemon.disconnect(lost=False)
@@ -211,6 +244,8 @@ class Scene:
     def quiesce(self) -> None:
         """Deliver everything, give time to everything, and compare all views."""
         self.settle_bindings()
+        for node in self.nodes:
+            self.heal(node)
         for _ in range(4):
             for node in self.nodes:
                 self._settle_node(node)
@@ -226,12 +261,16 @@ class Scene:
         self.compare()
         for node in self.nodes:
             node.clouded = False
+            node.sick_until = None
+            node.excused &= node.kubelet.truth.keys()
 
     def compare(self) -> None:
         """Kubelet, ledger, words and extender say the same."""
         for node in self.nodes:
             truth = {card.uuid: 0 for card in node.daemon.cards}
-            truth.update(node.kubelet.units(node.kubelet.admitted))
+            # An excused pod may share a card with one whose devices the kubelet forgot.
+            for uuid, units in node.kubelet.units(node.kubelet.admitted).items():
+                truth[uuid] = min(units, next(c.size_units for c in node.daemon.cards if c.uuid == uuid))
             ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
             words = self.world.words(node.name)
             row = self.extender.state.nodes.rows[node.name]
@@ -248,14 +287,14 @@ class Scene:
                     ]
                 ),
             }
-            if node.kubelet.unknowable():
+            if node.amnesia & node.kubelet.admitted:
                 # After the daemon forgot these too, nobody can know: fuller is allowed, emptier is not.
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full
             if len(set(views.values())) != 1:
                 self._fail(f"{node.name}: views differ {views}\n{node.daemon.ledger.explain()}")
-            if node.daemon.ledger.holds() != node.kubelet.admitted:
+            if node.daemon.ledger.holds().keys() != node.kubelet.admitted:
                 self._fail(
                     f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}"
                 )

@@ -3,10 +3,12 @@
 import itertools
 from typing import Final
 
-from allocator.names import POD_ALLOCATION, POD_CARDS
+from allocator.ids import parse_device_id
+from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
+from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.cluster.rules import Rules
 
-from .scene import Node, Scene, shown
+from .scene import MODELS, UNSAID, Node, Scene, shown
 from .world import ModelPod
 
 MAX_PODS: Final = 14
@@ -47,8 +49,8 @@ class Simulation(Scene):
             (40, self._admit),
             (14, self._start),
             (10, self._reap),
-            (14, self._begin_list),
-            (14, self._end_list),
+            (14, self._run),
+            (14, self._read_book),
             (24, self._publish),
             (4, self._annotate),
             (4, self._cgroups),
@@ -64,6 +66,10 @@ class Simulation(Scene):
             (4, self._node_object),
             (2, self._away),
             (3, self._foreign),
+            (1, self._health),
+            (1, self._cordon),
+            (2, self._pressure),
+            (1, self._tear),
             (3, self._sleep),
         )
         # No two histories have the same pace: whoever is slow in one is quick in another.
@@ -79,7 +85,9 @@ class Simulation(Scene):
         self._pass(self.random.uniform(0.01, 0.4))
         (_, action) = self.random.choices(self.actions, self.weights)[0]
         self.extender.settle_due()
+        self._excuse()
         action()
+        self._excuse()
         self.check()
 
     def _any(self) -> Node:
@@ -95,6 +103,8 @@ class Simulation(Scene):
         notes: dict[str, str] = {}
         if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
             notes[POD_CARDS] = "2"
+        if self.random.random() < 0.15:
+            notes[POD_GPU_MODEL] = self.random.choice(MODELS)
         if self.random.random() < 0.2 and self.world.pods:
             other = dict(self.random.choice(list(self.world.pods.values())).annotations)
             notes |= {key: other[key] for key in (POD_ALLOCATION,) if key in other}
@@ -122,6 +132,20 @@ class Simulation(Scene):
     def _settle_binding(self) -> None:
         self.extender.settle_binding()
 
+    def _excuse(self) -> None:
+        """Nobody can know of a card that fell sick after a pod was bound there, or just before."""
+        for node in self.nodes:
+            book = self.extender.state.books.get(node.name)
+            if book is not None and node.sick_until is not None and book.revision < node.sick_until:
+                bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
+                node.excused |= bound | {
+                    binding.commitment.pod.uid
+                    for binding in self.extender.bindings
+                    if binding.commitment.node == node.name
+                }
+            elif book is not None and node.sick_until is not None and book.revision >= node.sick_until:
+                node.sick_until = None
+
     def _extender_hears(self) -> None:
         if self.random.random() < 0.5:
             self.extender.deliver_node()
@@ -144,7 +168,7 @@ class Simulation(Scene):
         # know whom the scheduler promised what. It serves the kubelet all the same, but its blind choices
         # are outside the invariant.
         blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
-        if node.daemon_up and node.daemon.listed and not blind:
+        if node.daemon_up and node.daemon.book_read and not blind:
             before = node.kubelet.admitting
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
@@ -158,21 +182,52 @@ class Simulation(Scene):
     def _reap(self) -> None:
         self._any().kubelet.reap_one()
 
-    def _begin_list(self) -> None:
-        node = self._any()
-        if node.daemon_up:
-            node.daemon.begin_list()
+    def _run(self) -> None:
+        self._any().kubelet.run_one()
 
-    def _end_list(self) -> None:
+    def _read_book(self) -> None:
         node = self._any()
+        if self.random.random() < 0.5:
+            node.kubelet.flush()
         if node.daemon_up:
-            node.daemon.end_list()
+            node.daemon.refresh()
+
+    def _tear(self) -> None:
+        self._any().kubelet.torn = True
+
+    def _health(self) -> None:
+        node = self._any()
+        card = self.random.choice(node.daemon.cards)
+        if card.index in node.daemon.sick:
+            self._say(f"card {card.index} of {node.name} is well")
+            node.daemon.sick.discard(card.index)
+        else:
+            self._say(f"card {card.index} of {node.name} is sick")
+            node.daemon.sick.add(card.index)
+            node.sick_until = UNSAID
+            self._excuse()
+        node.daemon.ledger.set_healthy(card.uuid, healthy=card.index not in node.daemon.sick)
+        sick = {other.uuid for other in node.daemon.cards if other.index in node.daemon.sick}
+        node.kubelet.sick = frozenset(text for text in node.kubelet.ids if parse_device_id(text)[0] in sick)
+
+    def _cordon(self) -> None:
+        node = self._any()
+        chosen = tuple(card.uuid for card in node.daemon.cards if self.random.random() < 0.3)
+        self.world.cordon(node.name, chosen)
+
+    def _pressure(self) -> None:
+        node = self._any()
+        card = self.random.choice(node.daemon.cards)
+        if node.daemon_up:
+            node.daemon.ledger.set_pressure({card.uuid: self.random.randrange(card.size_units)})
 
     def _publish(self) -> None:
         node = self._any()
         if node.daemon_up and node.daemon.publish():
             assert node.daemon.published is not None
             node.ever_held |= node.daemon.published[1]
+            if node.sick_until is UNSAID:
+                node.sick_until = node.daemon.revision
             self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen}")
 
     def _annotate(self) -> None:
@@ -205,32 +260,26 @@ class Simulation(Scene):
 
     def _restart_kubelet(self) -> None:
         node = self._any()
-        # What the kubelet forgets before the daemon has seen it, nobody can know: its checkpoint gets lost
-        # only while the ledger holds all its pods.
-        settled = (
-            node.daemon_up
-            and node.kubelet.admitted <= node.daemon.ledger.holds()
-            and node.daemon.knows_cards(node.kubelet.admitted)
-            and not node.kubelet.devices.keys() - node.kubelet.admitted
-        )
-        lost = self.random.random() < 0.25 and settled and node.kubelet.admitting is None
-        self._say(f"kubelet of {node.name} restarts, checkpoint lost {lost}")
-        node.kubelet.restart(checkpoint_lost=lost)
-        node.daemon.ledger.kubelet_restarted()
+        # What the kubelet forgets before anybody has read it, nobody can know.
+        written = node.kubelet.admitted <= self._held(node)
+        known = node.kubelet.admitted <= node.daemon.ledger.holds().keys() if node.daemon_up else written
+        lost = self.random.random() < 0.25 and known and node.kubelet.unwritten is None
+        if lost or node.kubelet.torn:
+            if not known:
+                return
+            node.amnesia |= node.kubelet.admitted
+        self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
+        node.kubelet.restart(book_lost=lost)
 
     def _sync_kubelet(self) -> None:
         node = self._any()
         if not node.kubelet.synced and not node.daemon.away and node.daemon_up:
-            node.kubelet.sync()
+            self._sync(node)
 
     def _restart_daemon(self) -> None:
         node = self._any()
-        forgotten = node.kubelet.amnesia & node.kubelet.admitted
-        written = {pod.uid for pod in self.world.pods.values() if pod.written}
-        if node.daemon_up and not forgotten <= written:
+        if node.daemon_up and not node.amnesia & node.kubelet.admitted <= self._held(node):
             return  # what kubelet and daemon both forget before it was written down, nobody can know
-        if node.daemon_up and node.kubelet.devices.keys() - node.kubelet.admitted:
-            return  # some containers of a pod have devices: whose they are is shown when the others have
         node.daemon_up = not node.daemon_up
         self._say(f"daemon of {node.name} up {node.daemon_up}")
         if node.daemon_up:
@@ -260,7 +309,9 @@ class Simulation(Scene):
     def _node_object(self) -> None:
         node = self._any()
         if node.name in self.world.nodes:
-            if self.random.random() < 0.3:
+            # What kubelet, daemon and Node all forget, nobody can know.
+            kept = node.daemon_up or not node.amnesia & node.kubelet.admitted
+            if self.random.random() < 0.3 and kept:
                 self._say(f"Node {node.name} deleted")
                 self.world.delete_node(node.name)
                 node.kubelet.late |= (
@@ -284,13 +335,19 @@ class Simulation(Scene):
             return
         while self.extender.deliver_node() or self.extender.deliver_pod():
             pass
-        waiting = [pod for pod in self.world.pods.values() if not pod.node and not pod.ended]
+        waiting = [
+            pod
+            for pod in self.world.pods.values()
+            if not pod.node and not pod.ended and POD_GPU_MODEL not in dict(pod.annotations)
+        ]
         row = self.extender.state.nodes.rows.get(node.name)
         if not waiting or row is None or self.extender.state.books[node.name].takes:
             return
         pod = self.random.choice(waiting)
         free = [int(units) for units in self.extender.state.nodes.free[row]]
         demands = pod.request.demands
+        if self.extender.state.busy_nodes(shapes(pod.request)):
+            return
         if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].units_per_card:
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)

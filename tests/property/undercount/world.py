@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from allocator.names import POD_ASSIGNED, resource_name
+from allocator.names import NODE_CORDON, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.node.objects import Condition, Container, PodObject, Resources
@@ -124,12 +124,6 @@ class ModelPod:
             ),
         )
 
-    @property
-    def written(self) -> bool:
-        """Whether its `allocation` is there to be read."""
-        pod, _ = self.object.read(RESOURCE)
-        return pod is not None and pod.allocation is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -199,6 +193,14 @@ class World:
         )
         self.nodes[name] = node
         self.node_events.append(Event(self.version, kind, node=node))
+
+    def cordon(self, name: str, uuids: tuple[str, ...]) -> None:
+        """A person keeps cards of a node free."""
+        node = self.nodes.get(name)
+        if node is None or (node.metadata.annotations or {}).get(NODE_CORDON, "") == ",".join(uuids):
+            return
+        notes = {**(node.metadata.annotations or {}), NODE_CORDON: ",".join(uuids)}
+        self.put_node(name, dict(node.status.allocatable or {}), notes)
 
     def words(self, name: str) -> NodeWords | None:
         """What a Node's words say, None where it has none or is not there."""

@@ -1,0 +1,125 @@
+"""What every card is charged with. Each function may only add; none guesses who holds what."""
+
+from collections.abc import Mapping
+
+from allocator.ledger.facts import BoundPod, Facts, Units, add
+from allocator.request import PodRequest
+
+
+def of_pod(facts: Facts, uid: str) -> Units:
+    """Units by card that one pod is charged with, empty for none.
+
+    The union of its IDs: main containers are given those of init containers again. What is missing of a pod
+    that runs is charged besides, see `_lost`; and what the words had of a pod of which nothing else is known.
+    """
+    held = facts.held.get(uid)
+    units = facts.by_card(held.union) if held is not None else {}
+    bound = facts.pods.get(uid)
+    if bound is not None:
+        if is_lost(facts, bound):
+            add(units, _lost(facts, bound, units))
+    elif held is None and uid in facts.remembered:
+        add(units, _remembered(facts, uid))
+    return units
+
+
+def is_lost(facts: Facts, bound: BoundPod) -> bool:
+    """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
+    return bound.admitted and bool(facts.missing(bound))
+
+
+def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
+    """Units by card that a pod whose entries the book lost has beyond those still known.
+
+    By what the node wrote down, else by what the scheduler said, else on every card that could have it.
+    """
+    pod = bound.pod
+    for record in (facts.remembered.get(pod.key), pod.allocation_costs, pod.assigned_costs):
+        if record is not None and record.keys() <= facts.cards.keys():
+            return {uuid: max(0, units - held.get(uuid, 0)) for uuid, units in record.items()}
+    names = {container.name for container in facts.missing(bound)}
+    total: Units = {}
+    for demand in pod.request.demands:
+        if not names.isdisjoint(demand.containers):
+            everywhere = facts.eligible(pod.request, demand.units_per_card)
+            add(total, dict.fromkeys(everywhere, demand.units_per_card))
+    return total
+
+
+def _remembered(facts: Facts, uid: str) -> Units:
+    """What the words had of a pod that may still run: every card whole where they did not say which."""
+    units = facts.remembered[uid]
+    if units is None:
+        return {uuid: card.size_units for uuid, card in facts.cards.items()}
+    return {uuid: count for uuid, count in units.items() if uuid in facts.cards}
+
+
+def charged_uids(facts: Facts) -> set[str]:
+    """Every UID that may be charged with something."""
+    lost = {uid for uid, bound in facts.pods.items() if is_lost(facts, bound)}
+    return facts.held.keys() | facts.remembered.keys() | lost
+
+
+def charged(facts: Facts) -> Units:
+    """Units by card that containers hold or may hold; over pods the sum, which may exceed a card's size.
+
+    A kubelet that lost its book, or whose pod was deleted by force, gives out IDs again while a container
+    still runs with them: both count.
+    """
+    total: Units = dict.fromkeys(facts.cards, 0)
+    for uid in charged_uids(facts):
+        add(total, of_pod(facts, uid))
+    for grant in facts.grants:
+        add(total, dict(grant.shares))
+    return total
+
+
+def complete(facts: Facts, bound: BoundPod) -> bool:
+    """Whether `charged` contains all that the pod will ever ask for."""
+    return bound.admitted or not facts.missing(bound)
+
+
+def holds(facts: Facts) -> dict[str, Units]:
+    """Units by card and UID (of the API) that the words certainly contain.
+
+    Pods with every container in the book, so that the scheduler may stop counting them; also once they are
+    gone, as long as the charge stays, for the daemon after this one.
+    """
+    found: dict[str, Units] = {}
+    for uid in charged_uids(facts):
+        bound = facts.pods.get(uid)
+        if bound is None:
+            if uid in facts.remembered or uid in facts.gone:
+                found[uid] = of_pod(facts, uid)
+        elif complete(facts, bound):
+            found[bound.pod.uid] = of_pod(facts, uid)
+    return found
+
+
+def assumed(facts: Facts) -> Units:
+    """What the scheduler adds to the words by card: bound pods that they do not hold."""
+    total: Units = {}
+    for bound in facts.pods.values():
+        if bound.live and not complete(facts, bound):
+            costs = bound.pod.assigned_costs
+            here = costs is not None and costs.keys() <= facts.cards.keys()
+            add(total, costs if costs is not None and here else _anywhere(facts, bound.pod.request))
+    return total
+
+
+def _anywhere(facts: Facts, request: PodRequest) -> Units:
+    total: Units = {}
+    for demand in request.demands:
+        add(total, dict.fromkeys(facts.eligible(request, demand.units_per_card), demand.units_per_card))
+    return total
+
+
+def used(facts: Facts, reserved: Mapping[str, int]) -> tuple[int, ...]:
+    """Units of each card in word order as published: never more than its size, all of it while out of use."""
+    promised = charged(facts)
+    return tuple(
+        card.size_units
+        if not card.healthy or card.cordoned
+        else min(card.size_units, promised[uuid] + reserved.get(uuid, 0) + facts.pressure.get(uuid, 0))
+        for uuid, card in facts.cards.items()
+    )

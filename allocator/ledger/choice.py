@@ -1,0 +1,178 @@
+"""Which device IDs a container gets: what GetPreferredAllocation is answered."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from allocator.errors import LedgerError, shown
+from allocator.ledger.charges import charged, of_pod
+from allocator.ledger.facts import BoundPod, Facts, Slot, Units, demand_of
+from allocator.ledger.places import by_policy, expected, places
+from allocator.ledger.release import waits_its_turn
+from allocator.request import ContainerRequest, Demand, PodRequest
+
+
+def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot | None:
+    """Find whose container the kubelet may be asking for; of equal ones it does not matter which.
+
+    A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
+    the first in the kubelet's order whose next container wants so much: pods that are gone included as long
+    as the kubelet may not have heard of it, and pods that were served before the kubelet lost its book. Then
+    one whose turn comes later; at last a container that starts again in a pod that runs.
+    """
+    queue = [b for b in facts.queue() if b.live or b.pod.key in facts.held or waits_its_turn(facts, b.pod.key, now_s)]
+    if fixed:
+        reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
+        queue = reused or queue
+    in_book = {slot.uid for slot in facts.book}
+    waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
+    begun = [bound for bound in waiting if bound.pod.key in in_book]
+    begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
+    fresh = [bound for bound in waiting if bound.pod.key not in in_book]
+    for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):
+        for bound in group:
+            for container in _unserved(facts, bound)[:turns]:
+                if container.units == size:
+                    return Slot(bound.pod.key, container.name)
+    return None
+
+
+def _unserved(facts: Facts, bound: BoundPod) -> list[ContainerRequest]:
+    """Containers that the book does not show now, in the kubelet's order."""
+    return [c for c in bound.pod.request.containers if Slot(bound.pod.key, c.name) not in facts.book]
+
+
+def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
+    """Whether a living pod is known that waits for a container of that size."""
+    slot = asking(facts, size, fixed, now_s)
+    bound = facts.pods.get(slot.uid) if slot is not None else None
+    return bound is not None and bound.live and bound.pod.key not in facts.lived
+
+
+def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
+    """Whether the pod that seems to ask will not get a card that was assigned to its like."""
+    slot = asking(facts, size, fixed, now_s)
+    if slot is None or fixed:
+        return False
+    number, _ = demand_of(facts.pods[slot.uid].pod.request, slot.container)
+    place = places(facts).get((slot.uid, number))
+    return place is not None and not place.on_target
+
+
+def prefer(
+    facts: Facts, offered: frozenset[str], fixed: frozenset[str], size: int, now_s: float
+) -> tuple[str, ...]:
+    """Choose exactly `size` of the offered IDs, `fixed` among them.
+
+    Raises:
+        LedgerError: no card (or not enough cards) can take the container.
+    """
+    if fixed:
+        cards = tuple(facts.by_card(fixed))
+        if len(cards) > 1 or facts.by_card(offered)[cards[0]] < size:
+            raise LedgerError(
+                f"container of {size} units that must stay on {shown(list(cards))}: "
+                f"allowed is what one card has free, {shown(facts.by_card(offered))}"
+            )
+    else:
+        cards = _cards(facts, asking(facts, size, fixed, now_s), offered, size)
+    return _pick(facts, cards, offered, fixed, size)
+
+
+def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) -> tuple[str, ...]:
+    """Choose the cards of one answer: the place of the pod that asks, or the best that is left."""
+    bound = facts.pods.get(slot.uid) if slot is not None else None
+    if slot is None or bound is None:
+        return _fallback(facts, PodRequest(()), Demand((), size, 1), offered, size, {}, None)
+    request = bound.pod.request
+    number, demand = demand_of(request, slot.container)
+    each = size // demand.cards
+    found = places(facts)
+    place = found.get((slot.uid, number))
+    # What was served before, and is asked for again since the kubelet lost its book, stays where it was.
+    got = tuple(facts.by_card(facts.ids_of(slot.uid, demand.containers)))
+    if not got and bound.admitted:
+        charged_on = tuple(of_pod(facts, slot.uid))
+        got = charged_on if len(charged_on) == demand.cards else ()
+    target = got or (
+        place.cards if place is not None and place.on_target else facts.target(bound.pod, demand)
+    )
+    if target is not None and _has_room(_unheld(facts, offered, slot.uid), target, each):
+        return target
+    return _fallback(facts, request, demand, offered, each, expected(found, (slot.uid, number)), target)
+
+
+def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:
+    """Units by card that the kubelet offers and that nobody else is charged with."""
+    free = facts.by_card(offered)
+    mine, promised = of_pod(facts, uid), charged(facts)
+    return {
+        uuid: min(free.get(uuid, 0), card.size_units - promised[uuid] + mine.get(uuid, 0))
+        for uuid, card in facts.cards.items()
+    }
+
+
+def _fallback(
+    facts: Facts,
+    request: PodRequest,
+    demand: Demand,
+    offered: frozenset[str],
+    each: int,
+    others: Mapping[str, int],
+    target: tuple[str, ...] | None,
+) -> tuple[str, ...]:
+    """Choose by the card policy, in rounds that respect less and less.
+
+    First cards where nothing is charged, nobody else is expected and others use nothing; then without the
+    others' use. Then the target, though a pod that has ended may linger there: nobody knows better than the
+    scheduler. Then where only bound pods are expected, and whatever the kubelet offers. At last the same for
+    the `each` units of this container alone, without those that are to share its card.
+    """
+    free = facts.by_card(offered)
+    promised = charged(facts)
+    left = {
+        uuid: min(free.get(uuid, 0), card.size_units - promised[uuid]) - others.get(uuid, 0)
+        for uuid, card in facts.cards.items()
+    }
+    careful = ({uuid: left[uuid] - facts.pressure.get(uuid, 0) for uuid in facts.cards}, left)
+    bold = ({uuid: free.get(uuid, 0) - others.get(uuid, 0) for uuid in facts.cards}, free)
+    if target is not None and not _has_room(free, target, each):
+        target = None
+    alone = Demand(demand.containers, each, demand.cards)
+    chosen = (
+        _first_fit(facts, careful, request, demand)
+        or target
+        or _first_fit(facts, bold, request, demand)
+        or _first_fit(facts, careful + bold, request, alone)
+    )
+    if chosen is None:
+        raise LedgerError(
+            f"no {demand.cards} card(s) with {each} free units each: the kubelet offers {shown(free)}"
+        )
+    return chosen
+
+
+def _first_fit(
+    facts: Facts, rounds: Iterable[Mapping[str, int]], request: PodRequest, demand: Demand
+) -> tuple[str, ...] | None:
+    for room in rounds:
+        chosen = by_policy(facts, room, request, demand)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _pick(
+    facts: Facts, cards: Collection[str], offered: frozenset[str], fixed: frozenset[str], size: int
+) -> tuple[str, ...]:
+    """Take as many IDs on each card: those that must be in, then those nobody is charged with, in slot order."""
+    taken = frozenset().union(*(h.union for h in facts.held.values()), *(g.ids for g in facts.grants))
+    each = size // len(cards)
+    answer: list[str] = []
+    for uuid in cards:
+        mine = [text for text, card in facts.card_of.items() if card == uuid and text in offered]
+        mine.sort(key=lambda text: (text not in fixed, text in taken))
+        answer.extend(mine[:each])
+    return tuple(answer)
+
+
+def _has_room(room: Mapping[str, int], cards: Iterable[str], each: int) -> bool:
+    return all(room.get(uuid, 0) >= each for uuid in cards)

@@ -1,0 +1,255 @@
+"""What the node knows of its cards and pods: values, no conclusions."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from allocator.cards import Card
+from allocator.errors import LedgerError, RequestError, shown
+from allocator.ids import device_id
+from allocator.records import Assignment, charge
+from allocator.request import ContainerRequest, Demand, PodRequest
+
+Units = dict[str, int]
+"""Units by card UUID."""
+
+
+class Slot(NamedTuple):
+    """One container of one pod, by the UID under which the kubelet runs it."""
+
+    uid: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class BookEntry:
+    """A line of the kubelet's book: these device IDs of our resource are that container's."""
+
+    uid: str
+    container: str
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod with our resource that is bound to this node, as the API server shows it.
+
+    Attributes:
+        uid: identity; a name may come again, a UID never does.
+        namespace: of the pod.
+        name: of the pod.
+        request: what it asks for.
+        version: resourceVersion of this state; an older state than the one known is ignored.
+        created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
+        runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
+        assigned: the `assigned` annotation, None where missing or unreadable.
+        allocation: the `allocation` annotation, None unless it carries this pod's UID.
+        admitted: status says that the kubelet has admitted exactly this UID.
+        ran: a container of it has run: there was a cgroup.
+        terminal: phase Succeeded or Failed.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    request: PodRequest
+    version: int = 0
+    created: str = ""
+    runtime_uid: str = ""
+    assigned: Assignment | None = None
+    allocation: Assignment | None = None
+    admitted: bool = False
+    ran: bool = False
+    terminal: bool = False
+
+    @property
+    def key(self) -> str:
+        """The UID that the kubelet's book and the cgroups use."""
+        return self.runtime_uid or self.uid
+
+    @cached_property
+    def assigned_costs(self) -> Units | None:
+        """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
+        return _costs(self.request, self.assigned)
+
+    @cached_property
+    def allocation_costs(self) -> Units | None:
+        """Units by card of `allocation`, likewise."""
+        return _costs(self.request, self.allocation)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: the number of events before it, and seconds by any monotonic clock."""
+
+    order: int
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class BoundPod:
+    """A pod from the moment it was seen bound until its charge has ended.
+
+    Attributes:
+        pod: its newest state.
+        seen: when it was first seen bound.
+        turn: sorts pods in the order in which the kubelet hears of them.
+        gone: when it was seen terminal or deleted, None while it lives.
+        admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
+    """
+
+    pod: Pod
+    seen: Mark
+    turn: tuple[int, int, str, str]
+    gone: Mark | None = None
+    admitted: bool = False
+
+    @property
+    def live(self) -> bool:
+        """The API server shows it bound and not finished."""
+        return self.gone is None
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """An Allocate that was answered and that the kubelet's book does not show yet.
+
+    Attributes:
+        ids: the device IDs.
+        shares: for each card its UUID and the units, in word order.
+        at: when.
+        before: containers that had exactly these IDs in the book by then.
+        writes: how often the book was written since without it.
+    """
+
+    ids: frozenset[str]
+    shares: tuple[tuple[str, int], ...]
+    at: Mark
+    before: frozenset[Slot] = frozenset()
+    writes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What the book showed of one pod; stays until the pod's charge ends, whatever the book says later.
+
+    Attributes:
+        ids: device IDs by container; a container that is given others has only those.
+        since: when the book was first read with it.
+    """
+
+    ids: dict[str, frozenset[str]]
+    since: Mark
+
+    @property
+    def union(self) -> frozenset[str]:
+        """All IDs of the pod, each once: main containers reuse those of init containers."""
+        return frozenset().union(*self.ids.values())
+
+
+@dataclass(slots=True)
+class Facts:
+    """All that is known.
+
+    Attributes:
+        cards: by UUID in word order, `used_units` 0.
+        policy: the cluster's card policy.
+        card_of: UUID of the card by device ID.
+        pressure: units by card used beyond what is promised.
+        pods: by the UID that the kubelet uses.
+        held: what the book showed, by the same UID.
+        book: what the book says now.
+        grants: Allocates that the book does not show yet, oldest first.
+        remembered: units by card that the Node's `holds` had before this daemon started, by UID; None where
+            the release before did not write them. An entry goes with the pod's charge.
+        gone: when a complete list of pods lacked a UID that the book or `holds` has, for pods never seen.
+        view: when the newest complete list of pods began, None before the first.
+        lived: UIDs of which a container was seen running.
+        deaths: when a look at the cgroups that found nothing of the pod began, by UID.
+    """
+
+    cards: dict[str, Card]
+    policy: str
+    card_of: dict[str, str] = field(default_factory=dict)
+    pressure: Units = field(default_factory=dict)
+    pods: dict[str, BoundPod] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    book: dict[Slot, frozenset[str]] = field(default_factory=dict)
+    grants: list[Grant] = field(default_factory=list)
+    remembered: dict[str, Units | None] = field(default_factory=dict)
+    gone: dict[str, Mark] = field(default_factory=dict)
+    view: Mark | None = None
+    lived: set[str] = field(default_factory=set)
+    deaths: dict[str, Mark] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
+        """Begin with cards alone.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        by_uuid = {card.uuid: card for card in cards}
+        if len(by_uuid) != len(cards):
+            raise LedgerError(f"cards {shown([card.uuid for card in cards])}: allowed is every UUID once")
+        card_of = {device_id(card.uuid, slot): card.uuid for card in cards for slot in range(card.size_units)}
+        return cls(by_uuid, policy, card_of)
+
+    def by_card(self, ids: Iterable[str]) -> Units:
+        """Count IDs per card."""
+        return dict(Counter(map(self.card_of.__getitem__, ids)))
+
+    def queue(self) -> list[BoundPod]:
+        """All bound pods in the order in which the kubelet hears of them."""
+        return sorted(self.pods.values(), key=lambda bound: bound.turn)
+
+    def ids_of(self, uid: str, containers: Iterable[str]) -> frozenset[str]:
+        """IDs that these containers of a pod have, each once."""
+        held = self.held.get(uid)
+        return frozenset().union(*(held.ids.get(name, ()) for name in containers)) if held else frozenset()
+
+    def missing(self, bound: BoundPod) -> list[ContainerRequest]:
+        """Containers of the pod that the book never showed, in the kubelet's order."""
+        held = self.held.get(bound.pod.key)
+        return [c for c in bound.pod.request.containers if held is None or c.name not in held.ids]
+
+    def eligible(self, request: PodRequest, units: int) -> list[str]:
+        """Cards that could ever take `units` of this request."""
+        return [
+            uuid
+            for uuid, card in self.cards.items()
+            if card.size_units >= units and request.selector.admits(card)
+        ]
+
+    def target(self, pod: Pod, demand: Demand) -> tuple[str, ...] | None:
+        """Cards that the scheduler assigned to a demand; None where nobody said, or other cards than ours."""
+        costs = pod.assigned_costs
+        if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
+            return None
+        return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
+
+
+def demands(pod: Pod) -> Iterator[tuple[int, Demand]]:
+    """Number the demands of a pod."""
+    return enumerate(pod.request.demands)
+
+
+def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
+    """Find the demand that a container which asks belongs to, with its position."""
+    position = [container in demand.containers for demand in request.demands].index(True)
+    return position, request.demands[position]
+
+
+def add(total: Units, more: Mapping[str, int]) -> None:
+    """Add units by card in place."""
+    for uuid, units in more.items():
+        total[uuid] = total.get(uuid, 0) + units
+
+
+def _costs(request: PodRequest, assignment: Assignment | None) -> Units | None:
+    try:
+        return None if assignment is None else charge(request, assignment)
+    except RequestError:
+        return None

@@ -1,0 +1,72 @@
+"""When a charge ends: its pod is over in the API, its cgroups are gone, and the kubelet's book lacks it."""
+
+from typing import Final
+
+from allocator.ledger.charges import charged_uids
+from allocator.ledger.facts import Facts, Mark
+
+SETTLE_S: Final = 10.0
+"""A container that the kubelet is about to start has its cgroup by then."""
+
+LOST_GRANT_S: Final = 2.0
+"""The book shows an Allocate within milliseconds; after so long the kubelet is made to write it again."""
+
+WRITES: Final = 2
+"""Writes of the book that must lack an Allocate: an older copy may overwrite a newer one, once."""
+
+
+def over_since(facts: Facts, uid: str) -> Mark | None:
+    """Tell since when the API server shows that a pod is over; None while it may live."""
+    bound = facts.pods.get(uid)
+    return bound.gone if bound is not None else facts.gone.get(uid)
+
+
+def is_dead(facts: Facts, uid: str) -> bool:
+    """Whether nothing of the pod runs any more, nor will.
+
+    A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
+    none was ever seen, some time must pass before the look.
+    """
+    over, death = over_since(facts, uid), facts.deaths.get(uid)
+    if over is None or death is None or death.order < over.order:
+        return False
+    if uid in facts.lived:
+        return True
+    held = facts.held.get(uid)
+    began = max(over.at_s, held.since.at_s if held is not None else over.at_s)
+    return death.at_s >= began + SETTLE_S
+
+
+def in_book(facts: Facts, uid: str) -> bool:
+    """Whether the kubelet's book still has an entry of the pod.
+
+    A kubelet that restarts admits its first pods against the book as it finds it: what stands there is not
+    free, whatever has ended.
+    """
+    return any(slot.uid == uid for slot in facts.book)
+
+
+def releasable(facts: Facts) -> set[str]:
+    """UIDs whose charge ends now."""
+    return {uid for uid in charged_uids(facts) if is_dead(facts, uid) and not in_book(facts, uid)}
+
+
+def stale(facts: Facts, now_s: float) -> bool:
+    """Whether the kubelet should be made to clean its book and to write it."""
+    return any(is_dead(facts, slot.uid) for slot in facts.book) or any(
+        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
+    )
+
+
+def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
+    """Whether the kubelet may still ask for a pod that is gone and has nothing.
+
+    It hears of a deletion before it hears of any pod bound later.
+    """
+    bound = facts.pods[uid]
+    if bound.gone is None or uid in facts.held:
+        return False
+    later = any(
+        other in facts.held and facts.pods[other].turn > bound.turn for other in facts.pods if other != uid
+    )
+    return not later and now_s < bound.gone.at_s + SETTLE_S
