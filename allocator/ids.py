@@ -12,7 +12,8 @@ from allocator.errors import DeviceIdError, shown
 MAX_ID_LENGTH: Final = 63
 _SEPARATOR: Final = "::"
 # No comma, colon or blank: UUIDs also stand in comma lists and in `uuid:units` pairs.
-_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}")
+UUID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}"
+_UUID: Final = re.compile(UUID_PATTERN)
 _SLOT: Final = re.compile(r"0|[1-9][0-9]*")
 
 

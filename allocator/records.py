@@ -6,12 +6,15 @@ Anybody may have written them, so loading checks everything and says what is wro
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from allocator.cards import Card
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
-from allocator.ids import is_card_uuid
+from allocator.ids import UUID_PATTERN, is_card_uuid
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.packing import NodeWords
 from allocator.request import PodRequest
@@ -23,6 +26,16 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
+
+_Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
+_Units = Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
+_Text = Annotated[str, Meta(min_length=1)]
+_Uuid = Annotated[str, Meta(pattern=rf"^(?:{UUID_PATTERN})\Z")]
+_Version = Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
+_Shares = Annotated[tuple[tuple[_Uuid, _Units], ...], Meta(min_length=1)]
+_Assignment = dict[_Text, _Shares]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +53,86 @@ class Holds:
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.
         uids: pods whose units the words certainly contain.
-        units: by UID, units by the card's position in the words; empty where the release before wrote it.
+        units: by those pods' UIDs: units by position of the card in the words. Empty where the node does not
+            say, as the release before did not.
     """
 
     seen: int
     uids: frozenset[str]
-    units: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+
+
+class CardRecord(msgspec.Struct, frozen=True, gc=False):
+    """A card in the inventory: UUID, driver's index, model, schedulable MiB, NUMA node if known, health."""
+
+    uuid: _Uuid
+    index: _Natural
+    model: str
+    mib: _Natural
+    numa: _Natural | None
+    healthy: bool
+
+
+class _Allocation(msgspec.Struct, frozen=True, gc=False):
+    uid: _Text
+    containers: _Assignment
+
+
+class _Holds(msgspec.Struct, frozen=True, gc=False):
+    seen: _Version
+    uids: list[_Text]
+    units: list[dict[_Natural, _Units]] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
-class CardRecord:
-    """A card in the inventory: UUID, driver's index, model, schedulable MiB, NUMA node if known, health."""
+class _Annotation(Generic[T]):
+    """One annotation on the wire: its decoder, the error that its rubbish raises, and what is allowed."""
 
-    uuid: str
-    index: int
-    model: str
-    mib: int
-    numa: int | None
-    healthy: bool
+    name: str
+    error: type[AllocatorError]
+    decoder: msgspec.json.Decoder[T]
+    allowed: str
+
+    def decoded(self, text: str) -> T:
+        """Decode it, or raise what names it, its value and what is wrong with it."""
+        try:
+            return self.decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise self.rubbish(text, str(error)) from error
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise self.rubbish(text, "not JSON") from error
+
+    def rubbish(self, text: str, problem: str) -> AllocatorError:
+        """The error to raise for a value."""
+        return self.error(
+            f"annotation {self.name} is {shown(text, _CUT)}: {problem}; allowed is {self.allowed}"
+        )
+
+
+_ASSIGNED: Final = _Annotation(
+    POD_ASSIGNED,
+    RequestError,
+    msgspec.json.Decoder(_Assignment),
+    '{"<container>": [["<card UUID>", <units>], ...], ...}, a card once in a container',
+)
+_ALLOCATION: Final = _Annotation(
+    POD_ALLOCATION,
+    RequestError,
+    msgspec.json.Decoder(_Allocation),
+    '{"uid": "<UID>", "containers": {"<container>": [["<card UUID>", <units>], ...], ...}}',
+)
+_HOLDS: Final = _Annotation(
+    NODE_HOLDS,
+    PackingError,
+    msgspec.json.Decoder(_Holds),
+    '{"seen": "<resourceVersion>", "uids": ["<UID>", ...]}, with "units" one {"<card>": <units>} a UID',
+)
+_CARDS: Final = _Annotation(
+    NODE_CARDS,
+    PackingError,
+    msgspec.json.Decoder(tuple[CardRecord, ...]),
+    'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, each UUID once',
+)
 
 
 def dump_assigned(assignment: Assignment) -> str:
@@ -71,10 +146,7 @@ def load_assigned(text: str) -> Assignment:
     Raises:
         RequestError: not a mapping of containers to lists of [card UUID, units].
     """
-    try:
-        return _assignment(_json(text))
-    except _ShapeError as error:
-        raise _rubbish(RequestError, POD_ASSIGNED, text, error) from error
+    return _checked(_ASSIGNED.decoded(text), _ASSIGNED, text)
 
 
 def dump_allocation(uid: str, assignment: Assignment) -> str:
@@ -88,21 +160,25 @@ def load_allocation(text: str) -> Allocation:
     Raises:
         RequestError: not {"uid", "containers"} with containers as in `load_assigned`.
     """
-    try:
-        record = _object(_json(text), "uid", "containers")
-        return Allocation(_text(record["uid"], "uid"), _assignment(record["containers"]))
-    except _ShapeError as error:
-        raise _rubbish(RequestError, POD_ALLOCATION, text, error) from error
+    record = _ALLOCATION.decoded(text)
+    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text))
 
 
 def dump_holds(holds: Holds) -> str:
-    """Write `gpupack.io/holds`, UIDs sorted so that equal values are equal texts."""
+    """Write `gpupack.io/holds`, UIDs sorted so that equal values are equal texts.
+
+    `units` is a list parallel to `uids`, left out where nothing is known.
+
+    Raises:
+        PackingError: units of a pod that is not held.
+    """
     uids = sorted(holds.uids)
     record: dict[str, object] = {"seen": str(holds.seen), "uids": uids}
+    if not holds.units.keys() <= holds.uids:
+        strange = sorted(holds.units.keys() - holds.uids)
+        raise PackingError(f"units of {shown(strange)}: allowed are pods that are held")
     if holds.units:
-        record["units"] = [
-            {str(card): units for card, units in sorted(holds.units[uid].items())} for uid in uids
-        ]
+        record["units"] = [dict(sorted(holds.units.get(uid, {}).items())) for uid in uids]
     return _compact(record)
 
 
@@ -110,19 +186,21 @@ def load_holds(text: str) -> Holds:
     """Read `gpupack.io/holds`.
 
     Raises:
-        PackingError: not {"seen": "<number>", "uids": [text, ...]}.
+        PackingError: not {"seen": "<number>", "uids": [text, ...]}, or "units" that is no list of objects
+            {"<position of a card>": units} parallel to the UIDs.
     """
-    try:
-        record = _object(_json(text), "seen", "uids")
-        uids = [_text(uid, "uid") for uid in _list(record["uids"], "uids")]
-        return Holds(_version(record["seen"]), frozenset(uids), _units(uids, record.get("units")))
-    except _ShapeError as error:
-        raise _rubbish(PackingError, NODE_HOLDS, text, error) from error
+    record = _HOLDS.decoded(text)
+    uids = frozenset(record.uids)
+    if record.units is UNSET:
+        return Holds(int(record.seen), uids)
+    if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
+        raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
+    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)))
 
 
 def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
-    return _compact([asdict(record) for record in records])
+    return _compact([msgspec.structs.asdict(record) for record in records])
 
 
 def load_cards(text: str) -> tuple[CardRecord, ...]:
@@ -131,10 +209,10 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
     Raises:
         PackingError: not a list of cards, or a UUID twice.
     """
-    try:
-        return _inventory(_json(text))
-    except _ShapeError as error:
-        raise _rubbish(PackingError, NODE_CARDS, text, error) from error
+    records = _CARDS.decoded(text)
+    if len({record.uuid for record in records}) != len(records):
+        raise _CARDS.rubbish(text, "a UUID stands twice")
+    return records
 
 
 def load_cordon(text: str) -> frozenset[str]:
@@ -210,12 +288,16 @@ def charge(request: PodRequest, assignment: Assignment) -> dict[str, int]:
     return dict.fromkeys(costs, request.effective_units)
 
 
-class _ShapeError(Exception):
-    """What is wrong with a decoded text; becomes an error that names the annotation."""
+def _checked(assignment: Assignment, annotation: _Annotation[Any], text: str) -> Assignment:
+    """Check what types cannot say: a card stands once in a container.
 
-
-def _rubbish(kind: type[AllocatorError], annotation: str, text: str, problem: _ShapeError) -> AllocatorError:
-    return kind(f"annotation {annotation} is {shown(text, _CUT)}: {problem}")
+    Raises:
+        RequestError: it stands there twice.
+    """
+    for shares in assignment.values():
+        if len(shares) > 1 and len({uuid for uuid, _ in shares}) != len(shares):
+            raise annotation.rubbish(text, "a card stands twice in a container")
+    return assignment
 
 
 def _mismatch(seen: str, allowed: str) -> RequestError:
@@ -224,105 +306,3 @@ def _mismatch(seen: str, allowed: str) -> RequestError:
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _ShapeError("not JSON") from error
-
-
-def _object(value: Any, *keys: str) -> dict[str, Any]:
-    """Check for an object with at least these keys; others are left for later versions."""
-    if not isinstance(value, dict) or not value.keys() >= set(keys):
-        raise _ShapeError(f"allowed is an object with {', '.join(keys)}")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _ShapeError(f"{name} is not a list")
-    return value
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise _ShapeError(f"{name} is not a non-empty text")
-    return value
-
-
-def _number(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST_NUMBER:
-        raise _ShapeError(f"{name} is not a whole number from {least} to {LARGEST_NUMBER}")
-    return value
-
-
-def _version(value: Any) -> int:
-    text = _text(value, "seen")
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(1 << 64))):
-        raise _ShapeError("seen is not a resourceVersion")
-    return int(text)
-
-
-def _uuid(value: Any) -> str:
-    if not isinstance(value, str) or not is_card_uuid(value):
-        raise _ShapeError("a card UUID is not one")
-    return value
-
-
-def _units(uids: Sequence[str], value: Any) -> dict[str, dict[int, int]]:
-    if value is None:
-        return {}
-    found = _list(value, "units")
-    if len(found) != len(uids):
-        raise _ShapeError("units does not have one entry for each UID")
-    return {
-        uid: {_position(card): _number(units, "units", 0) for card, units in _object(entry).items()}
-        for uid, entry in zip(uids, found, strict=True)
-    }
-
-
-def _position(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise _ShapeError("a card's position is not a number")
-    return int(text)
-
-
-def _assignment(value: Any) -> Assignment:
-    if not isinstance(value, dict):
-        raise _ShapeError("allowed is an object of containers")
-    return {_text(name, "container"): _shares(shares) for name, shares in value.items()}
-
-
-def _shares(value: Any) -> tuple[tuple[str, int], ...]:
-    pairs = [_list(pair, "a card's share") for pair in _list(value, "a container's share")]
-    if not pairs or any(len(pair) != 2 for pair in pairs):  # noqa: PLR2004 (a pair)
-        raise _ShapeError("allowed is a list of [card UUID, units] for each container")
-    shares = tuple((_uuid(uuid), _number(units, "units", 1)) for uuid, units in pairs)
-    if len({uuid for uuid, _ in shares}) != len(shares):
-        raise _ShapeError("a card stands twice in a container")
-    return shares
-
-
-def _inventory(value: Any) -> tuple[CardRecord, ...]:
-    records = tuple(_card(item) for item in _list(value, "the inventory"))
-    if len({record.uuid for record in records}) != len(records):
-        raise _ShapeError("a UUID stands twice")
-    return records
-
-
-def _card(value: Any) -> CardRecord:
-    record = _object(value, "uuid", "index", "model", "mib", "numa", "healthy")
-    if not isinstance(record["model"], str):
-        raise _ShapeError("model is not a text")
-    if not isinstance(record["healthy"], bool):
-        raise _ShapeError("healthy is not true or false")
-    return CardRecord(
-        uuid=_uuid(record["uuid"]),
-        index=_number(record["index"], "index", 0),
-        model=record["model"],
-        mib=_number(record["mib"], "mib", 0),
-        numa=None if record["numa"] is None else _number(record["numa"], "numa", 0),
-        healthy=record["healthy"],
-    )

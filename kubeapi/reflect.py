@@ -2,6 +2,9 @@
 
 Three scopes of failure, one method each: `run` (endless) > `_list` or `_watch` (one request) > `_line` (one
 event). Whatever fails inside ends its own scope only; `run` itself ends by cancellation alone.
+
+An API server restored from an older state accepts a watch from a version that it has not reached, and is
+silent until it gets there. So after an interruption its newest version is asked for before a watch resumes.
 """
 
 import asyncio
@@ -32,7 +35,11 @@ class Sink(Protocol[S_contra]):
     """What a consumer does with the objects; every method is synchronous and quick."""
 
     def replace(self, items: Sequence[S_contra], resource_version: str) -> None:
-        """Take a complete list; whatever is not in it is gone."""
+        """Take a complete list; whatever is not in it is gone.
+
+        A version lower than one that this sink was given before says that the API server was restored from
+        an older state: the list is the truth, and versions of before mean nothing any more.
+        """
 
     def event(self, kind: Kind, item: S_contra, resource_version: str) -> None:
         """Take one change; `resource_version` is the object's own."""
@@ -132,6 +139,7 @@ class Reflector(Generic[T]):
         self._decode_item = msgspec.json.Decoder(item).decode
         self._decode_page = msgspec.json.Decoder(_Page[item]).decode  # type: ignore[valid-type]
         self._list_due = True
+        self._interrupted = False
         self._wanted = asyncio.Event()
         self.last_contact: float | None = None
         self.synced = False
@@ -150,7 +158,7 @@ class Reflector(Generic[T]):
                 self._wanted.clear()
                 self._list_due = True
             try:
-                await self._until_wanted(self._list() if self._list_due else self._watch())
+                await self._until_wanted(self._list() if self._list_due else self._resume())
             except Exception as error:  # noqa: BLE001  (the endless scope: nothing below may end it)
                 await self._failed(error)
 
@@ -162,6 +170,7 @@ class Reflector(Generic[T]):
             self._list_due = True
         if isinstance(error, (Gone, Malformed)):
             self._list_due = True
+        self._interrupted = True
         delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
         note = log.warning if self._backoff.failures == 1 else log.debug
         note("API server view interrupted", path=self._path, error=str(error), retry_s=round(delay_s, 2))
@@ -192,9 +201,16 @@ class Reflector(Generic[T]):
                 version = self._read_page(page, items)
         if not version:
             raise Malformed(f"{self._path}: a list without resourceVersion")
+        if went_back(self.resource_version, version):
+            log.warning(
+                "the API server was restored from an older state",
+                path=self._path,
+                seen=self.resource_version,
+                resource_version=version,
+            )
         self._sink.replace(items, version)
         self.resource_version = version
-        self._list_due = False
+        self._list_due = self._interrupted = False
         self.synced = True
         self.lists += 1
         log.debug("listed", path=self._path, items=len(items), resource_version=version)
@@ -221,6 +237,26 @@ class Reflector(Generic[T]):
                 shown = cut(bytes(each)[:200].decode(errors="replace"))
                 log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
         return raw.metadata.resource_version
+
+    async def _resume(self) -> None:
+        """Watch on, unless the API server has gone back behind the last version delivered."""
+        if self._interrupted:
+            if went_back(self.resource_version, await self._newest_version()):
+                self._list_due = True
+                return
+            self._interrupted = False
+        await self._watch()
+
+    async def _newest_version(self) -> str:
+        """Ask for the version that a list has now, with one object at most."""
+        listing = self._client.pages(self._path, 1, **self._params)  # type: ignore[arg-type]
+        async with aclosing(listing) as pages:
+            page = await anext(pages)
+        self.last_contact = self._clock()
+        try:
+            return msgspec.json.decode(page, type=_Object).metadata.resource_version
+        except UNREADABLE as error:
+            raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
 
     async def _watch(self) -> None:
         """One watch, from the last version delivered to its end."""
@@ -273,3 +309,8 @@ class Reflector(Generic[T]):
     def _error_event(self, body: msgspec.Raw) -> None:
         code = msgspec.json.decode(body, type=Status).code or 500
         raise from_answer(code, bytes(body), what=f"watch {self._path}")
+
+
+def went_back(seen: str, version: str) -> bool:
+    """Tell whether a consistent list is older than what the same server has shown; see `Sink.replace`."""
+    return seen.isdecimal() and version.isdecimal() and int(version) < int(seen)

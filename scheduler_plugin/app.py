@@ -20,7 +20,7 @@ from scheduler_plugin.commit.committer import Committer, Offers
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.metrics import Metrics
-from scheduler_plugin.http.patience import Patience
+from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.server import Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.placement.scores import Policies
@@ -62,17 +62,21 @@ async def run(
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         offers = Offers()
-        watcher = Watcher(client, state, clock, settings.stale_s, _settle_memory)
+        watcher = Watcher(client, state, clock, settings.stale_s)
+        watcher.filled.connect(_settle_memory)
+        news = News()
+        watcher.changed.connect(news.note)
         elector = _elector(settings, client)
         committer = Committer(state, policies, offers)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
+        watcher.restored.connect(binder.begin_anew)
         service = Service(
             extender=Extender(state, policies, offers, settings.shortlist),
             binder=binder,
             watcher=watcher,
             metrics=Metrics(),
             clock=clock,
-            patience=Patience(watcher.news, clock),
+            patience=Patience(news, clock),
             leadership=elector,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)

@@ -11,6 +11,7 @@ from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
 from scheduler_plugin.cluster.objects import ContainerLite, PodLite, ResourceList, container_mappings
+from scheduler_plugin.cluster.versions import version_number
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -63,11 +64,6 @@ class PodRecord:
     def version(self) -> int:
         """The resourceVersion as a number."""
         return version_number(self.resource_version)
-
-
-def version_number(resource_version: str) -> int:
-    """Read a resourceVersion as the number it is, 0 when it is none."""
-    return int(resource_version) if resource_version.isascii() and resource_version.isdigit() else 0
 
 
 def read_request(pod: PodLite, resource: str) -> PodRequest | None:

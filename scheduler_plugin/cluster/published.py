@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from allocator.errors import PackingError
-from allocator.ids import is_card_uuid
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import NodeWords, read_node
-from allocator.records import LARGEST_NUMBER, CardRecord, Holds, load_cards, load_cordon, load_holds
+from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
 from scheduler_plugin.cluster.nodes import MOST_UNITS, Exclusion
 from scheduler_plugin.cluster.objects import NodeLite
 
 _NO_HOLDS: Final = Holds(-1, frozenset())
-_SAFE_DIGITS: Final = 19
-"""Digits of a resourceVersion that cannot be too large."""
-
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
             return Published(Exclusion.NO_WORDS)
         if words.layout.unit_mib != unit_mib:
             return Published(Exclusion.OTHER_UNIT)
-        holds = read_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
+        holds = load_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
         inventory = _inventory(annotations, words)
     except PackingError:
         return Published(Exclusion.CORRUPT)
@@ -82,61 +75,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
     )
 
 
-class _Card(msgspec.Struct, frozen=True, gc=False):
-    """What `allocator.records.CardRecord` is, decoded by msgspec."""
-
-    uuid: str
-    index: _Natural
-    model: str
-    mib: _Natural
-    numa: _Natural | None
-    healthy: bool
-
-
-class _Holds(msgspec.Struct, frozen=True, gc=False):
-    """What `allocator.records.Holds` is, decoded by msgspec."""
-
-    seen: str
-    uids: list[str]
-
-
-_decode_cards = msgspec.json.Decoder(list[_Card]).decode
-_decode_holds = msgspec.json.Decoder(_Holds).decode
-
-
-def read_inventory(text: str) -> Sequence[_Card | CardRecord]:
-    """Read `gpupack.io/cards` as `allocator.records.load_cards` does, ten times as fast where it is right.
-
-    Raises:
-        PackingError: as that function; it has the last word on what this one does not understand.
-    """
-    try:
-        cards = _decode_cards(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return load_cards(text)
-    uuids = {card.uuid for card in cards}
-    if len(uuids) < len(cards) or not all(map(is_card_uuid, uuids)):
-        return load_cards(text)
-    return cards
-
-
-def read_holds(text: str) -> Holds:
-    """Read `gpupack.io/holds` as `allocator.records.load_holds` does, quicker where it is right.
-
-    Raises:
-        PackingError: as that function; it has the last word on what this one does not understand.
-    """
-    try:
-        holds = _decode_holds(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return load_holds(text)
-    seen = holds.seen
-    if not (seen.isascii() and seen.isdigit() and len(seen) < _SAFE_DIGITS and all(holds.uids)):
-        return load_holds(text)
-    return Holds(int(seen), frozenset(holds.uids))
-
-
-def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[_Card | CardRecord]:
+def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
     """Read the inventory, empty where the node has none.
 
     Raises:
@@ -145,13 +84,13 @@ def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[_Ca
     text = annotations.get(NODE_CARDS)
     if text is None:
         return ()
-    inventory = read_inventory(text)
+    inventory = load_cards(text)
     if len(inventory) != len(words.sizes):
         raise PackingError(f"annotation {NODE_CARDS} has {len(inventory)} cards, words {len(words.sizes)}")
     return inventory
 
 
-def _out_of_service(inventory: Sequence[_Card | CardRecord], cordon: str | None) -> frozenset[int]:
+def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
     """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
     cordoned: frozenset[str] = frozenset()
     if cordon:

@@ -1,20 +1,21 @@
 """The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from allocator.names import resource_name
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment
-from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cluster.books import Books
+from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.pods import PodRecord, Shape, read_pod, shapes, version_number
+from scheduler_plugin.cluster.pods import PodRecord, Shape, read_pod
 from scheduler_plugin.cluster.published import read_published
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Book, Claim, Rules, Take, Tombstone
+from scheduler_plugin.cluster.signals import Signal
+from scheduler_plugin.cluster.versions import Versions, contradicts, version_number
 from scheduler_plugin.errors import StateError
-
-_GRAVES: Final = 16384
 
 
 class ClusterState:
@@ -25,59 +26,83 @@ class ClusterState:
     plus units of pods bound and not admitted fit into `used + assumed` of each card, in any order of node and
     pod events, repeated or late ones included. Every claim ends once its pod has ended.
 
+    After an etcd restore a complete list is of another history: what is known is compared with it as if it
+    had no versions, and what was bound or committed before and is not listed there counts for TOMBSTONE_S:
+    its containers may still run, and the words of its node are as old as the restored state.
+
     Attributes:
         unit_mib: The quantum that nodes and pods must agree on.
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
         books: What is known by node name.
-        settled: Called with every pod that asks for cards when it is seen bound first, and when it ends or
-            is gone before that (its record has no node then).
-        broken: Called with the name of a node and what went wrong when its row could not be computed. The
-            row is excluded as corrupt by then, every other one is as it should be. Raises unless set.
+        settled: Says that a pod that asks for cards is seen bound first, or ended or is gone before that
+            (its record has no node then).
+        broken: Says the name of a node and what went wrong when its row could not be computed. The row is
+            excluded as corrupt by then, every other one is as it should be. Raises while nobody listens.
     """
 
     def __init__(self, unit_mib: int = 1024, *, rules: Rules | None = None) -> None:
         self.unit_mib = unit_mib
         self.resource = resource_name(unit_mib)
-        self.nodes = NodeArrays()
-        self.pods: dict[str, PodRecord] = {}
-        self.books: dict[str, Book] = {}
         self.rules = rules or Rules()
-        self.settled: Callable[[PodRecord], None] = lambda _: None
-        self.broken: Callable[[str, Exception], None] = _raise
+        self._books = Books(self.rules)
+        self.books = self._books.by_name
+        self.nodes = self._books.nodes
+        self.pods: dict[str, PodRecord] = {}
+        self.settled: Signal[[PodRecord]] = Signal()
+        self.broken = self._books.broken
         self._takes: dict[str, Take] = {}
-        self._shapes: dict[int, dict[Shape, set[str]]] = {}
-        self._dirty: set[str] = set()
-        self._failures: list[tuple[str, Exception]] = []
-        self._mortal: set[str] = set()
-        self._pod_floor = self._node_floor = -1
-        self._pod_graves: OrderedDict[str, int] = OrderedDict()
-        self._node_graves: OrderedDict[str, int] = OrderedDict()
+        self._pod_versions = Versions()
+        self._node_versions = Versions()
 
     # Nodes.
 
     def apply_node(self, node: NodeLite, now: float) -> None:
         """Take a node's newest version; an older one than known is ignored."""
         self._apply_node(node)
-        self._settle(now)
+        self._books.settle(now)
 
     def delete_node(self, name: str, resource_version: str, now: float) -> None:
         """Forget a Node object; pods bound to its name stay."""
         self._delete_node(name, version_number(resource_version))
-        self._settle(now)
+        self._books.settle(now)
 
-    def replace_nodes(self, nodes: Sequence[NodeLite], resource_version: str, now: float) -> None:
-        """Take a complete list made at a resourceVersion; known nodes that it lacks are gone."""
+    def replace_nodes(
+        self, nodes: Sequence[NodeLite], resource_version: str, now: float, *, restored: bool = False
+    ) -> bool:
+        """Take a complete list made at a resourceVersion; known nodes that it lacks are gone.
+
+        Args:
+            nodes: All of them.
+            resource_version: Of the list.
+            now: Seconds.
+            restored: The API server was restored from an older state, see `kubeapi.reflect.Sink.replace`.
+
+        Returns:
+            Whether the list is of another history than what was known.
+        """
         version = version_number(resource_version)
+        restored = restored or contradicts(version, self._shown_nodes(nodes))
+        if restored:
+            self._node_versions.forget()
+            for book in self.books.values():
+                book.version = 0
         for node in nodes:
             self._apply_node(node)
         listed = {node.metadata.name for node in nodes}
         for name in [name for name in self.nodes.rows if name not in listed]:
             if self.books[name].version <= version:
                 self._delete_node(name, version)
-        self._node_floor = max(self._node_floor, version)
-        self._settle(now)
+        self._node_versions.listed(version)
+        self._books.settle(now)
+        return restored
+
+    def _shown_nodes(self, nodes: Iterable[NodeLite]) -> Iterator[tuple[int, int]]:
+        for node in nodes:
+            book = self.books.get(node.metadata.name)
+            if book is not None and book.row >= 0:
+                yield version_number(node.metadata.resource_version), book.version
 
     def _apply_node(self, node: NodeLite) -> None:
         name = node.metadata.name
@@ -86,9 +111,9 @@ class ClusterState:
         if book is not None and book.row >= 0:
             if version < book.version or (version and version == book.version):
                 return
-        elif version and version <= max(self._node_floor, self._node_graves.get(name, -1)):
+        elif self._node_versions.is_old(name, version):
             return
-        book = self._book(name)
+        book = self._books.of(name)
         if book.row < 0:
             book.row = self.nodes.add(name)
         book.version = version
@@ -98,17 +123,20 @@ class ClusterState:
             _quantity(allocatable, "cpu", parse_milli),
             _quantity(allocatable, "memory", parse_bytes),
         )
-        self._dirty.add(name)
+        self._books.changed(name)
         try:
             self._read_cards(book, node)
         except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
-            self._give_up(book, error)
+            self._books.give_up(book, error)
 
     def _read_cards(self, book: Book, node: NodeLite) -> None:
         """Take a node's words, inventory and holds, or exclude its row with a reason."""
         published = read_published(node, self.unit_mib)
         book.revision = published.revision
         book.seen, book.holds = published.holds.seen, published.holds.uids
+        if book.seen > book.version > 0:
+            # Nobody has seen what comes later than he wrote: this was seen before an etcd restore.
+            book.seen = -1
         book.sizes, book.used, book.uuids = published.sizes, published.used, published.uuids
         if published.exclusion is Exclusion.NONE:
             self.nodes.set_cards(
@@ -128,21 +156,21 @@ class ClusterState:
         if book is None or book.row < 0 or version < book.version:
             return
         self.nodes.remove(name)
-        _remember(self._node_graves, name, version)
+        self._node_versions.ended(name, version)
         book.row, book.version, book.revision = -1, 0, 0
         book.forget_words()
         if not self.rules.keeps_without_node():
             book.pods.clear()
             book.takes.clear()
             book.tombstones.clear()
-        self._dirty.add(name)
+        self._books.changed(name)
 
     # Pods.
 
     def apply_pod(self, pod: PodLite, now: float) -> None:
         """Take a pod's newest version; an older one than known is ignored."""
         self._read_pod(pod, now)
-        self._settle(now)
+        self._books.settle(now)
 
     def delete_pod(self, pod: PodLite, resource_version: str, now: float) -> None:
         """Forget a pod.
@@ -157,11 +185,21 @@ class ClusterState:
         if take is not None and not record.node:
             self._drop_take(take)
         self._end_pod(record.uid, record.node, version_number(resource_version), now)
-        self._settle(now)
+        self._books.settle(now)
 
-    def replace_pods(self, pods: Iterable[PodLite], resource_version: str, now: float) -> None:
-        """Take a complete list made at a resourceVersion; known pods that it lacks vanished by then."""
+    def replace_pods(
+        self, pods: Sequence[PodLite], resource_version: str, now: float, *, restored: bool = False
+    ) -> bool:
+        """Take a complete list made at a resourceVersion; known pods that it lacks vanished by then.
+
+        Arguments and result as of `replace_nodes`.
+        """
         version = version_number(resource_version)
+        restored = restored or contradicts(version, self._shown_pods(pods))
+        before: list[PodRecord] = []
+        if restored:
+            before = list(self.pods.values())
+            self._forget_pod_versions(version, now)
         listed: set[str] = set()
         for pod in pods:
             listed.add(pod.metadata.uid)
@@ -169,8 +207,30 @@ class ClusterState:
         for uid in [uid for uid in self.pods if uid not in listed]:
             if self.pods[uid].version <= version:
                 self._end_pod(uid, "", version, now)
-        self._pod_floor = max(self._pod_floor, version)
-        self._settle(now)
+        for old in before:
+            current = self.pods.get(old.uid)
+            if old.node and not old.ended and (current is None or current.node != old.node):
+                self._entomb(old, old.node, old.assigned, version, now)
+        self._pod_versions.listed(version)
+        self._books.settle(now)
+        return restored
+
+    def _shown_pods(self, pods: Iterable[PodLite]) -> Iterator[tuple[int, int]]:
+        for pod in pods:
+            known = self.pods.get(pod.metadata.uid)
+            if known is not None:
+                yield version_number(pod.metadata.resource_version), known.version
+
+    def _forget_pod_versions(self, version: int, now: float) -> None:
+        """Let any version of a pod be news, and what was committed count as what was bound and is gone."""
+        self._pod_versions.forget()
+        for uid, pod in self.pods.items():
+            self.pods[uid] = replace(pod, resource_version="")
+        for book in self.books.values():
+            book.seen = -1
+        for take in list(self._takes.values()):
+            self._drop_take(take)
+            self._entomb(take.pod, take.node, take.assigned, version, now)
 
     def _read_pod(self, pod: PodLite, now: float) -> None:
         """Take a pod, unless this very version of it is known."""
@@ -184,7 +244,7 @@ class ClusterState:
             if record.version < old.version:
                 return
             self._unbook(old)
-        elif record.version and record.version <= max(self._pod_floor, self._pod_graves.get(record.uid, -1)):
+        elif self._pod_versions.is_old(record.uid, record.version):
             return
         self.pods[record.uid] = record
         if record.charged is not None and (record.node or record.ended) and (old is None or not old.node):
@@ -195,12 +255,12 @@ class ClusterState:
         if not record.node:
             return
         if not record.ended:
-            book = self._book(record.node)
+            book = self._books.of(record.node)
             book.cpu_milli += record.cpu_milli
             book.memory_bytes += record.memory_bytes
             if record.charged is not None:
                 book.pods[record.uid] = record
-            self._dirty.add(record.node)
+            self._books.changed(record.node)
         elif old is None or not old.ended:
             self._bury(record, record.node, record.assigned, record.version, now)
 
@@ -209,7 +269,7 @@ class ClusterState:
         old = self.pods.get(uid)
         if old is not None and version < old.version:
             return
-        _remember(self._pod_graves, uid, version)
+        self._pod_versions.ended(uid, version)
         if old is None:
             return
         del self.pods[uid]
@@ -228,11 +288,11 @@ class ClusterState:
     def _unbook(self, record: PodRecord) -> None:
         """Undo what a bound pod did to its book."""
         if record.node and not record.ended:
-            book = self._book(record.node)
+            book = self._books.of(record.node)
             book.cpu_milli -= record.cpu_milli
             book.memory_bytes -= record.memory_bytes
             book.pods.pop(record.uid, None)
-            self._dirty.add(record.node)
+            self._books.changed(record.node)
 
     def _bury(
         self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
@@ -240,12 +300,17 @@ class ClusterState:
         """Leave a tombstone where the rules want one."""
         if record.charged is None:
             return
-        book = self._book(node)
-        self._dirty.add(node)
-        if self.rules.needs_tombstone(book, record.uid, version):
+        self._books.changed(node)
+        if self.rules.needs_tombstone(self._books.of(node), record.uid, version):
+            self._entomb(record, node, assigned, version, now)
+
+    def _entomb(
+        self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
+    ) -> None:
+        if record.charged is not None:
             claim = Claim(record.uid, record.charged, assigned)
-            book.tombstones[record.uid] = Tombstone(claim, version, now + TOMBSTONE_S)
-            self._mortal.add(node)
+            self._books.of(node).tombstones[record.uid] = Tombstone(claim, version, now + TOMBSTONE_S)
+            self._books.expires(node)
 
     # Commitments.
 
@@ -266,9 +331,9 @@ class ClusterState:
             raise StateError(f"pod {uid} on node {node}: allowed is a known pod without node, taken once")
         take = Take(pod, node, assigned)
         self._takes[uid] = take
-        self._book(node).takes[uid] = take
-        self._dirty.add(node)
-        self._settle(now)
+        self._books.of(node).takes[uid] = take
+        self._books.changed(node)
+        self._books.settle(now)
         return take
 
     def taken(self, uid: str) -> Take | None:
@@ -279,97 +344,22 @@ class ClusterState:
         """Undo a commitment whose Binding was refused; does nothing when it has ended already."""
         if self._takes.get(take.pod.uid) is take:
             self._drop_take(take)
-            self._settle(now)
+            self._books.settle(now)
 
     def expire(self, now: float) -> None:
         """End whatever time ends."""
-        self._dirty |= self._mortal
-        self._settle(now)
+        self._books.settle(now, expire=True)
 
     def _drop_take(self, take: Take) -> None:
         del self._takes[take.pod.uid]
-        self._book(take.node).takes.pop(take.pod.uid, None)
-        self._dirty.add(take.node)
+        self._books.of(take.node).takes.pop(take.pod.uid, None)
+        self._books.changed(take.node)
 
     # What follows.
 
     def busy_nodes(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
         """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
-        found: set[str] = set()
-        for units, shape in wanted:
-            for other, names in self._shapes.get(units, {}).items():
-                if other != shape:
-                    found |= names
-        return found
-
-    def _book(self, name: str) -> Book:
-        book = self.books.get(name)
-        if book is None:
-            book = self.books[name] = Book(name)
-        return book
-
-    def _settle(self, now: float) -> None:
-        """Recompute what depends on the books that changed."""
-        # A set that was large once stays slow to pop from.
-        dirty, self._dirty = self._dirty, set()
-        for name in dirty:
-            book = self._book(name)
-            try:
-                self._settle_book(book, now)
-            except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
-                self._give_up(book, error)
-        failures, self._failures = self._failures, []
-        for name, failure in failures:
-            self.broken(name, failure)
-
-    def _settle_book(self, book: Book, now: float) -> None:
-        self._expire(book, now)
-        claims = self.rules.claims(book)
-        self._index(book, claims)
-        if book.row >= 0:
-            if book.sizes:
-                self.nodes.set_assumed(book.row, self.rules.assumed(book, claims))
-            extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
-            self.nodes.set_requested(
-                book.row,
-                book.cpu_milli + sum(pod.cpu_milli for pod in extra),
-                book.memory_bytes + sum(pod.memory_bytes for pod in extra),
-            )
-        elif book.empty:
-            del self.books[book.name]
-
-    def _give_up(self, book: Book, error: Exception) -> None:
-        """Use no card of a node whose row could not be computed: it may be half written."""
-        self._failures.append((book.name, error))
-        book.forget_words()
-        if book.row >= 0:
-            self.nodes.exclude(book.row, Exclusion.CORRUPT)
-
-    def _expire(self, book: Book, now: float) -> None:
-        for uid, tombstone in list(book.tombstones.items()):
-            if self.rules.tombstone_ends(book, tombstone, now):
-                del book.tombstones[uid]
-        if not book.tombstones:
-            self._mortal.discard(book.name)
-
-    def _index(self, book: Book, claims: list[Claim]) -> None:
-        found: set[tuple[int, Shape]] = set()
-        for claim in claims:
-            found |= shapes(claim.request)
-        if found == book.shapes:
-            return
-        for units, shape in book.shapes - found:
-            names = self._shapes[units][shape]
-            names.discard(book.name)
-            if not names:
-                del self._shapes[units][shape]
-        for units, shape in found - book.shapes:
-            self._shapes.setdefault(units, {}).setdefault(shape, set()).add(book.name)
-        book.shapes = frozenset(found)
-
-
-def _raise(_name: str, error: Exception) -> None:
-    raise error
+        return self._books.shapes.busy(wanted)
 
 
 class Parse(Protocol):
@@ -389,10 +379,3 @@ def _quantity(resources: dict[str, str | int], name: str, parse: Parse) -> int:
         return max(0, parse(value))
     except ValueError:
         return 0
-
-
-def _remember(graves: OrderedDict[str, int], key: str, version: int) -> None:
-    graves[key] = version
-    graves.move_to_end(key)
-    if len(graves) > _GRAVES:
-        graves.popitem(last=False)

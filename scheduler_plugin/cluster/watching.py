@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind, Reflector
+from kubeapi.reflect import Kind, Reflector, went_back
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
+from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.http.patience import News
+
+T = TypeVar("T")
 
 MIN_STALE_S: Final = 10.0
 """Below this an API server that is slow for a moment, or a lost connection, would look like a stale view."""
@@ -19,75 +21,84 @@ MIN_STALE_S: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
-class NodeSink:
+class _Sink(Generic[T]):
+    """What both sinks do with versions.
+
+    Attributes:
+        listed: Says that the state has a complete list, and whether that list showed that another history
+            than the one known counts.
+        changed: Says that anything was brought.
+    """
+
+    def __init__(self, state: ClusterState, clock: Callable[[], float]) -> None:
+        self.listed: Signal[[bool]] = Signal()
+        self.changed: Signal[[]] = Signal()
+        self._state = state
+        self._clock = clock
+        self._seen = ""
+        self._doubted = False
+
+    def doubt(self) -> None:
+        """The next list is of another history: a list of the other kind says so."""
+        self._doubted = True
+
+    def replace(self, items: Sequence[T], resource_version: str) -> None:
+        """Take a complete list."""
+        told, self._doubted = self._doubted, False
+        restored = told or went_back(self._seen, resource_version)
+        self._seen = resource_version
+        self.listed(self._replace(items, resource_version, restored) and not told)
+        self.changed()
+
+    def event(self, kind: Kind, item: T, resource_version: str) -> None:
+        """Take one change."""
+        self._seen = resource_version
+        self._take(kind, item, resource_version)
+        self.changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed up to this version."""
+        self._seen = resource_version
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Nothing to do; the cache's age tells."""
+
+    def _replace(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
+        raise NotImplementedError
+
+    def _take(self, kind: Kind, item: T, resource_version: str) -> None:
+        raise NotImplementedError
+
+
+class NodeSink(_Sink[NodeLite]):
     """Writes what the node reflector brings into the state.
 
     Args:
         state: The cluster.
         clock: Monotonic seconds.
-        listed: Called after every complete list.
-        news: Told of every change.
     """
 
-    def __init__(
-        self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None], news: News
-    ) -> None:
-        self._news = news
-        self._state = state
-        self._clock = clock
-        self._listed = listed
+    def _replace(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
+        return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
 
-    def replace(self, items: Sequence[NodeLite], resource_version: str) -> None:
-        """Take a complete list."""
-        self._state.replace_nodes(items, resource_version, self._clock())
-        self._listed()
-        self._news.note()
-
-    def event(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
-        """Take one change."""
+    def _take(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_node(item.metadata.name, resource_version, self._clock())
         else:
             self._state.apply_node(item, self._clock())
-        self._news.note()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing to do; the reflector notes the contact."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do; the cache's age tells."""
 
 
-class PodSink:
+class PodSink(_Sink[PodLite]):
     """Writes what the pod reflector brings into the state; arguments as for NodeSink."""
 
-    def __init__(
-        self, state: ClusterState, clock: Callable[[], float], listed: Callable[[], None], news: News
-    ) -> None:
-        self._news = news
-        self._state = state
-        self._clock = clock
-        self._listed = listed
+    def _replace(self, items: Sequence[PodLite], resource_version: str, restored: bool) -> bool:
+        return self._state.replace_pods(items, resource_version, self._clock(), restored=restored)
 
-    def replace(self, items: Sequence[PodLite], resource_version: str) -> None:
-        """Take a complete list."""
-        self._state.replace_pods(items, resource_version, self._clock())
-        self._listed()
-        self._news.note()
-
-    def event(self, kind: Kind, item: PodLite, resource_version: str) -> None:
-        """Take one change."""
+    def _take(self, kind: Kind, item: PodLite, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_pod(item, resource_version, self._clock())
         else:
             self._state.apply_pod(item, self._clock())
-        self._news.note()
-
-    def bookmark(self, resource_version: str) -> None:
-        """Nothing to do; the reflector notes the contact."""
-
-    def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do; the cache's age tells."""
 
 
 class Watcher:
@@ -99,7 +110,12 @@ class Watcher:
         clock: Monotonic seconds.
         stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
             a watch lasts, so watches last two thirds of it at most.
-        filled: Called once, when both lists have been read.
+
+    Attributes:
+        changed: Says that anything was brought.
+        filled: Says, once, that both lists have been read.
+        restored: Says that a list is of another history than what was known: etcd was restored from an older
+            state. The list of the other kind is on its way then.
     """
 
     def __init__(
@@ -108,32 +124,25 @@ class Watcher:
         state: ClusterState,
         clock: Callable[[], float],
         stale_s: float,
-        filled: Callable[[], None] = lambda: None,
     ) -> None:
         watch_s = int(min(WATCH_TIMEOUT_S, stale_s * 2 / 3))
-        self.news = News()
+        self.changed: Signal[[]] = Signal()
+        self.filled: Signal[[]] = Signal()
+        self.restored: Signal[[]] = Signal()
         self._clock = clock
         self._stale_s = stale_s
-        self._filled = filled
         self._lists = {"nodes": False, "pods": False}
         self._pods_listed = asyncio.Event()
-        state.broken = _broken
-        self.nodes: Reflector[NodeLite] = Reflector(
-            client,
-            "/api/v1/nodes",
-            NodeLite,
-            NodeSink(state, clock, lambda: self._listed("nodes"), self.news),
-            clock=clock,
-            watch_s=watch_s,
+        state.broken.connect(_broken)
+        self._node_sink, self._pod_sink = NodeSink(state, clock), PodSink(state, clock)
+        self.nodes = Reflector(
+            client, "/api/v1/nodes", NodeLite, self._node_sink, clock=clock, watch_s=watch_s
         )
-        self.pods: Reflector[PodLite] = Reflector(
-            client,
-            "/api/v1/pods",
-            PodLite,
-            PodSink(state, clock, lambda: self._listed("pods"), self.news),
-            clock=clock,
-            watch_s=watch_s,
-        )
+        self.pods = Reflector(client, "/api/v1/pods", PodLite, self._pod_sink, clock=clock, watch_s=watch_s)
+        self._node_sink.listed.connect(self._nodes_listed)
+        self._pod_sink.listed.connect(self._pods_were_listed)
+        for sink in (self._node_sink, self._pod_sink):
+            sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
         """List pods anew, from now on; return when the state has the list."""
@@ -141,13 +150,29 @@ class Watcher:
         self.pods.relist()
         await self._pods_listed.wait()
 
+    def _nodes_listed(self, restored: bool) -> None:
+        self._listed("nodes")
+        if restored:
+            self._begin_anew(self._pod_sink, self.pods)
+
+    def _pods_were_listed(self, restored: bool) -> None:
+        self._pods_listed.set()
+        self._listed("pods")
+        if restored:
+            self._begin_anew(self._node_sink, self.nodes)
+
     def _listed(self, what: str) -> None:
-        if what == "pods":
-            self._pods_listed.set()
         if not self.synced:
             self._lists[what] = True
             if self.synced:
-                self._filled()
+                self.filled()
+
+    def _begin_anew(self, other: _Sink[Any], reflector: Reflector[Any]) -> None:
+        """Distrust what is known of the other kind too: its reflector may not have noticed."""
+        log.warning("etcd was restored from an older state, beginning anew")
+        other.doubt()
+        reflector.relist()
+        self.restored()
 
     @property
     def synced(self) -> bool:

@@ -70,8 +70,8 @@ class Binder:
     Invariant: cards taken for a Binding that was sent stay taken until the answer is a definite refusal, the
     pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer take effect.
 
-    The first Binding of a process, or of a term as the leader, waits until those of the one before can no
-    longer take effect, and until a list of pods made after that shows all that did.
+    The first Binding of a process, of a term as the leader, or after an etcd restore, waits until those of
+    the one before can no longer take effect, and until a list of pods made after that shows all that did.
 
     Args:
         committer: Takes the cards.
@@ -102,6 +102,7 @@ class Binder:
         self.refresh = refresh
         self.sleep = sleep
         self._started = clock()
+        self._begun_anew = float("-inf")
         self._opened: float | None = None
         self._opening = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
@@ -154,6 +155,10 @@ class Binder:
             self._roll_back(held)
         return begin()
 
+    def begin_anew(self) -> None:
+        """Wait as after a start: what was known of Bindings under way is of a history that is no more."""
+        self._begun_anew = self.clock()
+
     def end(self) -> None:
         """Send no Binding any more: whoever leads next counts on that."""
         self._ending = True
@@ -182,17 +187,17 @@ class Binder:
                     self._opened = term
 
     def _term(self) -> float:
-        """When this process, or its leadership, began.
+        """When this process, or its leadership, or a history after an etcd restore, began.
 
         Raises:
             CommitError: it is not the leader.
         """
         if self.leadership is None:
-            return self._started
+            return max(self._started, self._begun_anew)
         since = self.leadership.since
         if since is None or not self.leadership.is_leader:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")
-        return since
+        return max(since, self._begun_anew)
 
     async def _send(self, commitment: Commitment) -> str:
         pod = commitment.pod

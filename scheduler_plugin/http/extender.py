@@ -56,7 +56,7 @@ class Extender:
         self.refused = ""
         self._calls = CallDecoder()
         self._settled_uids: dict[str, None] = {}
-        state.settled = self._settled
+        state.settled.connect(self._settled)
 
     def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a filter call; afterwards `refused` is the pod's UID if it only found no room.

@@ -104,7 +104,7 @@ class Service:
         began = perf_counter()
         args = decode_bind(body)
         # kube-scheduler may have read of the pod before us.
-        await self.watcher.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
+        await self.patience.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
         error = self.watcher.stale or await self.binder.bind(args)
         if error:
             self.metrics.errors.labels("bind").inc()

@@ -18,7 +18,7 @@ from aiohttp import web
 from standins.apiserver.http import Handlers
 from standins.apiserver.rules import LEASES, NAMESPACES, NODES, PODS, RESOURCES
 from standins.apiserver.status import JsonObject, RefusedError, Resource, expired
-from standins.apiserver.store import Key, Store
+from standins.apiserver.store import Backup, Key, Store
 from standins.apiserver.writes import Writer
 
 MAX_BODY = 4 * 2**20
@@ -121,6 +121,12 @@ class ApiServer:
         for handler in server.connections if server is not None else ():
             if handler.transport is not None:
                 handler.transport.abort()
+
+    async def restored(self, backup: Backup) -> None:
+        """Come back after an etcd restore: the server is gone for a moment, then as `store.backup` saw it."""
+        await self.away(True)
+        self.store.restore(backup)
+        await self.away(False)
 
     def compact(self) -> None:
         """Forget history: watches and list pages from earlier versions get 410; open watches go on."""

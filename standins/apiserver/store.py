@@ -70,6 +70,14 @@ class Table:
     oldest: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """The store at one moment: its version, and objects by resource and key."""
+
+    version: int
+    entries: dict[str, dict[Key, Entry]]
+
+
 class Store:
     """All objects; every method is synchronous, `changed` wakes those who follow the log."""
 
@@ -175,6 +183,19 @@ class Store:
         """
         if version != self.version:
             raise expired(_LIST_TOO_OLD)
+
+    # Backups
+
+    def backup(self) -> "Backup":
+        """Everything as it is now, as a snapshot of etcd has it."""
+        return Backup(self.version, {plural: dict(table.entries) for plural, table in self.tables.items()})
+
+    def restore(self, backup: "Backup") -> None:
+        """Be as then, version included; what came after never happened."""
+        self.version = backup.version
+        for plural, table in self.tables.items():
+            table.entries = dict(backup.entries.get(plural, {}))
+        self.compact()
 
     # Watches
 

@@ -1,22 +1,18 @@
 """The vectorised filter, name lookup and ranks against their scalar oracles."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.cards import Card
-from allocator.errors import PackingError
 from allocator.place import place
-from allocator.records import load_cards, load_holds
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.published import read_holds, read_inventory
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
 from scheduler_plugin.placement.filtering import Misfit, cards_of, fitting, misfits, place_on
 from scheduler_plugin.placement.scores import Policies
@@ -171,55 +167,3 @@ def check_cut(text: bytes) -> None:
     decoded = json.loads(text)
     assert decoded
     assert [json.loads(cut.quoted(position)) for position in range(len(cut.starts))] == decoded
-
-
-junk = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-2, 3)
-    | st.sampled_from([1.0, 1.5, 1e30, 2**70, "", "7", "GPU-1", "a b"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["uuid", "seen"]), inner),
-    max_leaves=4,
-)
-card_records = st.fixed_dictionaries(
-    {
-        "uuid": st.sampled_from(["GPU-1", "GPU-2", "MIG-3"]) | junk,
-        "index": st.integers(0, 3) | junk,
-        "model": st.sampled_from(["T4", ""]) | junk,
-        "mib": st.integers(0, 3) | junk,
-        "numa": st.none() | st.integers(0, 2) | junk,
-        "healthy": st.booleans() | junk,
-    },
-    optional={"more": junk},
-)
-good_holds = st.fixed_dictionaries(
-    {
-        "seen": st.sampled_from(["0", "12", "9" * 19, "9" * 20, "9" * 30]) | junk,
-        "uids": st.lists(st.text(max_size=3)) | junk,
-    },
-    optional={"more": junk},
-)
-
-
-@given(st.lists(card_records, max_size=3) | junk, st.booleans())
-def test_the_quick_inventory_equals_the_careful_one(value: object, broken: bool) -> None:
-    text = json.dumps(value) + "x" * broken
-    quick = outcome(lambda: [astuple_of(card) for card in read_inventory(text)])
-    assert quick == outcome(lambda: [astuple_of(card) for card in load_cards(text)])
-
-
-@given(good_holds | junk, st.booleans())
-def test_the_quick_holds_equal_the_careful_ones(value: object, broken: bool) -> None:
-    text = json.dumps(value) + "x" * broken
-    assert outcome(lambda: read_holds(text)) == outcome(lambda: load_holds(text))
-
-
-def astuple_of(card: Any) -> tuple[object, ...]:
-    return card.uuid, card.index, card.model, card.mib, card.numa, card.healthy
-
-
-def outcome(read: Callable[[], object]) -> object:
-    try:
-        return read()
-    except PackingError as error:
-        return str(error)

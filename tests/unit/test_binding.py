@@ -405,3 +405,17 @@ async def test_a_list_that_does_not_come_is_an_answer_too() -> None:
     world.binder.refresh = never
     assert "has not listed the pods" in await world.binder.bind(ARGS)
     assert world.api.calls == []
+
+
+async def test_after_an_etcd_restore_it_waits_as_after_a_start() -> None:
+    world = World()
+    assert await world.binder.bind(ARGS) == ""
+    assert world.slept == []
+    assert world.refreshed == [100.0 + T]
+    world.state.apply_pod(pod("q", 8, version=4), 0)
+    world.binder.begin_anew()
+    binding = asyncio.create_task(world.binder.bind(BindArgs("q", "default", "uid-q", "n")))
+    await world.pass_time()
+    assert await binding == ""
+    assert world.slept == [T]
+    assert world.refreshed[1:] == [100.0 + 2 * T]

@@ -48,7 +48,8 @@ GONE = Gone("too old", status=410)
 class Api:
     """Plays answers: for a list its pages, for a watch its lines; an exception is raised in its place.
 
-    When nothing is left it waits for ever and sets `idle`.
+    When nothing is left it waits for ever and sets `idle`. What a list of one object says of the newest
+    version is not part of the script: `newest`, or by default that nothing has gone back.
     """
 
     def __init__(self, *answers) -> None:
@@ -58,6 +59,8 @@ class Api:
         self.now = 0.0
         self.slept = []
         self.open = 0
+        self.newest = "999"
+        self.probes = 0
 
     async def _next(self, kind, *asked) -> list:
         self.asked.append((kind, *asked))
@@ -69,6 +72,10 @@ class Api:
         return answer
 
     async def pages(self, path, limit, **params) -> AsyncIterator[bytes]:
+        if limit == 1:
+            self.probes += 1
+            yield page(self.newest, item("any"), more="x")
+            raise AssertionError("nobody wants a second page of that")
         for each in await self._next("list", path, limit, params):
             if isinstance(each, Exception):
                 raise each
@@ -256,6 +263,41 @@ async def test_an_outage_backs_off_keeps_the_version_and_recovers() -> None:
     assert reflector.lists == 1
     assert versions(api) == ["9"] * 8 + ["10", "10"]
     assert sink.calls.count(("disconnected", Unreachable)) == 8
+
+
+async def test_an_api_server_that_went_back_is_listed_anew() -> None:
+    api = Api(
+        ("list", [page("90")]),
+        ("watch", [None, event("ADDED", "a", "100"), Unreachable("reset")]),
+        ("list", [page("40", item("b"))]),
+    )
+    api.newest = "40"
+    async with running(api) as (reflector, sink):
+        await asyncio.wait_for(api.idle.wait(), 5)
+    assert sink.calls[-2:] == [("disconnected", Unreachable), ("replace", ["b"], "40")]
+    assert versions(api) == ["90", "40"]
+    assert reflector.resource_version == "40"
+    assert api.probes == 1
+
+
+async def test_the_newest_version_is_asked_for_after_an_interruption_only() -> None:
+    api, _, _ = await play(
+        ("list", [page("9")]),
+        ("watch", [None, 120.0]),
+        ("watch", [None, event("ADDED", "a", "10"), Unreachable("reset")]),
+        ("watch", [None, 120.0]),
+    )
+    assert versions(api) == ["9", "9", "10", "10"]
+    assert api.probes == 1
+
+
+@pytest.mark.parametrize("version", ["", "rubbish", "10"])
+async def test_a_version_that_is_not_lower_has_not_gone_back(version) -> None:
+    api = Api(("list", [page("10")]), ("watch", [Unreachable("reset")]), ("watch", [None]))
+    api.newest = version
+    async with running(api) as (reflector, _):
+        await asyncio.wait_for(api.idle.wait(), 5)
+    assert reflector.lists == 1
 
 
 async def test_a_list_that_fails_is_tried_again() -> None:

@@ -98,7 +98,7 @@ def make_service(patience: Patience, clock: Clock, room_at: int) -> Service:
     return Service(
         extender=cast("Any", FullUntil(patience.news, room_at)),
         binder=cast("Any", None),
-        watcher=cast("Any", SimpleNamespace(stale="", news=patience.news)),
+        watcher=cast("Any", SimpleNamespace(stale="")),
         metrics=Metrics(),
         clock=clock,
         patience=patience,

@@ -5,7 +5,8 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from scheduler_plugin.cluster.objects import has_preferences
-from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod, shapes, version_number
+from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod, shapes
+from scheduler_plugin.cluster.versions import version_number
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
 

@@ -366,8 +366,8 @@ def test_a_heartbeat_changes_no_version() -> None:
     assert int(state.nodes.version[row]) == version
 
 
-def test_graves_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_plugin.cluster.state._GRAVES", 2)
+def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_plugin.cluster.versions.REMEMBERED_ENDS", 2)
     state = state_with()
     for number in range(4):
         state.delete_pod(bound(f"p{number}", 1, version=5), "5", 0)

@@ -89,7 +89,7 @@ class _Failing(Rules):
 def test_a_fault_about_one_node_puts_only_that_node_out_of_use():
     state = ClusterState(rules=_Failing())
     told = []
-    state.broken = lambda name, error: told.append((name, repr(error)))
+    state.broken.connect(lambda name, error: told.append((name, repr(error))))
     state.replace_nodes([node(name, (8,)) for name in NAMES], "1", 0)
     pods = [
         pod(f"p-{name}", 8, node=name, annotations={POD_ASSIGNED: json.dumps({"main": [[uuid(name, 0), 8]]})})
@@ -104,12 +104,13 @@ def test_a_fault_about_one_node_puts_only_that_node_out_of_use():
 
 def test_a_row_that_is_half_written_is_not_used(mocker):
     state = full_cluster()
-    state.broken = mocker.Mock()
+    told = mocker.Mock()
+    state.broken.connect(told)
     mocker.patch.object(state.nodes, "_set_inventory", side_effect=[OverflowError("too large"), None])
     state.apply_node(node("n0", (8,), holds=("p-n0",), version=30, models=("other",)), 2)
     assert not state.nodes.usable[state.nodes.rows["n0"]]
     assert free(state)["n0"] == 0
-    state.broken.assert_called_once()
+    told.assert_called_once()
 
 
 def test_a_fault_is_raised_where_nobody_takes_it():

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from kubeapi.errors import Unreachable
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import MIN_STALE_S, Watcher
 
@@ -50,3 +51,48 @@ async def test_a_quiet_cluster_is_heard_of_in_time(stale_s: float, longest_s: in
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert 1 <= min(api.asked) <= max(api.asked) <= longest_s
+
+
+class Restored:
+    """Lists that go back: pods notice, nodes do not by themselves."""
+
+    def __init__(self) -> None:
+        self.versions = {"/api/v1/nodes": ["50"], "/api/v1/pods": ["100", "40"]}
+        self.listed: list[str] = []
+        self.enough = asyncio.Event()
+
+    async def pages(self, path: str, limit: int) -> AsyncIterator[bytes]:
+        version = self.versions[path][0]
+        if limit > 1:
+            self.listed.append(path)
+            if len(self.listed) == 4:
+                self.enough.set()
+        yield b'{"metadata":{"resourceVersion":"%b"},"items":[]}' % version.encode()
+
+    async def watch(
+        self, path: str, *_: str, opened: Callable[[], None], **__: object
+    ) -> AsyncIterator[bytes]:
+        opened()
+        if len(self.versions[path]) > 1:
+            del self.versions[path][0]
+            raise Unreachable("reset")
+        await asyncio.Event().wait()
+        for line in ():
+            yield line
+
+
+async def test_after_a_restore_both_kinds_begin_anew_and_whoever_listens_hears_it_once() -> None:
+    api, told = Restored(), []
+    state = ClusterState()
+    watcher = Watcher(cast("Any", api), state, lambda: 0.0, 180)
+    watcher.restored.connect(lambda: told.append("a"))
+    watcher.restored.connect(lambda: told.append("b"))
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await api.enough.wait()
+        await watcher.refresh()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert sorted(api.listed[2:4]) == ["/api/v1/nodes", "/api/v1/pods"]
+    assert told == ["a", "b"]

@@ -1,0 +1,38 @@
+"""Where pods are starting that the kubelet could mistake for another one."""
+
+from collections.abc import Iterable
+
+from scheduler_plugin.cluster.pods import Shape, shapes
+from scheduler_plugin.cluster.rules import Book, Claim
+
+
+class ShapeIndex:
+    """Node names by what the claims on them ask of the kubelet."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, dict[Shape, set[str]]] = {}
+
+    def update(self, book: Book, claims: Iterable[Claim]) -> None:
+        """Take the claims on a node, which replace those of before."""
+        found: set[tuple[int, Shape]] = set()
+        for claim in claims:
+            found |= shapes(claim.request)
+        if found == book.shapes:
+            return
+        for units, shape in book.shapes - found:
+            names = self._names[units][shape]
+            names.discard(book.name)
+            if not names:
+                del self._names[units][shape]
+        for units, shape in found - book.shapes:
+            self._names.setdefault(units, {}).setdefault(shape, set()).add(book.name)
+        book.shapes = frozenset(found)
+
+    def busy(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
+        """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
+        found: set[str] = set()
+        for units, shape in wanted:
+            for other, names in self._names.get(units, {}).items():
+                if other != shape:
+                    found |= names
+        return found

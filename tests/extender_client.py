@@ -1,0 +1,103 @@
+"""A running extender in front of the API server stand-in, and what kube-scheduler would ask of it."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from scheduler_plugin.app import run
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.settings import Settings
+from standins.apiserver.server import ApiServer
+from tests.cluster_builders import node_object, pod_object
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+LIMIT_S = 20.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(LIMIT_S):
+        while not await condition():  # noqa: ASYNC110  (HTTP has no event to wait for)
+            await asyncio.sleep(0.01)
+
+
+class Client:
+    """A running extender."""
+
+    def __init__(self, url: str, state: ClusterState, api: ApiServer, session: aiohttp.ClientSession) -> None:
+        self.url, self.state, self.api, self.session = url, state, api, session
+        self.tls: SSLContext | bool = True
+
+    async def post(self, path: str, body: object) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.url + path, data=io.BytesIO(data), ssl=self.tls) as response:
+            text = await response.read()
+            return response.status, json.loads(text) if response.status == 200 else text.decode()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path, ssl=self.tls) as response:
+            return response.status, await response.text()
+
+    async def ready(self) -> bool:
+        return (await self.get("/readyz"))[0] == 200
+
+    async def filter(self, pod: dict[str, Any], *names: str) -> dict[str, Any]:
+        status, answer = await self.post("/filter", {"Pod": pod, "Nodes": None, "NodeNames": names})
+        assert status == 200
+        return answer  # type: ignore[no-any-return]
+
+    async def bind(self, pod: dict[str, Any], node: str) -> str:
+        meta = pod["metadata"]
+        args = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        }
+        status, answer = await self.post("/bind", args)
+        assert status == 200
+        return answer["Error"]  # type: ignore[no-any-return]
+
+    def make_pod(self, name: str, units: int, **options: Any) -> dict[str, Any]:
+        """Create a pod and return it with the identity that the API server gave it."""
+        made = pod_object(name, units, **options)
+        del made["metadata"]["uid"], made["metadata"]["resourceVersion"], made["status"]  # type: ignore[attr-defined]
+        return self.api.add_pod(made)
+
+    def make_node(self, name: str, *args: Any, **options: Any) -> None:
+        made: Any = node_object(name, *args, **options)
+        self.api.add_node(name, {}, made["status"]["allocatable"], made["metadata"]["annotations"])
+
+    async def knows(self, uid: str) -> None:
+        async def known() -> bool:
+            return uid in self.state.pods
+
+        await until(known)
+
+
+@asynccontextmanager
+async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncIterator[Client]:
+    stop = asyncio.Event()
+    started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
+    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+    settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", bind_timeout_s=0.5, **options)
+    task = asyncio.create_task(
+        run(settings, stop=stop, started=lambda url, state: started.set_result((url, state)))
+    )
+    try:
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        async with aiohttp.ClientSession() as session:
+            yield Client(*started.result(), api, session)
+    finally:
+        stop.set()
+        await task
