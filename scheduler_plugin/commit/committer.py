@@ -18,11 +18,11 @@ from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, Query, misfits, place_on
 from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.placement.reasons import reason
-from scheduler_plugin.placement.scores import Policies
 
 _OFFERS: Final = 4096
 

@@ -7,6 +7,7 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
 from allocator.request import PodRequest, parse_pod
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, container_mappings, has_preferences
 from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests
 from scheduler_plugin.cluster.state import ClusterState
@@ -23,12 +24,11 @@ from scheduler_plugin.http.protocol import (
     encode_refused,
     encode_scores,
 )
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
-from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray, RowArray
 from scheduler_plugin.placement.preemption import room_on, victims_on
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
-from scheduler_plugin.placement.scores import Policies
 
 SHORTLIST: Final = 16
 

@@ -18,9 +18,10 @@ from allocator.fragmentation import fragmentation
 from allocator.place import Placement, place
 from allocator.request import PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.cluster.pods import Shape
-from scheduler_plugin.placement.policies.registry import Ask, BoolArray, FloatArray, LongArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
 
 CardCosts = Callable[[LongArray, LongArray, int], FloatArray]
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]

@@ -18,8 +18,8 @@ from allocator.selector import Selector
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.published import read_holds, read_inventory
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, cards_of, fitting, misfits, place_on
-from scheduler_plugin.placement.scores import Policies
 
 MODELS = ("", "T4", "A100", "H100")
 

@@ -6,8 +6,8 @@ from allocator.names import POD_ASSIGNED
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Candidate, Commitment, Committer, Offer, Offers
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import container, node, pod, uuid
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.registry import Ask, ClusterView, FloatArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 

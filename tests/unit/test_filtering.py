@@ -7,11 +7,11 @@ from allocator.cards import Card
 from allocator.policy import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import CARD_COSTS, Misfit, Selectors, fitting, misfits, place_on
-from scheduler_plugin.placement.policies.registry import RowArray
-from scheduler_plugin.placement.scores import Policies
 
 
 def rows_of(*rows: int) -> RowArray:

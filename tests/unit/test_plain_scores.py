@@ -10,10 +10,10 @@ from allocator.request import PodRequest
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.pods import read_pod
 from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.policies import make, names, register
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
-from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import MEMORY, pod
 
 ASK = Ask(4, 10, (CardDemand(4, 1),))

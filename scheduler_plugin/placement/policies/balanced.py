@@ -2,16 +2,9 @@
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions, mean
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    no_parameters,
-    register,
-)
+from scheduler_plugin.placement.policies.registry import Ask, Parameters, no_parameters, register
 
 NAME = "balanced"
 

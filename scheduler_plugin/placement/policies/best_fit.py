@@ -16,20 +16,11 @@ from typing import Final, Literal, cast
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, IntArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies.buckets import Buckets, Fallback, Found
 from scheduler_plugin.placement.policies.fractions import DECIMALS
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    CardDemand,
-    ClusterView,
-    FloatArray,
-    IntArray,
-    LongArray,
-    Parameters,
-    RowArray,
-    register,
-)
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Parameters, register
 
 NAME: Final = "best-fit"
 GPU: Final = "gpu-memory"

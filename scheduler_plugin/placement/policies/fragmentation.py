@@ -9,18 +9,17 @@ only the nodes that changed since.
 from collections import OrderedDict
 from typing import Final
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies.fragmentation_file import read_workload
 from scheduler_plugin.placement.policies.fragmentation_scores import Scores, by_uuid
-from scheduler_plugin.placement.policies.fragmentation_workload import Shape, Workload, assumed, distance
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    register,
+from scheduler_plugin.placement.policies.fragmentation_workload import (
+    DemandShape,
+    Workload,
+    assumed,
+    distance,
 )
+from scheduler_plugin.placement.policies.registry import Ask, Parameters, register
 
 NAME: Final = "fragmentation"
 
@@ -47,7 +46,7 @@ class Fragmentation:
         self._learns = workload is None
         self._seen: Workload = Workload() if workload is None else workload
         self._next_lesson = _FIRST_LESSON
-        self._learned: dict[Shape, float] = {}
+        self._learned: dict[DemandShape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._scores: Scores | None = None if workload is None else Scores(workload)
 

@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
-from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray, RowArray
 
 BY_FRAGMENTATION: Final = "fragmentation"
 """Card policy under which the cards that fragment least are taken."""

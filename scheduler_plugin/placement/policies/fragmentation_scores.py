@@ -6,11 +6,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_placing import RESOLUTION, Placing
 from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS, States
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import Ask, BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
 
 PickArray = NDArray[np.int16]
 

@@ -24,8 +24,8 @@ from allocator.fragmentation import (
     SHARP_WEIGHT,
 )
 from allocator.pricing import hole_values
+from scheduler_plugin.cluster.arrays import FloatArray, LongArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import FloatArray, LongArray, RowArray
 
 NO_CARD: Final = 0
 """Index of the table's row for a card that is not there."""

@@ -18,19 +18,12 @@ from typing import Final, Literal, cast
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions
 from scheduler_plugin.placement.policies.fractions import mean as level
 from scheduler_plugin.placement.policies.precedence import chart, mean
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    BoolArray,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    register,
-)
+from scheduler_plugin.placement.policies.registry import Ask, Parameters, register
 
 NAME: Final = "weighted-balance"
 CLASSES: Final = ("cpu", "memory", "gpu-memory")
