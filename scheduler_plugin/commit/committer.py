@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.errors import RequestError
 from allocator.place import Placement
 from allocator.records import Assignment, dump_assigned
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -201,7 +202,10 @@ class Committer:
             raise CommitError(
                 f"node {node} is not known to the gpupack scheduler; allowed is a node it watches"
             )
-        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        try:
+            query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        except RequestError as error:
+            raise CommitError(f"pod {namespace}/{name}: {error}") from error
         moved = taken is None or not taken[0].still_holds(self.state.nodes, taken[1])
         placement = self._place(query, node, row)
         assigned = self._assignment(placement, row)

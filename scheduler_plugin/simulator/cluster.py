@@ -9,8 +9,8 @@ import numpy as np
 from allocator.policy import choose
 from allocator.selector import Selector
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.filtering import cards_of
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 

@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from allocator.registry import Parameters
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, Parameters, make
+from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, make
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
@@ -57,8 +58,8 @@ def typical(cluster: Cluster, pods: Sequence[TracePod]) -> Workload:
     return workload
 
 
-def policy_for(name: str, parameters: Parameters, workload: Workload) -> NodePolicy:
-    """Build a node policy; `fragmentation` without a workload of its own gets that of the pod list.
+def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
+    """Build a node policy; `fragmentation` without parameters gets the workload, None: it learns its own.
 
     Raises:
         PolicyError: unknown name or parameters.

@@ -15,11 +15,12 @@ from allocator.place import place
 from allocator.records import load_cards, load_holds
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.published import read_holds, read_inventory
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, cards_of, fitting, misfits, place_on
+from scheduler_plugin.placement.filtering import Misfit, fitting, misfits, place_on
 
 MODELS = ("", "T4", "A100", "H100")
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from allocator.fragmentation import as_demands, hole_costs
+from allocator.policies.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import make
@@ -336,7 +336,7 @@ def test_missing_workload_file():
 
 
 def test_unknown_parameter():
-    with pytest.raises(PolicyError, match="parameter 'weight' does not exist; allowed is workload"):
+    with pytest.raises(PolicyError, match='parameter "weight" does not exist; allowed are workload'):
         make("fragmentation", {"weight": "1"})
 
 

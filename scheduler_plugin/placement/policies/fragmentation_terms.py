@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from allocator.fragmentation import (
+from allocator.policies.fragmentation import (
     CAPACITY_WEIGHT,
     FIT_WEIGHT,
     PRICE_WEIGHT,

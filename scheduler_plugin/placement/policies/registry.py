@@ -7,10 +7,10 @@ by node name by the caller. A policy may keep state of its own as long as it is 
 which grows by at least one whenever anything about a row changes, also when a row is given to another node.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
@@ -97,30 +97,26 @@ class CardChooser(Protocol):
         ...
 
 
-Parameters = Mapping[str, str]
-PolicyFactory = Callable[[Parameters], NodePolicy]
+def _lacks(policy: object) -> str:
+    """Say what an object lacks to be a node policy; empty: nothing."""
+    if not callable(getattr(policy, "score", None)):
+        return "a method score(view, ask, rows)"
+    return "" if isinstance(getattr(policy, "epoch", None), int) else "a whole number epoch"
 
-NODE_POLICIES: dict[str, PolicyFactory] = {}
 
-
-def register(name: str, factory: PolicyFactory) -> None:
-    """Add a policy under the name that settings and the pod annotation use.
-
-    Raises:
-        PolicyError: the name is taken.
-    """
-    if name in NODE_POLICIES:
-        raise PolicyError(f"node policy {name!r} is registered twice")
-    NODE_POLICIES[name] = factory
+NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
+    "node policy", "gpupack.node_policies", PolicyError, _lacks
+)
+"""Filled by the list in `policies/__init__`."""
 
 
 def names() -> tuple[str, ...]:
-    """Every registered name, sorted."""
-    return tuple(sorted(NODE_POLICIES))
+    """Every node policy's name, sorted."""
+    return NODE_POLICIES.names()
 
 
 def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
-    """Build a policy.
+    """Build a node policy.
 
     Args:
         name: A registered name.
@@ -129,17 +125,4 @@ def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
     Raises:
         PolicyError: unknown name (the message lists what exists), or parameters the policy refuses.
     """
-    factory = NODE_POLICIES.get(name)
-    if factory is None:
-        raise PolicyError(f"node policy {name!r} does not exist; allowed are {', '.join(names())}")
-    return factory(parameters or {})
-
-
-def no_parameters(name: str, parameters: Parameters) -> None:
-    """Refuse parameters for a policy that takes none.
-
-    Raises:
-        PolicyError: there are some.
-    """
-    if parameters:
-        raise PolicyError(f"node policy {name!r} takes no parameters, got {', '.join(sorted(parameters))}")
+    return NODE_POLICIES.make(name, parameters)
