@@ -81,6 +81,9 @@ class Scores:
 
     def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
+        if node_by_node(ask):
+            taken = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            return None if taken is None else tuple(taken)
         order = self._states.order(row)
         if _one_card(ask) and not by_uuid(ask):
             scores, picks = self._table(ask)
