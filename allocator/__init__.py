@@ -1,5 +1,4 @@
 """The pure core of gpupack: cards, exact quantities, packing, card policies and the ledger.
 
-Nothing here does I/O, reads a clock or logs. Only `allocator.vector` imports numpy, so that the node
-daemon can use the rest without it.
+Nothing here does I/O, reads a clock or logs, and nothing imports numpy, which the node daemon does without.
 """

@@ -1,11 +1,12 @@
 """Place a whole pod on one node's cards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from allocator.cards import Card
 from allocator.policy import choose
 from allocator.request import PodRequest
+from allocator.selector import ANY_CARD, Selector
 
 CardShares = tuple[tuple[int, int], ...]
 """Pairs of a card's position in the node's card list and units on it."""
@@ -39,30 +40,54 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
     Raises:
         PolicyError: there is no such policy.
     """
+    demands = [(demand.units_per_card, demand.cards) for demand in request.demands]
+    chosen = choose_each(cards, demands, request.card_policy or policy, request.selector)
+    return None if chosen is None else placed(request, chosen)
+
+
+def choose_each(
+    cards: Sequence[Card], demands: Iterable[tuple[int, int]], policy: str, selector: Selector = ANY_CARD
+) -> list[tuple[int, ...]] | None:
+    """Choose cards for one demand after the other, on what the ones before left.
+
+    Args:
+        cards: all cards of one node, in the order of its words.
+        demands: units on each card and number of cards.
+        policy: the card policy.
+        selector: cards that it refuses are left out.
+
+    Returns:
+        Positions in `cards` for each demand, or None when one does not fit.
+
+    Raises:
+        PolicyError: there is no such policy.
+    """
     left = list(cards)
-    charge: dict[int, int] = {}
     near: set[int] = set()
-    shares: dict[str, CardShares] = {}
-    own_units = {container.name: container.units for container in request.containers}
-    for demand in request.demands:
-        chosen = choose(
-            left,
-            demand.units_per_card,
-            demand.cards,
-            request.card_policy or policy,
-            request.selector,
-            near,
-        )
+    result = []
+    for units, count in demands:
+        chosen = choose(left, units, count, policy, selector, near)
         if chosen is None:
             return None
         for position in chosen:
             card = left[position]
-            left[position] = replace(card, used_units=card.used_units + demand.units_per_card)
-            charge[position] = charge.get(position, 0) + demand.units_per_card
+            left[position] = replace(card, used_units=card.used_units + units)
             if card.numa is not None:
                 near.add(card.numa)
+        result.append(chosen)
+    return result
+
+
+def placed(request: PodRequest, chosen: Sequence[Sequence[int]]) -> Placement:
+    """Write the cards chosen for each of a pod's demands as its placement."""
+    charge: dict[int, int] = {}
+    shares: dict[str, CardShares] = {}
+    own_units = {container.name: container.units for container in request.containers}
+    for demand, positions in zip(request.demands, chosen, strict=True):
+        for position in positions:
+            charge[position] = charge.get(position, 0) + demand.units_per_card
         for name in demand.containers:
-            shares[name] = tuple((position, own_units[name] // demand.cards) for position in chosen)
+            shares[name] = tuple((position, own_units[name] // demand.cards) for position in positions)
     return Placement(
         tuple((container.name, shares[container.name]) for container in request.containers), charge
     )

@@ -1,36 +1,16 @@
 """Which cards of one node serve a request: the one choice that scheduler and node share.
 
-A policy is a function from the node's cards and the units asked of each card to one cost per card; cards
-that fit are taken in order of (cost, not near, position). Policies never see a preference, so a preference
-can only break ties.
+A policy gives one cost per card from the node's cards and the units asked of each card; cards that fit are
+taken in order of (cost, not near, position). Policies never see a preference, so a preference can only break
+ties.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
 
 from allocator.cards import Card
-from allocator.errors import PolicyError, RequestError, shown
-from allocator.fragmentation import fragmentation
+from allocator.errors import RequestError
+from allocator.policies import CARD_POLICIES, CardPolicy
 from allocator.selector import ANY_CARD, Selector
-
-CardPolicy = Callable[[Sequence[Card], int], Sequence[float]]
-
-
-def least_used(cards: Sequence[Card], _units: int) -> Sequence[float]:
-    """Spread: `cost = used`, in absolute units also where cards differ in size."""
-    return [card.used_units for card in cards]
-
-
-def most_used(cards: Sequence[Card], _units: int) -> Sequence[float]:
-    """Pack: `cost = -used`, so the fullest card that still fits comes first."""
-    return [-card.used_units for card in cards]
-
-
-CARD_POLICIES: Final[dict[str, CardPolicy]] = {
-    "fragmentation": fragmentation,
-    "least-used": least_used,
-    "most-used": most_used,
-}
 
 
 def card_policy(name: str) -> CardPolicy:
@@ -39,12 +19,7 @@ def card_policy(name: str) -> CardPolicy:
     Raises:
         PolicyError: there is no such policy.
     """
-    try:
-        return CARD_POLICIES[name]
-    except KeyError:
-        raise PolicyError(
-            f"card policy {shown(name)}: allowed are {', '.join(sorted(CARD_POLICIES))}"
-        ) from None
+    return CARD_POLICIES.made(name)
 
 
 def choose(
@@ -73,7 +48,7 @@ def choose(
         PolicyError: there is no such policy.
         RequestError: units or count are below 1.
     """
-    costs_of = card_policy(policy)
+    costs_of = card_policy(policy).costs
     if units < 1 or count < 1:
         raise RequestError(f"request of {units} units on {count} cards: allowed is 1 or more of both")
     fitting = [i for i, card in enumerate(cards) if card.free_units >= units and selector.admits(card)]

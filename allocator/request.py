@@ -6,7 +6,7 @@ containers in the order of the kubelet, then annotations.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -19,7 +19,7 @@ from allocator.names import (
     POD_GPU_UUID,
     POD_NODE_POLICY,
 )
-from allocator.policy import CARD_POLICIES
+from allocator.policies import CARD_POLICIES
 from allocator.quantity import parse_integer
 from allocator.selector import ANY_CARD, Selector
 
@@ -28,10 +28,6 @@ Kind = Literal["init", "sidecar", "main"]
 MAX_CARDS: Final = 64
 MAX_UNITS: Final = (1 << 24) - 1
 """Largest request of a container: 16 TiB in units of 1 MiB, and less than what `16Gi` stands for."""
-
-NODE_POLICIES: Final = frozenset(
-    {"balanced", "best-fit", "fragmentation", "least-requested", "weighted-balance"}
-)
 
 _CARDS: Final = re.compile(r"[1-9][0-9]?")
 
@@ -62,7 +58,8 @@ class PodRequest:
         containers: those that ask, in the kubelet's order: init containers with sidecars, then mains.
         cards: number of cards over which each container's units are split evenly.
         selector: the cards that the pod accepts.
-        node_policy: the pod's own node policy, None for the cluster's.
+        node_policy: the pod's own node policy, None for the cluster's. Any text: only the scheduler, which
+            ranks nodes, knows which there are.
         card_policy: the pod's own card policy, None for the cluster's.
 
     Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
@@ -113,9 +110,6 @@ def parse_pod(
     init_containers: Sequence[Mapping[str, Any]],
     containers: Sequence[Mapping[str, Any]],
     resource: str,
-    *,
-    node_policies: Collection[str] = NODE_POLICIES,
-    card_policies: Collection[str] | None = None,
 ) -> PodRequest | None:
     """Read a pod's request for `resource`.
 
@@ -124,8 +118,6 @@ def parse_pod(
         init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
         containers: `spec.containers`, likewise.
         resource: name of the extended resource.
-        node_policies: names allowed in `gpupack.io/node-policy`.
-        card_policies: names allowed in `gpupack.io/card-policy`; None for those registered.
 
     Returns:
         The request, or None when no container asks (the annotations are not looked at then).
@@ -141,10 +133,8 @@ def parse_pod(
     return PodRequest(
         containers=asking,
         cards=cards,
-        node_policy=_policy(metadata_annotations, POD_NODE_POLICY, node_policies),
-        card_policy=_policy(
-            metadata_annotations, POD_CARD_POLICY, CARD_POLICIES if card_policies is None else card_policies
-        ),
+        node_policy=metadata_annotations.get(POD_NODE_POLICY),
+        card_policy=_card_policy(metadata_annotations),
         selector=Selector.parse(
             metadata_annotations.get(POD_GPU_MODEL), metadata_annotations.get(POD_GPU_UUID)
         ),
@@ -223,10 +213,13 @@ def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...])
     return cards
 
 
-def _policy(annotations: Mapping[str, str], annotation: str, allowed: Collection[str]) -> str | None:
-    name = annotations.get(annotation)
-    if name is not None and name not in allowed:
-        raise RequestError(
-            f"annotation {annotation} is {shown(name)}: allowed are {', '.join(sorted(allowed))}"
-        )
+def _card_policy(annotations: Mapping[str, str]) -> str | None:
+    name = annotations.get(POD_CARD_POLICY)
+    if name is not None and name not in CARD_POLICIES:
+        raise unknown_policy(POD_CARD_POLICY, name, CARD_POLICIES.names())
     return name
+
+
+def unknown_policy(annotation: str, name: str, allowed: Sequence[str]) -> RequestError:
+    """What is wrong with an annotation that names a policy which does not exist."""
+    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {', '.join(allowed)}")

@@ -60,7 +60,7 @@ def burst(nodes: int, pods: int, workers: int, prepare_s: float, commit_s: float
 def one_process(nodes: int, pods: int, policy: str) -> float:
     """The same work by one scheduler, in this process: seconds."""
     from scheduler_plugin.commit.two_tier_workers import prepare  # noqa: PLC0415
-    from scheduler_plugin.placement.scores import Policies  # noqa: PLC0415 - as the workers do
+    from scheduler_plugin.placement.cluster_policies import Policies  # noqa: PLC0415 - as the workers do
 
     arrays, batch = cluster(nodes), jobs(pods)
     policies = Policies(policy)

@@ -13,64 +13,14 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack import __version__
+from gpupack.helptexts import NODE_HELP, SCHEDULER_HELP, SIMULATE_HELP, TOP_HELP
+from gpupack.policies import PolicyCommand, all_policies, card_policies, prepare
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
-
-# The character after each blank line tells click to keep the lines of a paragraph as they are.
-NODE_HELP: Final = """Run the daemon of one node: cards, device plugin, packed words.
-
-\b
-With real cards, as in the DaemonSet:
-  gpupack node --node-name "$NODE_NAME"
-With simulated ones:
-  gpupack node --node-name n1 --gpus simulated --profile 8xh100-80
-
-/readyz answers 200 once the kubelet knows the devices, and 503 while no Node has the name. Shipped
-profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies: fragmentation, least-used,
-most-used.
-"""
-SCHEDULER_HELP: Final = """Run the scheduler extender.
-
-It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /readyz /metrics.
-
-\b
-Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
-  gpupack scheduler --node-policy least-requested --card-policy most-used
-Behind a Service, for a kube-scheduler that is not ours:
-  gpupack scheduler --http :8910 --leader-elect \\
-    --tls-cert-file tls.crt --tls-key-file tls.key
-
-kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
-
-Node policies: balanced, best-fit, fragmentation, least-requested, weighted-balance. Card policies:
-fragmentation, least-used, most-used. A pod's annotations may name others than the cluster's.
-"""
-SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
-
-Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
-placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
-place, and how the rest is fragmented.
-
-\b
-Two policies, ten draws, curves:
-  gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --seeds 42-51 --plot out
-For scripts:
-  gpupack simulate --nodes nodes.csv --pods pods.csv --json -
-
-Policies: balanced, best-fit, fragmentation, least-requested, weighted-balance. See docs/policies.
-"""
-TOP_HELP: Final = """Show every card of the cluster: used and whole size, in units.
-
-\b
-As a kubectl plugin:          kubectl gpupack top
-From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
-One line a card, with UUIDs:  gpupack top -o wide
-For scripts:                  gpupack top -o json
-"""
 
 _version = click.version_option(__version__, "--version", prog_name="gpupack")
 
@@ -108,6 +58,16 @@ def _said(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
+    """Find the policies of other packages; what is wrong with them is the user's to mend."""
+    from gpupack.errors import InputError
+
+    try:
+        prepare(registries, *card_policy)
+    except InputError as error:
+        _fail(error)
+
+
 def _run(work: Coroutine[Any, Any, None], *errors: type[BaseException]) -> None:
     """Run to the end; these errors are the user's to mend."""
     try:
@@ -128,6 +88,27 @@ def cli() -> None:
     """
 
 
+def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Read NAME=VALUE pairs."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+_card_policy_parameter = click.option(
+    "--card-policy-parameter",
+    "card_policy_parameters",
+    multiple=True,
+    callback=_parameters,
+    metavar="NAME=VALUE",
+    help="A parameter of the card policy; may be repeated.",
+)
+
+
 def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
     """Read a comma list of XID codes."""
     from deviceplugin.gpus.health import parse_xids
@@ -138,7 +119,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
         raise click.BadParameter(str(error)) from error
 
 
-@cli.command(help=NODE_HELP)
+@cli.command(help=NODE_HELP, cls=PolicyCommand, lists=card_policies)
 @click.option(
     "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
 )
@@ -170,6 +151,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
 @click.option(
     "--card-policy", default="least-used", show_default=True, help="For pods nobody assigned a card."
 )
+@_card_policy_parameter
 @click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")
 @click.option(
     "--cgroup-root",
@@ -213,21 +195,13 @@ def node(**options: Any) -> None:
     from deviceplugin.settings import Settings
     from kubeapi.errors import KubeApiError
 
+    _prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     _run(run(Settings(**options)), DevicePluginError, KubeApiError)
 
 
-def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Read NAME=VALUE pairs."""
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
-        pairs[name] = value
-    return pairs
-
-
-@cli.command(help=SCHEDULER_HELP, short_help="Run the scheduler extender.")
+@cli.command(
+    help=SCHEDULER_HELP, short_help="Run the scheduler extender.", cls=PolicyCommand, lists=all_policies
+)
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
 @click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
@@ -240,6 +214,7 @@ def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[
     help="A parameter of the node policy; may be repeated.",
 )
 @click.option("--card-policy", default="least-used", show_default=True, help="Chooses cards on a node.")
+@_card_policy_parameter
 @click.option(
     "--shortlist", type=int, default=16, show_default=True, help="Nodes filter returns; 0 for all that fit."
 )
@@ -283,6 +258,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.settings import Settings
 
+    _prepare(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     _run(run(Settings(**options)), SchedulerError, KubeApiError)
 
 
@@ -320,7 +296,7 @@ def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
     click.echo(text)
 
 
-@cli.command(help=SIMULATE_HELP)
+@cli.command(help=SIMULATE_HELP, cls=PolicyCommand, lists=all_policies)
 @click.option("--nodes", required=True, metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
 @click.option(
     "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
@@ -328,6 +304,10 @@ def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
 @click.option("--policy", default="fragmentation", show_default=True, metavar="NAME[,NAME]")
 @click.option(
     "--card-policy", help="Default: fragmentation with the node policy of that name, else most-used."
+)
+@_card_policy_parameter
+@click.option(
+    "--learn", is_flag=True, help="fragmentation learns from the pods it sees, instead of knowing the list."
 )
 @click.option(
     "--inflation", type=float, default=1.3, show_default=True, help="GPUs asked for, times the cluster's."
@@ -355,6 +335,7 @@ def simulate(**options: Any) -> None:
         parse_seeds,
     )
 
+    _prepare(all_policies())
     try:
         run(
             Options(
@@ -362,6 +343,8 @@ def simulate(**options: Any) -> None:
                 pods=options["pods"],
                 policies=parse_policies(options["policy"]),
                 card_policy=options["card_policy"],
+                card_policy_parameters=options["card_policy_parameters"],
+                learn=options["learn"],
                 inflation=options["inflation"],
                 seeds=parse_seeds(options["seeds"]),
                 jobs=default_jobs() if options["jobs"] is None else options["jobs"],
@@ -395,6 +378,7 @@ def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> Non
     from standins.scheduler import SchedulingError
 
     configure("info" if verbose else "error")
+    _prepare(all_policies())
     try:
         asyncio.run(run(seed, node_policy, card_policy))
     except SettingsError as error:

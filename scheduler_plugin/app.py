@@ -23,7 +23,7 @@ from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.server import Service, make_app
 from scheduler_plugin.http.tls import ServerTls
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
 
 SHUTDOWN_S: Final = 5.0

@@ -12,7 +12,7 @@ from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_PORT: Final = 65535

@@ -7,7 +7,7 @@ from typing import Any
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Offers
 from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
 from tests.cluster_builders import node
 
 

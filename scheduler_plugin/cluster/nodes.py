@@ -11,7 +11,7 @@ import numpy as np
 from scheduler_plugin.errors import StateError
 
 if TYPE_CHECKING:
-    from scheduler_plugin.placement.policies.registry import BoolArray, IntArray, LongArray
+    from scheduler_plugin.cluster.arrays import BoolArray, IntArray, LongArray
 
 MOST_UNITS: Final = 1 << 17
 """Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
@@ -55,15 +55,13 @@ class NodeArrays:
     about cards is 0 in a row that is not usable, and every change of a row adds one to its version. Versions
     and ranks outlive a row's node, so that a version is never seen twice with different contents.
 
-    Attributes: as in `policies.registry.ClusterView`, and
+    Attributes: as in `arrays.ClusterView`, and
         used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
-        numa: int32[R, K], NUMA node, -1 where not known.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
         quoted: the names as JSON texts, by row.
-        uuids: by row, the cards' UUIDs in word order.
         rows: row by node name.
         epoch: +1 whenever `rows` changes.
     """

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.errors import RequestError
 from allocator.place import Placement
 from allocator.records import Assignment, dump_assigned
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -18,11 +19,11 @@ from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, Query, misfits, place_on
 from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.placement.reasons import reason
-from scheduler_plugin.placement.scores import Policies
 
 _OFFERS: Final = 4096
 
@@ -201,7 +202,10 @@ class Committer:
             raise CommitError(
                 f"node {node} is not known to the gpupack scheduler; allowed is a node it watches"
             )
-        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        try:
+            query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        except RequestError as error:
+            raise CommitError(f"pod {namespace}/{name}: {error}") from error
         moved = taken is None or not taken[0].still_holds(self.state.nodes, taken[1])
         placement = self._place(query, node, row)
         assigned = self._assignment(placement, row)

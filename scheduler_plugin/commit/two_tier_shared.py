@@ -12,7 +12,7 @@ import numpy as np
 from scheduler_plugin.cluster.nodes import NodeArrays
 
 if TYPE_CHECKING:
-    from scheduler_plugin.placement.policies.registry import LongArray
+    from scheduler_plugin.cluster.arrays import LongArray
 
 _FIELDS: Final = (
     "cpu_used",

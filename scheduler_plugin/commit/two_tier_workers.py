@@ -13,18 +13,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from allocator.installed import adopt_installed
 from allocator.place import Placement
+from allocator.policies import CARD_POLICIES
 from allocator.request import PodRequest
+from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.commit.committer import Candidate
 from scheduler_plugin.commit.two_tier import Rescore, Turn, Turns, decide
 from scheduler_plugin.commit.two_tier_shared import SharedRows
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Query, fitting
 from scheduler_plugin.placement.placing import place_with
-from scheduler_plugin.placement.policies.registry import RowArray
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.ranking import best
-from scheduler_plugin.placement.scores import Policies
 
 _START_S: Final = 120.0
 _PATIENCE_S: Final = 0.2
@@ -263,6 +266,7 @@ def _work(
     nodes: NodeArrays, jobs: list[Job], settings: BatchSettings, shared_name: str, tasks: Any, answers: Any
 ) -> None:
     """A worker's life: one pod after the other until told to stop."""
+    adopt_installed(NODE_POLICIES, CARD_POLICIES)
     policies = Policies(settings.node_policy, settings.card_policy, settings.parameters)
     shared = SharedRows(nodes, shared_name)
     try:

@@ -6,9 +6,9 @@ import numpy as np
 
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
-from allocator.request import PodRequest, parse_pod
-from scheduler_plugin.cluster.objects import PodLite, container_mappings, has_preferences
-from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.objects import PodLite, has_preferences
+from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests, read_request
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Candidate, Offer, Offers
 from scheduler_plugin.http.protocol import (
@@ -23,12 +23,11 @@ from scheduler_plugin.http.protocol import (
     encode_refused,
     encode_scores,
 )
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
-from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray, RowArray
 from scheduler_plugin.placement.preemption import room_on, victims_on
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
-from scheduler_plugin.placement.scores import Policies
 
 SHORTLIST: Final = 16
 
@@ -195,17 +194,8 @@ class Extender:
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        request = self._request(pod)
+        request = read_request(pod, self.state.resource)
         return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
-
-    def _request(self, pod: PodLite) -> PodRequest | None:
-        return parse_pod(
-            pod.metadata.annotations or {},
-            container_mappings(pod.spec.init_containers),
-            container_mappings(pod.spec.containers),
-            self.state.resource,
-            node_policies=self.policies.names,
-        )
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Rows of the candidates that have one, and where they stand; None: all have one, in order."""

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.policies.registry import BoolArray, RowArray
 
 _QUOTE: Final = 0x22
 _FIRST_PRINTED: Final = 0x20

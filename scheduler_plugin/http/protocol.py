@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from allocator.errors import shown
+from scheduler_plugin.cluster.arrays import IntArray, RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.objects import PodLite
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.nameindex import CutNames, NameIndex, cut_names
-from scheduler_plugin.placement.policies.registry import IntArray, RowArray
 
 _MARK: Final = b'"NodeNames":["'
 _END: Final = b'"]}'

@@ -1,28 +1,26 @@
 """Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
 Card choice matters only to pods with several demands: what the first container leaves depends on the card
-it gets. The known card policies are placed on all nodes at once, others one node at a time after a check
-that rules most nodes out.
+it gets. Card policies that can tell for arrays are placed on all nodes at once, others one node at a time
+after a check that rules most nodes out.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from allocator.cards import Card
-from allocator.fragmentation import fragmentation
 from allocator.place import Placement, place
 from allocator.request import PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.cluster.pods import Shape
-from scheduler_plugin.placement.policies.registry import Ask, BoolArray, FloatArray, LongArray, RowArray
+from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
+from scheduler_plugin.placement.policies.registry import Ask
 
-CardCosts = Callable[[LongArray, LongArray, int], FloatArray]
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 _NUMA_BITS: Final = 62
@@ -157,10 +155,22 @@ def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
 
 def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Place all demands in order on every row."""
-    costs = CARD_COSTS.get(query.ask.card_policy)
+    costs = card_costs(query.ask.card_policy)
     if costs is None:
-        return np.array([place_on(nodes, int(row), query) is not None for row in rows], dtype=np.bool_)
+        return _one_by_one(nodes, query, rows)
     return place_many(nodes, query.ask, rows, costs)
+
+
+def _one_by_one(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Do what `place_many` does, for a card policy that tells for the cards of one node only."""
+    fits = []
+    for row in rows.tolist():
+        cards = cards_of(nodes, row)
+        if emptied:
+            free = nodes.evictable[row].tolist()
+            cards = tuple(replace(card, used_units=card.size_units - free[card.index]) for card in cards)
+        fits.append(place(cards, query.request, query.ask.card_policy) is not None)
+    return np.array(fits, dtype=np.bool_)
 
 
 def place_many(
@@ -208,39 +218,6 @@ def place_many(
     return ok
 
 
-def _least_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
-    return (size - free).astype(np.float64)
-
-
-def _most_used(size: LongArray, free: LongArray, _units: int) -> FloatArray:
-    return (free - size).astype(np.float64)
-
-
-def _fragmentation(size: LongArray, free: LongArray, units: int) -> FloatArray:
-    """Look the costs up in a table for each card size."""
-    costs: FloatArray = np.full(size.shape, np.inf, dtype=np.float64)
-    for each in np.unique(size).tolist():
-        if each >= units:
-            here = (size == each) & (free >= units)
-            costs[here] = _fragmentation_table(each, units)[free[here]]
-    return costs
-
-
-@lru_cache(maxsize=1024)
-def _fragmentation_table(size: int, units: int) -> FloatArray:
-    """Ask the card policy itself about a card of every fill: float64[size + 1] by free units."""
-    cards = [Card(0, "", "", size, size - free) for free in range(size + 1)]
-    return np.array(fragmentation(cards, units), dtype=np.float64)
-
-
-CARD_COSTS: Final[dict[str, CardCosts]] = {
-    "fragmentation": _fragmentation,
-    "least-used": _least_used,
-    "most-used": _most_used,
-}
-"""The card policies of `allocator.policy`, for many cards at once: size, free and units give costs."""
-
-
 def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
     """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
     if not nodes.usable[row]:
@@ -261,7 +238,7 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
     """
     ask = query.ask
     codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
-    codes[~_large_enough(nodes, ask, rows)] = Misfit.TOO_SMALL
+    codes[~_large_enough(nodes, query, rows)] = Misfit.TOO_SMALL
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
@@ -272,8 +249,9 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
     return codes
 
 
-def _large_enough(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Tell which nodes could take the pod if every other pod were evicted."""
+    ask = query.ask
     sizes = nodes.evictable[rows]
     if ask.admits is not None:
         sizes = np.where(ask.admits[rows], sizes, 0)
@@ -282,31 +260,9 @@ def _large_enough(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough)
-        costs = CARD_COSTS.get(ask.card_policy, _least_used)
-        enough[left] = place_many(nodes, ask, rows[left], costs, emptied=True)
+        costs = card_costs(ask.card_policy)
+        if costs is None:
+            enough[left] = _one_by_one(nodes, query, rows[left], emptied=True)
+        else:
+            enough[left] = place_many(nodes, ask, rows[left], costs, emptied=True)
     return enough
-
-
-def cards_of(nodes: NodeArrays, row: int) -> tuple[Card, ...]:
-    """Write a row's cards as the scalar code reads them, in word order."""
-    count = int(nodes.cards[row])
-    uuids = nodes.uuids[row] or tuple("" for _ in range(count))
-    return tuple(
-        Card(
-            index=card,
-            uuid=uuids[card],
-            model=nodes.model_names[model] if model >= 0 else "",
-            size_units=size,
-            used_units=occupied,
-            numa=numa if numa >= 0 else None,
-        )
-        for card, (size, occupied, model, numa) in enumerate(
-            zip(
-                nodes.size[row, :count].tolist(),
-                nodes.occupied[row, :count].tolist(),
-                nodes.model[row, :count].tolist(),
-                nodes.numa[row, :count].tolist(),
-                strict=True,
-            )
-        )
-    )

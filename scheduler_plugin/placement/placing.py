@@ -1,6 +1,6 @@
 """Choosing a pod's cards on one node: by the node policy where that knows better, else by the card policy."""
 
-from allocator.place import CardShares, Placement
+from allocator.place import Placement, placed
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.filtering import Query, place_on
 from scheduler_plugin.placement.policies.registry import CardChooser, NodePolicy
@@ -26,15 +26,4 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
     if not nodes.usable[row]:
         return None
     chosen = policy.choose_cards(nodes, query.ask, row)
-    if chosen is None:
-        return None
-    own_units = {container.name: container.units for container in query.request.containers}
-    charge: dict[int, int] = {}
-    shares: dict[str, CardShares] = {}
-    for demand, cards in zip(query.request.demands, chosen, strict=True):
-        for card in cards:
-            charge[card] = charge.get(card, 0) + demand.units_per_card
-        for name in demand.containers:
-            shares[name] = tuple((card, own_units[name] // demand.cards) for card in cards)
-    containers = tuple((each.name, shares[each.name]) for each in query.request.containers)
-    return Placement(containers, charge)
+    return None if chosen is None else placed(query.request, chosen)

@@ -12,10 +12,11 @@ from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.place import place
 from allocator.records import charge
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Book
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Query, cards_of
+from scheduler_plugin.placement.filtering import Query
 
 
 @dataclass(frozen=True, slots=True)

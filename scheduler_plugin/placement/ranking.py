@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.placement.policies.registry import FloatArray, IntArray, LongArray, RowArray
+from scheduler_plugin.cluster.arrays import FloatArray, IntArray, LongArray, RowArray
 
 BEST: Final = 10
 """Highest score of the extender protocol."""

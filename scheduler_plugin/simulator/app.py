@@ -10,7 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from allocator.installed import adopt_installed
+from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
@@ -75,8 +78,9 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     tasks = [(policy, seed) for policy in options.policies for seed in options.seeds]
     one = partial(run_one, options, nodes, pods)
     runs: dict[tuple[str, int], Run] = {}
+    _configure(options)
     progress(0, len(tasks))
-    for task, result in _each(one, tasks, min(options.jobs, len(tasks))):
+    for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_prepare, options)):
         runs[task] = result
         progress(len(runs), len(tasks))
     ordered = [runs[task] for task in tasks]
@@ -89,7 +93,7 @@ def run_one(
     """Run one policy with one seed."""
     cluster = Cluster(nodes, options.card_units)
     workload = typical(cluster, pods)
-    ranked = policy_for(policy, options.parameters.get(policy, {}), workload)
+    ranked = policy_for(policy, options.parameters.get(policy, {}), None if options.learn else workload)
     card_policy = options.card_policy_of(policy)
     drawn = draw(pods, cluster.gpus, options.inflation, seed)
     measure = None
@@ -100,19 +104,34 @@ def run_one(
     return run_result(policy, card_policy, seed, outcome, cluster, causes(cluster, workload))
 
 
+def _prepare(options: Options) -> None:
+    """Make a new process know the policies that this one knows."""
+    adopt_installed(NODE_POLICIES, CARD_POLICIES)
+    _configure(options)
+
+
+def _configure(options: Options) -> None:
+    if options.card_policy is not None and options.card_policy_parameters:
+        CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
+
+
 def _fragmented(workload: Workload, cluster: Cluster) -> float:
     return fragmented(causes(cluster, workload))
 
 
 def _each(
-    one: Callable[[str, int], Run], tasks: Sequence[tuple[str, int]], jobs: int
+    one: Callable[[str, int], Run],
+    tasks: Sequence[tuple[str, int]],
+    jobs: int,
+    prepare: Callable[[], None],
 ) -> Iterator[tuple[tuple[str, int], Run]]:
-    """Run tasks here or in processes, and give results as they come."""
+    """Run tasks here or in processes, each of which is prepared first, and give results as they come."""
     if jobs == 1:
         for task in tasks:
             yield task, one(*task)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
         waiting = {pool.submit(one, *task): task for task in tasks}
         try:
             while waiting:

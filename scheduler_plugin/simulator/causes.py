@@ -8,7 +8,7 @@ from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.simulator.cluster import Cluster
 
 if TYPE_CHECKING:
-    from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray
+    from scheduler_plugin.cluster.arrays import BoolArray, FloatArray
 
 NO_GPU_ASKED: Final = "pods that ask for no GPU"
 WRONG_MODEL: Final = "another model is asked for"

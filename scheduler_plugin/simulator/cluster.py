@@ -8,9 +8,10 @@ import numpy as np
 
 from allocator.policy import choose
 from allocator.selector import Selector
+from scheduler_plugin.cluster.arrays import BoolArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.filtering import cards_of
-from scheduler_plugin.placement.policies.registry import Ask, BoolArray, CardDemand, RowArray
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PodKind:
     """What pods with the same request have in common.
 
     Attributes:
@@ -59,7 +60,7 @@ class Cluster:
             dtype=np.int64,
         )
 
-    def shape(self, pod: TracePod, card_policy: str) -> Shape:
+    def kind(self, pod: TracePod, card_policy: str) -> PodKind:
         """Make a pod's request ready."""
         units = -(-pod.gpu_milli * self.card_units // CARD)
         selector = Selector(models=tuple(model.lower() for model in pod.models))
@@ -76,7 +77,7 @@ class Cluster:
             card_policy=card_policy,
             selector=selector,
         )
-        return Shape(ask, nodes, units * pod.cards, pod.asked)
+        return PodKind(ask, nodes, units * pod.cards, pod.asked)
 
     def admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -85,22 +86,22 @@ class Cluster:
         result: BoolArray = np.isin(self._model_of_row, wanted)
         return result
 
-    def fitting(self, shape: Shape) -> RowArray:
+    def fitting(self, kind: PodKind) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""
-        arrays, ask = self.arrays, shape.ask
+        arrays, ask = self.arrays, kind.ask
         fits = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
         fits &= arrays.memory_capacity - arrays.memory_used >= ask.memory_bytes
-        cards = self._with_cards(shape)
+        cards = self._with_cards(kind)
         if cards is not None:
             fits &= cards
         return np.flatnonzero(fits)
 
-    def misfit(self, shape: Shape) -> str:
+    def misfit(self, kind: PodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
-        arrays, ask = self.arrays, shape.ask
-        if shape.nodes is not None and not shape.nodes.any():
+        arrays, ask = self.arrays, kind.ask
+        if kind.nodes is not None and not kind.nodes.any():
             return "no node of that model"
-        left = self._with_cards(shape)
+        left = self._with_cards(kind)
         if left is not None and not left.any():
             return "no card with enough free" if ask.demands[0].cards == 1 else "not enough cards free"
         if left is None:
@@ -110,17 +111,17 @@ class Cluster:
             return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
         return "not enough host memory beside the rest"
 
-    def choose(self, shape: Shape, row: int) -> tuple[int, ...]:
+    def choose(self, kind: PodKind, row: int) -> tuple[int, ...]:
         """Choose cards by the pod's card policy on one of `fitting`'s rows, for a pod that asks for some."""
-        units, count = shape.ask.demands[0]
+        units, count = kind.ask.demands[0]
         cards = self._cards.get(row)
         if cards is None:
             cards = self._cards[row] = list(cards_of(self.arrays, row))
-        return choose(cards, units, count, shape.ask.card_policy) or ()
+        return choose(cards, units, count, kind.ask.card_policy) or ()
 
-    def take(self, shape: Shape, row: int, cards: Sequence[int]) -> None:
+    def take(self, kind: PodKind, row: int, cards: Sequence[int]) -> None:
         """Put a pod on a row's cards."""
-        arrays, ask = self.arrays, shape.ask
+        arrays, ask = self.arrays, kind.ask
         if cards:
             units = ask.demands[0].units
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
@@ -134,15 +135,15 @@ class Cluster:
             row, int(arrays.cpu_used[row]) + ask.cpu_milli, int(arrays.memory_used[row]) + ask.memory_bytes
         )
 
-    def _with_cards(self, shape: Shape) -> BoolArray | None:
+    def _with_cards(self, kind: PodKind) -> BoolArray | None:
         """Nodes that have the cards; all cards of a node are of one model."""
-        if not shape.ask.demands:
+        if not kind.ask.demands:
             return None
-        units, count = shape.ask.demands[0]
+        units, count = kind.ask.demands[0]
         if count > self.arrays.free_order.shape[0]:
             none: BoolArray = np.zeros(self.arrays.row_count, dtype=np.bool_)
             return none
         result: BoolArray = self.arrays.free_order[count - 1] >= units
-        if shape.nodes is not None:
-            result &= shape.nodes
+        if kind.nodes is not None:
+            result &= kind.nodes
         return result

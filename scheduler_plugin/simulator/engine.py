@@ -7,16 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from allocator.registry import Parameters
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import (
-    CardChooser,
-    Learner,
-    NodePolicy,
-    Parameters,
-    make,
-)
-from scheduler_plugin.simulator.cluster import Cluster, Shape
+from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, make
+from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 HELD: Final = "held back by the policy"
@@ -56,15 +51,15 @@ class Outcome:
 
 
 def typical(cluster: Cluster, pods: Sequence[TracePod]) -> Workload:
-    """The typical workload of a pod list: every shape, by how often it is there."""
+    """The typical workload of a pod list: every kind, by how often it is there."""
     workload = Workload()
     for pod, count in Counter(replace(pod, name="") for pod in pods).items():
-        workload.add(cluster.shape(pod, "").ask, count)
+        workload.add(cluster.kind(pod, "").ask, count)
     return workload
 
 
-def policy_for(name: str, parameters: Parameters, workload: Workload) -> NodePolicy:
-    """Build a node policy; `fragmentation` without a workload of its own gets that of the pod list.
+def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
+    """Build a node policy; `fragmentation` without parameters gets the workload, None: it learns its own.
 
     Raises:
         PolicyError: unknown name or parameters.
@@ -99,7 +94,7 @@ def run(
         The outcome; deterministic but for `wall_s`.
     """
     outcome = Outcome(pods=len(pods))
-    shapes: dict[tuple[object, ...], Shape] = {}
+    kinds: dict[tuple[object, ...], PodKind] = {}
     asked_of = [pod.asked for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.gpus * cluster.card_units
@@ -111,16 +106,16 @@ def run(
     apart = 0.0
     for number, pod in enumerate(pods):
         key = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_milli, pod.models)
-        shape = shapes.get(key)
-        if shape is None:
-            shape = shapes[key] = cluster.shape(pod, card_policy)
-        reason = _place(cluster, policy, learner, chooser, shape, number)
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = cluster.kind(pod, card_policy)
+        reason = _place(cluster, policy, learner, chooser, kind, number)
         if reason is None:
             outcome.placed += 1
-            taken += shape.units
+            taken += kind.units
         else:
             outcome.failed[reason] += 1
-        _count(outcome.failed_units if reason else outcome.placed_units, shape)
+        _count(outcome.failed_units if reason else outcome.placed_units, kind)
         asked += asked_of[number]
         while asked * 100 >= next_point * total:
             paused = clock()
@@ -143,16 +138,16 @@ def _place(
     policy: NodePolicy,
     learner: Learner | None,
     chooser: CardChooser | None,
-    shape: Shape,
+    kind: PodKind,
     number: int,
 ) -> str | None:
     """Place one pod; the reason when it cannot be."""
-    arrays, ask = cluster.arrays, shape.ask
-    rows = cluster.fitting(shape)
+    arrays, ask = cluster.arrays, kind.ask
+    rows = cluster.fitting(kind)
     if not rows.size:
         if learner is not None:
             learner.pending(str(number), arrays, ask, np.arange(arrays.row_count))
-        return cluster.misfit(shape)
+        return cluster.misfit(kind)
     scores = policy.score(arrays, ask, rows)
     best = int(scores.argmin())
     if not scores[best] < np.inf:
@@ -161,13 +156,13 @@ def _place(
     cards: Sequence[int] = ()
     if ask.demands:
         chosen = None if chooser is None else chooser.choose_cards(arrays, ask, row)
-        cards = cluster.choose(shape, row) if chosen is None else chosen[0]
-    cluster.take(shape, row, cards)
+        cards = cluster.choose(kind, row) if chosen is None else chosen[0]
+    cluster.take(kind, row, cards)
     if learner is not None:
         learner.settled(str(number), ask)
     return None
 
 
-def _count(units: Counter[int], shape: Shape) -> None:
-    for demand in shape.ask.demands:
+def _count(units: Counter[int], kind: PodKind) -> None:
+    for demand in kind.ask.demands:
         units[demand.units] += demand.cards

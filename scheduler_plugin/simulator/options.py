@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.policy import card_policy
+from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.placement.policies import names
 from scheduler_plugin.placement.policies.registry import make
@@ -26,6 +26,7 @@ class Options:
         pods: Path of the pod list.
         policies: Node policies, each run with every seed.
         card_policy: Card policy; None: `fragmentation` for the node policy of that name, else `most-used`.
+        card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
         seeds: Of the random draws.
         jobs: Processes.
@@ -33,12 +34,15 @@ class Options:
         plot: Folder for PNG files.
         json: File for everything, `-`: standard output.
         parameters: Of node policies, text by policy and name.
+        learn: `fragmentation` learns from the pods that it sees, as in the extender; else, unless parameters
+            say otherwise, it knows what the whole pod list asks for.
     """
 
     nodes: str
     pods: str
     policies: tuple[str, ...] = ("fragmentation",)
     card_policy: str | None = None
+    card_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     inflation: float = 1.3
     seeds: tuple[int, ...] = (42,)
     jobs: int = 1
@@ -46,6 +50,7 @@ class Options:
     plot: str | None = None
     json: str | None = None
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    learn: bool = False
 
     def card_policy_of(self, policy: str) -> str:
         """The card policy that goes with a node policy."""
@@ -76,9 +81,11 @@ class Options:
         ]
         if self.card_policy is not None:
             try:
-                card_policy(self.card_policy)
+                CARD_POLICIES.make(self.card_policy, self.card_policy_parameters)
             except AllocatorError as error:
                 faults.append(str(error))
+        elif self.card_policy_parameters:
+            faults.append("parameters for a card policy, and no card policy; allowed are both")
         return faults
 
     def _number_faults(self) -> list[str]:

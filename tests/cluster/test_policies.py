@@ -10,8 +10,8 @@ import pytest
 
 from allocator.names import POD_NODE_POLICY
 from allocator.policy import choose
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.filtering import cards_of
 from scheduler_plugin.placement.policies import make
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner
 from tests.cluster.harness import Cluster, Extender, until, workload

@@ -15,10 +15,10 @@ import structlog
 
 import gpupack
 from allocator.errors import PackingError
-from allocator.policy import CARD_POLICIES
+from allocator.policies import CARD_POLICIES
 from deviceplugin.gpus.profile import shipped_profiles
 from gpupack.cli import cli, main
-from scheduler_plugin.placement.policies import registry
+from scheduler_plugin.placement.policies import NODE_POLICIES
 
 COMMANDS = sorted(cli.commands)
 ONE_LINE = re.compile(r"\A[^\n]+\n\Z")
@@ -106,15 +106,14 @@ def test_version(run, command):
     assert run(*([command] if command else []), "--version") == (0, expected, "")
 
 
-def test_the_node_policies_are_in_the_help(run):
-    text = " ".join(run("scheduler", "--help")[1].split()).replace("- ", "-")
-    assert [name for name in registry.names() if name not in text] == []
-
-
-@pytest.mark.parametrize("command", ["node", "scheduler"])
-def test_the_card_policies_are_in_the_help(run, command):
-    text = " ".join(run(command, "--help")[1].split())
-    assert "Card policies: " + ", ".join(sorted(CARD_POLICIES)) in text
+@pytest.mark.parametrize("command", ["node", "scheduler", "simulate"])
+def test_the_policies_are_in_the_help_with_what_they_are_for(run, command):
+    text = " ".join(run(command, "--help")[1].split()).replace("- ", "-")
+    listed = [CARD_POLICIES] if command == "node" else [NODE_POLICIES, CARD_POLICIES]
+    entries = [entry for registry in listed for entry in registry.entries()]
+    assert [entry.name for entry in entries if f"{entry.name} {entry.summary}" not in text] == []
+    assert [name for entry in entries for name in entry.parameters or () if name not in text] == []
+    assert ("Node policies" in text) == (command != "node")
 
 
 def test_the_profiles_are_in_the_help(run):
@@ -206,7 +205,7 @@ def test_all_faults_at_once(run, folder):
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
         ({"http": "{taken}"}, "address already in use"),
-        ({"node-policy": "best"}, "node policy 'best' does not exist; allowed are balanced, "),
+        ({"node-policy": "best"}, 'node policy "best": allowed are balanced, '),
         ({"node-policy-parameter": "alpha=1"}, "takes no parameters"),
         ({"card-policy": "best"}, 'card policy "best": allowed are '),
         ({"shortlist": -1}, "shortlist -1: allowed are 0 (all) to 100000 nodes"),

@@ -133,7 +133,7 @@ def test_a_useless_trace_stops(trace):
     ("changes", "message"),
     [
         ({"policies": ()}, "no policy; allowed are balanced, best-fit"),
-        ({"policies": ("x",)}, "node policy 'x' does not exist"),
+        ({"policies": ("x",)}, 'node policy "x": allowed are'),
         ({"card_policy": "x"}, "card policy"),
         ({"inflation": 0.0}, "inflation 0: allowed is more than 0"),
         ({"seeds": ()}, "0 seeds"),

@@ -109,7 +109,7 @@ def test_nothing_to_do():
 def test_bad_settings():
     with pytest.raises(SettingsError, match="0 workers"):
         schedule(cluster(1), [], BatchSettings(workers=0), lambda *_: True)
-    with pytest.raises(PolicyError, match="node policy 'x' does not exist"):
+    with pytest.raises(PolicyError, match='node policy "x": allowed are balanced'):
         schedule(cluster(1), [], BatchSettings(node_policy="x"), lambda *_: True)
 
 

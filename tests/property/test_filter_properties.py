@@ -1,23 +1,65 @@
 """The vectorised filter, name lookup and ranks against their scalar oracles."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.cards import Card
 from allocator.place import place
+from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
+from scheduler_plugin.cluster.arrays import LongArray
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
-from scheduler_plugin.placement.filtering import Misfit, cards_of, fitting, misfits, place_on
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.filtering import Misfit, fitting, misfits, place_on
+from tests.other_policies import offered
 
 MODELS = ("", "T4", "A100", "H100")
+
+
+class Alone:
+    """A card policy that tells for the cards of one node only."""
+
+    def costs(self, cards: Sequence[Card], units: int) -> Sequence[float]:
+        return [(card.index * 7 + units) % 5 + (card.numa == 1) + len(card.uuid) % 3 for card in cards]
+
+
+class ByFill:
+    """One that looks at size and free units."""
+
+    by_fill = True
+
+    def costs(self, cards: Sequence[Card], units: int) -> Sequence[float]:
+        return [(card.used_units * 7 + units) % 5 + card.size_units % 3 for card in cards]
+
+
+class Arrays(ByFill):
+    """One that tells for arrays as well."""
+
+    def array_costs(self, size: LongArray, free: LongArray, units: int) -> LongArray:
+        return ((size - free) * 7 + units) % 5 + size % 3
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda _: Alone(),
+    "arrays": lambda _: Arrays(),
+    "filled": lambda _: ByFill(),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others() -> Iterator[None]:
+    with offered(CARD_POLICIES, **OTHERS):
+        yield
+
 
 cards = st.lists(
     st.tuples(
@@ -51,7 +93,7 @@ def requests(draw: st.DrawFn) -> PodRequest:
         tuple(ContainerRequest(f"c{index}", size * count, kinds[index]) for index, size in enumerate(sizes)),
         cards=count,
         selector=draw(selectors),
-        card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation"])),
+        card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation", *OTHERS])),
     )
 
 

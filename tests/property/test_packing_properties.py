@@ -1,6 +1,5 @@
-"""Packing: round trips, a narrow gate, and the vectorised decoder equal to the scalar one."""
+"""Packing: round trips, and a narrow gate."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 from allocator.errors import PackingError
 from allocator.packing import Layout, NodeWords, decode, encode, node_resources, read_node
 from allocator.quantity import canonical
-from allocator.vector import decode_many, valid_nodes, valid_words
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 layouts = st.builds(Layout, st.integers(1, 53), st.integers(0, 64), st.integers(1, 2**24 - 1))
@@ -27,17 +25,6 @@ def node_words(draw):
     sizes = draw(st.lists(st.integers(0, 300_000), max_size=24))
     used = [draw(st.integers(0, size)) for size in sizes]
     return NodeWords.of(draw(st.integers(1, 2**24 - 1)), sizes, used, draw(st.integers(0, 2**53 - 1)))
-
-
-@st.composite
-def arrays_of_words(draw):
-    """Words of some nodes of one layout, most of them valid."""
-    layout = draw(layouts)
-    fields = st.lists(st.integers(0, 2**layout.bits - 1), min_size=layout.cards, max_size=layout.cards).map(
-        lambda values: list(encode(values, layout))
-    )
-    rubbish = st.lists(INT64, min_size=layout.word_count, max_size=layout.word_count)
-    return layout, draw(st.lists(st.one_of(fields, fields, fields, rubbish), max_size=6))
 
 
 @given(packed())
@@ -110,33 +97,3 @@ def test_a_missing_resource_is_refused(words, data):
     del resources[data.draw(st.sampled_from(sorted(resources)))]
     with pytest.raises(PackingError):
         read_node(resources)
-
-
-@given(arrays_of_words())
-def test_vector_equals_scalar(case):
-    layout, rows = case
-    words = np.array(rows, dtype=np.int64).reshape(len(rows), layout.word_count)
-    expected = []
-    for row in rows:
-        try:
-            expected.append(list(decode(row, layout)))
-        except PackingError:
-            expected.append(None)
-    valid = valid_words(words, layout.bits, layout.cards)
-    assert valid.tolist() == [values is not None for values in expected]
-    good = [values for values in expected if values is not None]
-    assert decode_many(words[valid], layout.bits, layout.cards).tolist() == good
-    if len(good) < len(rows):
-        with pytest.raises(PackingError, match=f"in row {expected.index(None)}:"):
-            decode_many(words, layout.bits, layout.cards)
-
-
-@given(st.lists(st.tuples(st.integers(-1, 20), st.integers(-1, 20)), min_size=1, max_size=8))
-def test_valid_nodes_equals_the_scalar_invariant(pairs):
-    sizes, used = zip(*pairs, strict=True)
-    try:
-        NodeWords(Layout(5, len(pairs), 1024), sizes, used, 0)
-        expected = True
-    except PackingError:
-        expected = False
-    assert valid_nodes(np.array([sizes]), np.array([used])).tolist() == [expected]

@@ -148,10 +148,10 @@ def test_given_widths_and_bounds():
         ({"limit": "0"}, "limit is 0; allowed is 1 or more"),
         ({"limit": "-1"}, "limit is '-1'; allowed is a whole number from 0"),
         ({"width-cpu": "0"}, "32 buckets of width 0"),
-        ({"width-gpu": "1"}, "class 'gpu' does not exist; allowed are gpu-memory, cpu, memory"),
+        ({"width-gpu": "1"}, 'parameter "width-gpu" does not exist; allowed are mode, .*width-gpu-memory'),
         ({"bounds-cpu": "4,2"}, r"bucket bounds \[4, 2\]"),
         ({"order": "cpu"}, "order is cpu; allowed is each of gpu-memory, cpu, memory once"),
-        ({"colour": "red"}, "parameter 'colour' does not exist"),
+        ({"colour": "red"}, 'parameter "colour" does not exist'),
     ],
 )
 def test_bad_parameters(parameters, message):

@@ -12,7 +12,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer, Offers
 from scheduler_plugin.http.protocol import BindArgs
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
 ARGS = BindArgs("p", "default", "uid-p", "n")

@@ -1,7 +1,7 @@
 import pytest
 
 from allocator.cards import Card
-from allocator.fragmentation import as_demands, default_demands, fragmentation, hole_costs
+from allocator.policies.fragmentation import as_demands, default_demands, fragmentation, hole_costs
 from allocator.policy import choose
 
 

@@ -6,9 +6,10 @@ from allocator.names import POD_ASSIGNED
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Candidate, Commitment, Committer, Offer, Offers
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.scores import Policies
-from tests.cluster_builders import container, node, pod, uuid
+from tests.cluster_builders import container, node, pod, pod_object, uuid
 
 
 class World:
@@ -54,6 +55,19 @@ def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
     made = world.begin("q")
     assert made.assigned is not None
     assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 4]]}
+
+
+def test_a_node_policy_that_does_not_exist_is_refused_in_the_words_of_filter(world: World) -> None:
+    annotations = {"gpupack.io/node-policy": "nowhere"}
+    world.state.apply_pod(pod("q", 4, version=4, annotations=annotations), 0)
+    why = 'annotation gpupack.io/node-policy is "nowhere": allowed are balanced, best-fit, fragmentation, '
+    with pytest.raises(CommitError, match=f"pod default/q: {why}least-requested, weighted-balance$"):
+        world.begin("q")
+    assert world.assumed() == [0, 0]
+    extender = Extender(world.state, world.policies, world.offers, 16)
+    body = {"Pod": pod_object("q", 4, annotations=annotations), "NodeNames": ["n"]}
+    (said,) = json.loads(extender.filter(json.dumps(body).encode(), 0))["FailedAndUnresolvableNodes"].values()
+    assert said == f"{why}least-requested, weighted-balance"
 
 
 def test_several_containers_and_cards(world: World) -> None:

@@ -1,11 +1,15 @@
 """What policies that learn, or hold pods back, are told by filter and by the state."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.registry import Ask, ClusterView, FloatArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
+from tests.other_policies import offered
 
 
 class Holding:
@@ -30,9 +34,15 @@ class Holding:
         self.told.append(f"settled {uid} {ask.gpu_units if ask else None}")
 
 
-def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+@pytest.fixture
+def policy() -> Iterator[Holding]:
+    """The policy, under the name `holding`."""
+    one = Holding()
+    with offered(NODE_POLICIES, holding=lambda _: one):
+        yield one
+
+
+def test_a_policy_may_hold_a_pod_back(policy: Holding) -> None:
     world = World(policy="holding")
     world.node("hold-1", (16,))
     world.node("hold-2", (16,), (16,))
@@ -50,11 +60,7 @@ def test_a_policy_may_hold_a_pod_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not offer.still_holds(world.state.nodes, offer.candidates[0])
 
 
-def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(policy: Holding) -> None:
     world = World(policy="holding")
     world.node("a", (8,))
     world.filter(pod_object("p", 9))
@@ -65,9 +71,7 @@ def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(
     assert policy.told == ["pending uid-p 1", "settled uid-p None", "pending uid-q 1"]
 
 
-def test_a_policy_that_learns_is_told_of_every_pod_s_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Holding()
-    monkeypatch.setitem(NODE_POLICIES, "holding", lambda _: policy)
+def test_a_policy_that_learns_is_told_of_every_pod_s_end_of_waiting(policy: Holding) -> None:
     world = World(policy="holding")
     state = world.state
     for name in ("bound", "deleted", "vanished", "failed"):

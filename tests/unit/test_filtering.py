@@ -1,17 +1,18 @@
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from allocator.cards import Card
-from allocator.policy import CARD_POLICIES
+from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.http.nameindex import NameIndex, cut_names
-from scheduler_plugin.placement.filtering import CARD_COSTS, Misfit, Selectors, fitting, misfits, place_on
-from scheduler_plugin.placement.policies.registry import RowArray
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.filtering import Misfit, Selectors, fitting, misfits, place_on
+from tests.other_policies import offered
 
 
 def rows_of(*rows: int) -> RowArray:
@@ -35,16 +36,28 @@ def test_more_cards_than_any_node_has() -> None:
         assert misfits(nodes, query, rows_of(row)).tolist()[0] in {Misfit.TOO_SMALL, Misfit.NOT_ADMITTED}
 
 
-def test_every_card_policy_is_known_to_the_filter() -> None:
-    assert set(CARD_COSTS) == set(CARD_POLICIES)
+class First:
+    """A card policy that knows nothing of arrays."""
+
+    def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
+        return [card.index for card in cards]
 
 
-def first_free(cards: Sequence[Card], _units: int) -> Sequence[float]:
-    return [card.index for card in cards]
+class Last:
+    """The other way round."""
+
+    def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
+        return [-card.index for card in cards]
 
 
-def test_a_card_policy_of_others_is_placed_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CARD_POLICIES, "first", first_free)
+@pytest.fixture
+def first() -> Iterator[None]:
+    with offered(CARD_POLICIES, first=lambda _: First()):
+        yield
+
+
+@pytest.mark.usefixtures("first")
+def test_a_card_policy_of_others_is_placed_node_by_node() -> None:
     nodes = NodeArrays()
     for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
         nodes.set_cards(nodes.add(name), (8, 8), used)
@@ -53,6 +66,17 @@ def test_a_card_policy_of_others_is_placed_node_by_node(monkeypatch: pytest.Monk
     rows = rows_of(*nodes.rows.values())
     assert fitting(nodes, query, rows).tolist() == [False, True, False, True]
     assert misfits(nodes, query, rows_of(nodes.rows["a"])).tolist() == [Misfit.NOT_FREE]
+
+
+def test_what_evicting_pods_could_cure_is_asked_of_the_pod_s_own_card_policy() -> None:
+    nodes = NodeArrays()
+    nodes.set_cards(nodes.add("n"), (16, 8), (16, 8))
+    # With all evicted, 8 on the first card leave nothing for 16; least-used would do the same. 8 on the last
+    # card leave it.
+    with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
+        for policy, found in (("first", Misfit.TOO_SMALL), ("last", Misfit.NOT_FREE)):
+            query = Policies().query(nodes, request(8, 16, policy=policy), 0, 0)
+            assert misfits(nodes, query, rows_of(0)).tolist() == [found]
 
 
 def test_nothing_is_placed_on_an_unusable_node() -> None:

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from allocator.fragmentation import as_demands, hole_costs
+from allocator.policies import CARD_POLICIES
+from allocator.policies.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import make
@@ -9,6 +10,7 @@ from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS
 from scheduler_plugin.placement.policies.fragmentation_workload import MAX_SHAPES, Workload
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from tests.other_policies import offered
 from tests.policy_view import ask, place, view
 
 FREE = 1 << 40
@@ -113,6 +115,42 @@ def test_the_score_is_that_of_the_cards_the_card_policy_takes(policy, card):
     score = ranked.score(arrays, pod, rows)[0] // TIE_LEVELS**2
     place(arrays, int(rows[0]), ((card,),), pod)
     assert score == pytest.approx((ranked.value(arrays, rows) - before)[0] * 1e6, abs=1)
+
+
+class Costs:
+    """A card policy that knows nothing of arrays."""
+
+    def __init__(self, costs):
+        self.costs = costs
+
+
+@pytest.mark.parametrize("card", [0, 1, 2])
+def test_a_card_policy_that_tells_for_one_node_only(card):
+    ranked = frag(one(100), one(47), one(32), one(65))
+    arrays = cluster(a=[47, 19, 0])
+    pod = ask(0, 0, (32, 1), card_policy="own")
+    rows = rows_of(arrays)
+    by_uuid = Costs(lambda cards, _: [each.uuid != f"a-{card}" for each in cards])
+    with offered(CARD_POLICIES, own=lambda _: by_uuid):
+        assert ranked.choose_cards(arrays, pod, int(rows[0])) == ((card,),)
+        before = ranked.value(arrays, rows)
+        score = ranked.score(arrays, pod, rows)[0] // TIE_LEVELS**2
+        place(arrays, int(rows[0]), ((card,),), pod)
+    assert score == pytest.approx((ranked.value(arrays, rows) - before)[0] * 1e6, abs=1)
+
+
+@pytest.mark.parametrize("policy", ["least-used", "most-used"])
+@pytest.mark.parametrize("demands", [((30, 1),), ((30, 2),), ((30, 2), (40, 1)), ((101, 1),), ()])
+def test_costs_alone_rank_as_costs_for_arrays_do(policy, demands):
+    random = np.random.default_rng(1)
+    arrays = cluster(**{f"n{i:02}": random.integers(0, 101, 4).tolist() for i in range(40)})
+    rows = rows_of(arrays)
+    ranked = frag(one(100), one(47), one(32), one(65))
+    expected = ranked.score(arrays, ask(0, 0, *demands, card_policy=policy), rows)
+    with offered(CARD_POLICIES, own=lambda _: Costs(CARD_POLICIES.made(policy).costs)):
+        found = ranked.score(arrays, ask(0, 0, *demands, card_policy="own"), rows)
+    assert found.tolist() == expected.tolist()
+    assert np.isfinite(expected).any() == (demands != ((101, 1),))
 
 
 def test_several_cards_and_demands():
@@ -336,7 +374,7 @@ def test_missing_workload_file():
 
 
 def test_unknown_parameter():
-    with pytest.raises(PolicyError, match="parameter 'weight' does not exist; allowed is workload"):
+    with pytest.raises(PolicyError, match='parameter "weight" does not exist; allowed are workload'):
         make("fragmentation", {"weight": "1"})
 
 

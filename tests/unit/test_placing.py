@@ -4,11 +4,11 @@ import pytest
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cluster.nodes import Exclusion
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.policies import make
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.scores import Policies
 from tests.policy_view import ask, view
 
 

@@ -6,14 +6,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from allocator.registry import Entry
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.pods import read_pod
 from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.policies import make, names, register
+from scheduler_plugin.placement.policies import NODE_POLICIES, make, names
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
-from scheduler_plugin.placement.scores import Policies
 from tests.cluster_builders import MEMORY, pod
 
 ASK = Ask(4, 10, (CardDemand(4, 1),))
@@ -105,17 +106,17 @@ def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bo
 
 
 def test_an_unknown_policy_names_what_exists() -> None:
-    with pytest.raises(PolicyError, match=r"'fastest' does not exist; .*balanced.*least-req"):
+    with pytest.raises(PolicyError, match=r'"fastest": allowed are .*balanced.*least-req'):
         make("fastest")
     assert set(names()) >= {"balanced", "least-requested"}
 
 
 @pytest.mark.parametrize("policy", ["least-requested", "balanced"])
 def test_plain_policies_take_no_parameters(policy: str) -> None:
-    with pytest.raises(PolicyError, match="takes no parameters, got speed"):
+    with pytest.raises(PolicyError, match='takes no parameters, got "speed"'):
         make(policy, {"speed": "11"})
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(PolicyError, match="twice"):
-        register("balanced", lambda _: make("balanced"))
+    with pytest.raises(PolicyError, match='node policy "balanced": the name is taken by gpupack'):
+        NODE_POLICIES.register(Entry("balanced", lambda _: make("balanced"), ""))

@@ -3,8 +3,10 @@
 import pytest
 
 from allocator.errors import RequestError
+from allocator.policies import CARD_POLICIES
 from allocator.request import MAX_UNITS, ContainerRequest, Demand, PodRequest, parse_pod
 from allocator.selector import Selector
+from tests.other_policies import offered
 
 GIB = "gpupack.io/gpu-memory-gib"
 PREFIX = "gpupack.io/"
@@ -109,11 +111,17 @@ def test_one_card_takes_any_request(units):
     assert parse([container("m", units)], [container("i", "3")], cards="1").cards == 1
 
 
-def test_registries_can_be_given():
-    pods = {}, [], [container("m", "8")], GIB
-    named = {PREFIX + "node-policy": "mine", PREFIX + "card-policy": "own"}
-    request = parse_pod(named, *pods[1:], node_policies=["mine"], card_policies=["own"])
-    assert (request.node_policy, request.card_policy) == ("mine", "own")
+def test_node_policies_are_the_scheduler_s_to_judge():
+    # A node that knows fewer policies than the scheduler must still read the other annotations.
+    request = parse([container("m", "8")], cards="2", node_policy="mine")
+    assert (request.node_policy, request.cards) == ("mine", 2)
+
+
+def test_card_policies_are_those_registered():
+    with offered(CARD_POLICIES, own=lambda _: CARD_POLICIES.make("most-used")):
+        assert parse([container("m", "8")], card_policy="own").card_policy == "own"
+    with pytest.raises(RequestError, match='card-policy is "own": allowed are fragmentation, least-used'):
+        parse([container("m", "8")], card_policy="own")
 
 
 LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
@@ -209,14 +217,6 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
         pytest.param(
             [container("m", "8")],
             [],
-            {"node_policy": "random"},
-            'annotation gpupack.io/node-policy is "random": allowed are balanced, best-fit, fragmentation, '
-            "least-requested, weighted-balance",
-            id="node policy",
-        ),
-        pytest.param(
-            [container("m", "8")],
-            [],
             {"card_policy": "best\nfit"},
             'annotation gpupack.io/card-policy is "best\\nfit": '
             "allowed are fragmentation, least-used, most-used",
@@ -233,7 +233,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
         pytest.param(
             [container("m", "8")],
             [],
-            {"cards": "0", "node_policy": "random"},
+            {"cards": "0", "card_policy": "random"},
             'annotation gpupack.io/cards is "0": allowed is a whole number from 1 to 64',
             id="the first annotation",
         ),

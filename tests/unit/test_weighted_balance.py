@@ -235,7 +235,7 @@ def test_classes_without_capacity_are_dropped():
         ({"rotate": "maybe"}, "rotate is 'maybe'; allowed are yes, no"),
         ({"hold-rounds": "1.5"}, "hold-rounds is 3/2; allowed is a whole number"),
         ({"hold-rounds": "-1"}, "hold-rounds is -1; allowed is 0 or more"),
-        ({"x": "y"}, "parameter 'x' does not exist; allowed are weights, threshold"),
+        ({"x": "y"}, 'parameter "x" does not exist; allowed are weights, threshold'),
     ],
 )
 def test_bad_parameters(parameters, message):

@@ -11,16 +11,14 @@ from scheduler_plugin.placement.policies import (
     least_requested,
     weighted_balance,
 )
-from scheduler_plugin.placement.policies.registry import NODE_POLICIES, make, names, register
+from scheduler_plugin.placement.policies.registry import NODE_POLICIES, make, names
 
-__all__ = [
-    "NODE_POLICIES",
-    "balanced",
-    "best_fit",
-    "fragmentation",
-    "least_requested",
-    "make",
-    "names",
-    "register",
-    "weighted_balance",
-]
+NODE_POLICIES.register(
+    balanced.POLICY,
+    best_fit.POLICY,
+    fragmentation.POLICY,
+    least_requested.POLICY,
+    weighted_balance.POLICY,
+)
+
+__all__ = ["NODE_POLICIES", "make", "names"]

@@ -2,18 +2,10 @@
 
 import numpy as np
 
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions, mean
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    no_parameters,
-    register,
-)
-
-NAME = "balanced"
+from scheduler_plugin.placement.policies.registry import Ask
 
 
 class Balanced:
@@ -36,14 +28,9 @@ class Balanced:
         return np.round(mean(spread, present), DECIMALS)
 
 
-def make(parameters: Parameters) -> Balanced:
-    """Build the policy.
-
-    Raises:
-        PolicyError: parameters were given; it takes none.
-    """
-    no_parameters(NAME, parameters)
+def make(_parameters: Parameters) -> Balanced:
+    """Build the policy."""
     return Balanced()
 
 
-register(NAME, make)
+POLICY = Entry("balanced", make, "keep cpu, memory and GPU memory of a node equally used")

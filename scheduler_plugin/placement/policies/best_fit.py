@@ -16,20 +16,12 @@ from typing import Final, Literal, cast
 
 import numpy as np
 
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, IntArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies.buckets import Buckets, Fallback, Found
 from scheduler_plugin.placement.policies.fractions import DECIMALS
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    CardDemand,
-    ClusterView,
-    FloatArray,
-    IntArray,
-    LongArray,
-    Parameters,
-    RowArray,
-    register,
-)
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 
 NAME: Final = "best-fit"
 GPU: Final = "gpu-memory"
@@ -259,7 +251,7 @@ def make(parameters: Parameters) -> BestFit:
             a class `width-CLASS` or `bounds-CLASS` (comma list).
 
     Raises:
-        PolicyError: an unknown parameter or a value that is not allowed.
+        PolicyError: a value that is not allowed.
     """
     mode, fallback, limit = "candidates", "closest", None
     numbers = {"buckets": 32, "lower": 1}
@@ -279,14 +271,9 @@ def make(parameters: Parameters) -> BestFit:
         elif key == "order":
             order = tuple(part.strip() for part in text.split(","))
         elif kind == "width":
-            widths[_class(name)] = _whole(key, text)
+            widths[name] = _whole(key, text)
         elif kind == "bounds":
-            bounds[_class(name)] = tuple(_whole(key, part) for part in text.split(","))
-        else:
-            raise PolicyError(
-                f"{NAME}: parameter {key!r} does not exist; allowed are mode, buckets, limit, lower, "
-                "fallback, order, width-CLASS, bounds-CLASS"
-            )
+            bounds[name] = tuple(_whole(key, part) for part in text.split(","))
     return BestFit(
         Settings(
             cast("Mode", mode),
@@ -323,4 +310,12 @@ def _listed() -> str:
     return ", ".join(CLASSES)
 
 
-register(NAME, make)
+POLICY: Final = Entry(
+    NAME,
+    make,
+    "the node whose card, or cpu or memory, is left with the least",
+    (
+        *("mode", "buckets", "limit", "lower", "fallback", "order"),
+        *(f"{kind}-{name}" for kind in ("width", "bounds") for name in CLASSES),
+    ),
+)

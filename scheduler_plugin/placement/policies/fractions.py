@@ -4,7 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.placement.policies.registry import Ask, ClusterView, FloatArray, LongArray, RowArray
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, LongArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
 
 DECIMALS: Final = 12
 """Sums of the same fractions in another order differ in the last bit; scores closer than this are ties."""

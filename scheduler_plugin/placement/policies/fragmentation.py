@@ -9,20 +9,17 @@ only the nodes that changed since.
 from collections import OrderedDict
 from typing import Final
 
-from scheduler_plugin.errors import PolicyError
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_file import read_workload
-from scheduler_plugin.placement.policies.fragmentation_scores import Scores, by_uuid
-from scheduler_plugin.placement.policies.fragmentation_workload import Shape, Workload, assumed, distance
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    register,
+from scheduler_plugin.placement.policies.fragmentation_scores import Scores, by_uuid, node_by_node
+from scheduler_plugin.placement.policies.fragmentation_workload import (
+    DemandShape,
+    Workload,
+    assumed,
+    distance,
 )
-
-NAME: Final = "fragmentation"
+from scheduler_plugin.placement.policies.registry import Ask
 
 _PODS: Final = 1 << 16
 """Pods that are remembered, so that each is learned from once."""
@@ -47,13 +44,15 @@ class Fragmentation:
         self._learns = workload is None
         self._seen: Workload = Workload() if workload is None else workload
         self._next_lesson = _FIRST_LESSON
-        self._learned: dict[Shape, float] = {}
+        self._learned: dict[DemandShape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._scores: Scores | None = None if workload is None else Scores(workload)
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
         scores = self._follow(view)
+        if node_by_node(ask):
+            return scores.by_cards(view, ask, rows)
         return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(ask, rows)
 
     def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
@@ -104,13 +103,12 @@ def make(parameters: Parameters) -> Fragmentation:
             `fragmentation_file`; without it the policy learns from the pods that it sees.
 
     Raises:
-        PolicyError: another parameter, or a file that cannot be used.
+        PolicyError: a file that cannot be used.
     """
-    unknown = sorted(set(parameters) - {"workload"})
-    if unknown:
-        raise PolicyError(f"{NAME}: parameter {unknown[0]!r} does not exist; allowed is workload")
     path = parameters.get("workload")
     return Fragmentation(None if path is None else read_workload(path))
 
 
-register(NAME, make)
+POLICY: Final = Entry(
+    "fragmentation", make, "strand the least GPU for the pods that are typical", ("workload",)
+)

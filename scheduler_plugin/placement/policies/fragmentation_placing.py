@@ -4,11 +4,9 @@ from typing import Final
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.placement.cardcosts import CardCosts
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
-from scheduler_plugin.placement.policies.registry import BoolArray, FloatArray, RowArray
-
-BY_FRAGMENTATION: Final = "fragmentation"
-"""Card policy under which the cards that fragment least are taken."""
 
 RESOLUTION: Final = 1e6
 """Increases closer than 1 / this, in units, are equal: sums in another order differ in the last bits."""
@@ -48,15 +46,27 @@ class Placing:
         """Evaluate the states with nothing placed on cards."""
         self.value = self._evaluate(self.sums, np.arange(len(self.cards)))
 
-    def demand(self, units: int, count: int, allowed: BoolArray | None, policy: str) -> list[RowArray]:
-        """Place one demand; positions of its cards by state, count times intp[n]."""
+    def demand(
+        self, units: int, count: int, allowed: BoolArray | None, costs: CardCosts | None
+    ) -> list[RowArray]:
+        """Place one demand.
+
+        Args:
+            units: On each card.
+            count: Number of cards.
+            allowed: bool[n, K], cards that may be taken; None: all.
+            costs: The card policy; None: the cards that fragment least.
+
+        Returns:
+            Positions of its cards by state, count times intp[n].
+        """
         left = self._terms.card_free[self.cards] >= units
         if allowed is not None:
             left &= allowed
         everyone = np.arange(len(self.cards))
         positions: list[RowArray] = []
         for _ in range(count):
-            preferred = left if policy == BY_FRAGMENTATION else self._first(left, policy)
+            preferred = left if costs is None else self._first(left, costs, units)
             candidates = _distinct(preferred, self.cards)
             self.fits &= candidates.any(axis=1)
             at, position = np.nonzero(candidates)
@@ -90,11 +100,10 @@ class Placing:
         mine: FloatArray = result[: len(sums)]
         return mine
 
-    def _first(self, left: BoolArray, policy: str) -> BoolArray:
-        """Keep the one card of each state that a plain card policy takes."""
-        free = self._terms.card_free[self.cards]
-        used = self._terms.card_size[self.cards] - free
-        cost = np.where(left, -used if policy == "most-used" else used, np.inf)
+    def _first(self, left: BoolArray, costs: CardCosts, units: int) -> BoolArray:
+        """Keep the one card of each state that a card policy takes."""
+        free, size = self._terms.card_free[self.cards], self._terms.card_size[self.cards]
+        cost = np.where(left, costs(size, free, units), np.inf)
         result: BoolArray = np.zeros_like(left)
         result[np.arange(len(cost)), cost.argmin(axis=1)] = True
         result &= left

@@ -1,16 +1,24 @@
 """Scores of node states against one typical workload, kept by the shape of the pod and the state."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.place import choose_each
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.placement.cardcosts import card_costs
 from scheduler_plugin.placement.policies.fragmentation_placing import RESOLUTION, Placing
 from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS, States
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import Ask, BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.placement.policies.registry import Ask
+
+BY_FRAGMENTATION: Final = "fragmentation"
+"""Card policy under which the cards that fragment least are taken."""
 
 PickArray = NDArray[np.int16]
 
@@ -60,8 +68,22 @@ class Scores:
             result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
         return result
 
+    def by_cards(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the cards that a card policy takes which tells for the cards of one node only."""
+        shape = (len(rows), view.size.shape[1])
+        allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
+        for at, row in enumerate(rows.tolist()):
+            order = self._states.order(row)
+            chosen = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            for mask, positions in zip(allowed, chosen or (), strict=False):
+                mask[at, [order.index(card) for card in positions]] = True
+        return self._scored(self._states.of_row[rows], ask, allowed)[0]
+
     def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
+        if node_by_node(ask):
+            taken = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            return None if taken is None else tuple(taken)
         order = self._states.order(row)
         if _one_card(ask) and not by_uuid(ask):
             scores, picks = self._table(ask)
@@ -103,14 +125,15 @@ class Scores:
         return table
 
     def _scored(
-        self, numbers: RowArray, ask: Ask, allowed: BoolArray | None
+        self, numbers: RowArray, ask: Ask, allowed: BoolArray | Sequence[BoolArray] | None
     ) -> tuple[FloatArray, list[list[RowArray]]]:
         """Place a pod on states, demand by demand and card by card, each on the best card left.
 
         Args:
             numbers: intp[n], states.
             ask: The pod.
-            allowed: bool[n, K], cards it may use; None: by the models that its selector admits.
+            allowed: bool[n, K], cards it may use; one for each demand: exactly those it takes; None: by the
+                models that its selector admits.
 
         Returns:
             float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].
@@ -127,7 +150,11 @@ class Scores:
         if allowed is None and not ask.selector.admits_all:
             models = np.array([ask.selector.admits_model(model) for model in terms.card_model])
             allowed = models[place.cards]
-        chosen = [place.demand(d.units, d.cards, allowed, ask.card_policy) for d in ask.demands]
+        each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
+        costs = None if ask.card_policy == BY_FRAGMENTATION else card_costs(ask.card_policy)
+        chosen = [
+            place.demand(d.units, d.cards, mask, costs) for d, mask in zip(ask.demands, each, strict=True)
+        ]
         if not place.evaluated:
             place.nothing()
         states.value[unknown] = place.answers
@@ -137,6 +164,11 @@ class Scores:
 
 def _one_card(ask: Ask) -> bool:
     return len(ask.demands) == 1 and ask.demands[0].cards == 1
+
+
+def node_by_node(ask: Ask) -> bool:
+    """Tell whether only the cards of each node say which of them the pod's card policy takes."""
+    return bool(ask.demands) and card_costs(ask.card_policy) is None
 
 
 def by_uuid(ask: Ask) -> bool:

@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_terms import NO_CARD, Terms
-from scheduler_plugin.placement.policies.registry import ClusterView, FloatArray, LongArray, RowArray
 
 TIE_LEVELS: Final = 512
 """Steps in which free GPU, and within a step free cpu, decide between equal increases."""

@@ -17,15 +17,15 @@ from typing import Final
 
 import numpy as np
 
-from allocator.fragmentation import (
+from allocator.policies.fragmentation import (
     CAPACITY_WEIGHT,
     FIT_WEIGHT,
     PRICE_WEIGHT,
     SHARP_WEIGHT,
 )
 from allocator.pricing import hole_values
+from scheduler_plugin.cluster.arrays import FloatArray, LongArray, RowArray
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import FloatArray, LongArray, RowArray
 
 NO_CARD: Final = 0
 """Index of the table's row for a card that is not there."""

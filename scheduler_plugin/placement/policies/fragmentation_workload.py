@@ -11,7 +11,7 @@ MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
 
 
-class Shape(NamedTuple):
+class DemandShape(NamedTuple):
     """What a pod, or one of several containers in it, asks for.
 
     Attributes:
@@ -36,7 +36,7 @@ class Share(NamedTuple):
         memory_bytes: Mean host memory of its pods.
     """
 
-    shape: Shape
+    shape: DemandShape
     popularity: float
     memory_bytes: float
 
@@ -50,8 +50,8 @@ class Workload:
 
     def __init__(self) -> None:
         self.total = 0
-        self._counts: Counter[Shape] = Counter()
-        self._memory: Counter[Shape] = Counter()
+        self._counts: Counter[DemandShape] = Counter()
+        self._memory: Counter[DemandShape] = Counter()
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> Self:
@@ -66,7 +66,7 @@ class Workload:
         self.total += count
         parts = len(ask.demands)
         for demand in ask.demands:
-            shape = Shape(ask.cpu_milli // parts, demand.units, demand.cards, ask.selector)
+            shape = DemandShape(ask.cpu_milli // parts, demand.units, demand.cards, ask.selector)
             self._counts[shape] += count
             self._memory[shape] += count * (ask.memory_bytes // parts)
 
@@ -78,7 +78,7 @@ class Workload:
             for shape, count in sorted(ranked, key=lambda item: _key(item[0]))
         ]
 
-    def popularity(self) -> dict[Shape, float]:
+    def popularity(self) -> dict[DemandShape, float]:
         """Pods of each shape for one pod seen."""
         return {shape: count / self.total for shape, count in self._counts.items()}
 
@@ -91,13 +91,13 @@ class Workload:
         return demands
 
 
-def _key(shape: Shape) -> tuple[object, ...]:
+def _key(shape: DemandShape) -> tuple[object, ...]:
     selector = shape.selector
     names = (selector.models, selector.excluded_models, selector.uuids, selector.excluded_uuids)
     return (shape.cpu_milli, shape.units, shape.cards, *names)
 
 
-def distance(left: Mapping[Shape, float], right: Mapping[Shape, float]) -> float:
+def distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:
     """How much popularity must move to make one workload the other: 0 to 1."""
     shapes = {**left, **right}
     return sum(abs(left.get(shape, 0.0) - right.get(shape, 0.0)) for shape in shapes) / 2

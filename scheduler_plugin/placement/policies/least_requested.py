@@ -2,18 +2,10 @@
 
 import numpy as np
 
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions, mean
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    no_parameters,
-    register,
-)
-
-NAME = "least-requested"
+from scheduler_plugin.placement.policies.registry import Ask
 
 
 class LeastRequested:
@@ -30,14 +22,9 @@ class LeastRequested:
         return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows)), DECIMALS)
 
 
-def make(parameters: Parameters) -> LeastRequested:
-    """Build the policy.
-
-    Raises:
-        PolicyError: parameters were given; it takes none.
-    """
-    no_parameters(NAME, parameters)
+def make(_parameters: Parameters) -> LeastRequested:
+    """Build the policy."""
     return LeastRequested()
 
 
-register(NAME, make)
+POLICY = Entry("least-requested", make, "spread pods over the emptiest nodes")

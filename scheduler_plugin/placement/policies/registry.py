@@ -7,61 +7,13 @@ by node name by the caller. A policy may keep state of its own as long as it is 
 which grows by at least one whenever anything about a row changes, also when a row is given to another node.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
-
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int32]
-LongArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-RowArray = NDArray[np.intp]
-
-
-class ClusterView(Protocol):
-    """The arrays a policy reads. R rows (some vacant), K the most cards a node has; never write to them.
-
-    Attributes:
-        names: Node name by row, empty text for a vacant row.
-        name_rank: int64[R], order of the names; unique among rows in use.
-        version: int64[R], +1 (or more) on every change of the row.
-        cpu_capacity, cpu_used: int64[R], thousandths of a core; used is what the pods of the node request.
-        memory_capacity, memory_used: int64[R], bytes of host memory.
-        gpu_capacity, gpu_used: int64[R], units, sums over the cards.
-        cards: int32[R], number of cards.
-        size: int32[R, K], units a card, 0 beyond the last card.
-        occupied: int32[R, K], min(size, used + assumed) units.
-        free: int32[R, K], size - occupied.
-        free_order: int32[K, R], free units of the node's cards from largest to smallest: `free_order[c - 1]`
-            is what c cards have in common.
-        model: int32[R, K], index into `model_names`, -1 where the model is not known.
-        model_names: Card models seen so far; only ever appended to.
-        usable: bool[R], the row belongs to a node whose words can be read.
-    """
-
-    names: list[str]
-    name_rank: LongArray
-    version: LongArray
-    cpu_capacity: LongArray
-    cpu_used: LongArray
-    memory_capacity: LongArray
-    memory_used: LongArray
-    gpu_capacity: LongArray
-    gpu_used: LongArray
-    cards: IntArray
-    size: IntArray
-    occupied: IntArray
-    free: IntArray
-    free_order: IntArray
-    model: IntArray
-    model_names: list[str]
-    usable: BoolArray
 
 
 class CardDemand(NamedTuple):
@@ -145,30 +97,26 @@ class CardChooser(Protocol):
         ...
 
 
-Parameters = Mapping[str, str]
-PolicyFactory = Callable[[Parameters], NodePolicy]
+def _lacks(policy: object) -> str:
+    """Say what an object lacks to be a node policy; empty: nothing."""
+    if not callable(getattr(policy, "score", None)):
+        return "a method score(view, ask, rows)"
+    return "" if isinstance(getattr(policy, "epoch", None), int) else "a whole number epoch"
 
-NODE_POLICIES: dict[str, PolicyFactory] = {}
 
-
-def register(name: str, factory: PolicyFactory) -> None:
-    """Add a policy under the name that settings and the pod annotation use.
-
-    Raises:
-        PolicyError: the name is taken.
-    """
-    if name in NODE_POLICIES:
-        raise PolicyError(f"node policy {name!r} is registered twice")
-    NODE_POLICIES[name] = factory
+NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
+    "node policy", "gpupack.node_policies", PolicyError, _lacks
+)
+"""Filled by the list in `policies/__init__`."""
 
 
 def names() -> tuple[str, ...]:
-    """Every registered name, sorted."""
-    return tuple(sorted(NODE_POLICIES))
+    """Every node policy's name, sorted."""
+    return NODE_POLICIES.names()
 
 
 def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
-    """Build a policy.
+    """Build a node policy.
 
     Args:
         name: A registered name.
@@ -177,17 +125,4 @@ def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
     Raises:
         PolicyError: unknown name (the message lists what exists), or parameters the policy refuses.
     """
-    factory = NODE_POLICIES.get(name)
-    if factory is None:
-        raise PolicyError(f"node policy {name!r} does not exist; allowed are {', '.join(names())}")
-    return factory(parameters or {})
-
-
-def no_parameters(name: str, parameters: Parameters) -> None:
-    """Refuse parameters for a policy that takes none.
-
-    Raises:
-        PolicyError: there are some.
-    """
-    if parameters:
-        raise PolicyError(f"node policy {name!r} takes no parameters, got {', '.join(sorted(parameters))}")
+    return NODE_POLICIES.make(name, parameters)

@@ -18,19 +18,13 @@ from typing import Final, Literal, cast
 
 import numpy as np
 
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies.fractions import DECIMALS, Fractions
 from scheduler_plugin.placement.policies.fractions import mean as level
 from scheduler_plugin.placement.policies.precedence import chart, mean
-from scheduler_plugin.placement.policies.registry import (
-    Ask,
-    BoolArray,
-    ClusterView,
-    FloatArray,
-    Parameters,
-    RowArray,
-    register,
-)
+from scheduler_plugin.placement.policies.registry import Ask
 
 NAME: Final = "weighted-balance"
 CLASSES: Final = ("cpu", "memory", "gpu-memory")
@@ -325,12 +319,8 @@ def make(parameters: Parameters) -> WeightedBalance:
             (some of W0,W1,W2), `on-no-improvement` (place, hold), `hold-rounds`, `rotate` (yes, no).
 
     Raises:
-        PolicyError: an unknown parameter or a value that is not allowed.
+        PolicyError: a value that is not allowed.
     """
-    known = ("weights", "threshold", "parts", "on-no-improvement", "hold-rounds", "rotate")
-    for key in parameters:
-        if key not in known:
-            raise PolicyError(f"{NAME}: parameter {key!r} does not exist; allowed are {', '.join(known)}")
     given = dict(parameters)
     weights = tuple(_number("weights", part) for part in given.get("weights", "1/3,1/3,1/3").split(","))
     choice = given.get("on-no-improvement", "place")
@@ -361,4 +351,9 @@ def _number(key: str, text: str) -> Fraction:
         raise PolicyError(f"{NAME}: {key} is {text!r}; allowed are numbers like 0.25 or 1/4") from error
 
 
-register(NAME, make)
+POLICY: Final = Entry(
+    NAME,
+    make,
+    "keep cpu, memory and GPU memory level, the scarce class weighing more",
+    ("weights", "threshold", "parts", "on-no-improvement", "hold-rounds", "rotate"),
+)

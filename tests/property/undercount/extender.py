@@ -7,7 +7,7 @@ from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Commitment, Committer, Offers
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.placement.scores import Policies
+from scheduler_plugin.placement.cluster_policies import Policies
 
 from .world import UNIT_MIB, Event, ModelPod, World
 

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from allocator.names import POD_NODE_POLICY
 from allocator.policy import card_policy
-from allocator.request import PodRequest
+from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.placement.filtering import Query, Selectors
-from scheduler_plugin.placement.policies import make, names
+from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
 
 
@@ -37,11 +38,6 @@ class Policies:
         self._made: dict[str, NodePolicy] = {node_policy: make(node_policy, parameters)}
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Node policies that a pod may name."""
-        return names()
-
-    @property
     def learners(self) -> list[Learner]:
         """The policies in use that learn from what happens to pods."""
         return [policy for policy in self._made.values() if isinstance(policy, Learner)]
@@ -62,7 +58,12 @@ class Policies:
             request: What the pod asks of cards.
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
+
+        Raises:
+            RequestError: it names a node policy that does not exist.
         """
+        if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
+            raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES.names())
         ask = self.lesson(request, cpu_milli, memory_bytes)
         admits = self._selectors.mask(nodes, request.selector)
         return Query(request, ask if admits is None else replace(ask, admits=admits), shapes(request))

@@ -19,6 +19,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.pricing import hole_values
+from allocator.registry import Entry, Parameters
 
 FIT_WEIGHT: Final = 1.0
 CAPACITY_WEIGHT: Final = 0.5
@@ -92,3 +93,21 @@ def fragmentation(
         costs = hole_costs(card.size_units, demands)
         result.append(round(costs[free - units] - costs[free], 9))
     return result
+
+
+class Fragmentation:
+    """The policy for the default demands; see the module's text."""
+
+    by_fill = True
+
+    def costs(self, cards: Sequence[Card], units: int) -> Sequence[float]:
+        """Cost of each card."""
+        return fragmentation(cards, units)
+
+
+def make(_parameters: Parameters) -> Fragmentation:
+    """Build the policy."""
+    return Fragmentation()
+
+
+POLICY: Final = Entry("fragmentation", make, "leave free parts of cards that pods to come can still use")

@@ -1,0 +1,27 @@
+"""least-used: spread over the cards."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from allocator.cards import Card
+from allocator.registry import Entry, Parameters
+
+
+class LeastUsed:
+    """`cost = used`, in absolute units also where cards differ in size."""
+
+    def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
+        """Cost of each card."""
+        return [card.used_units for card in cards]
+
+    def array_costs(self, size: Any, free: Any, _units: int) -> Any:
+        """The same of arrays."""
+        return size - free
+
+
+def make(_parameters: Parameters) -> LeastUsed:
+    """Build the policy."""
+    return LeastUsed()
+
+
+POLICY = Entry("least-used", make, "spread: the card with the fewest units used")

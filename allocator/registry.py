@@ -1,0 +1,168 @@
+"""Policies by name: the one place that knows which there are, makes them, and says what they are for.
+
+A policy of gpupack is one `Entry` in the list of its registry. Those of other packages come through the
+registry's entry-point group, see `allocator.installed`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from allocator.errors import shown
+
+Parameters = Mapping[str, str]
+"""Text by parameter name, as given on the command line."""
+
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
+
+_NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[P_co]):
+    """One policy that can be had by its name.
+
+    Attributes:
+        name: What settings and pod annotations say: lower case letters and digits, `-` between them.
+        make: Builds the policy from its parameters; must work without any, for pods name policies so.
+        summary: One line for `--help`.
+        parameters: Names that `make` takes; None: only `make` knows.
+        package: Whose it is, with the version; empty: gpupack's own.
+    """
+
+    name: str
+    make: Callable[[Parameters], P_co]
+    summary: str
+    parameters: tuple[str, ...] | None = ()
+    package: str = ""
+
+
+class Registry(Generic[P]):
+    """Policies of one kind.
+
+    Args:
+        kind: In words.
+        group: Entry-point group in which other packages offer theirs.
+        error: Raised for whatever is wrong, with one line.
+        lacks: Says what an object lacks to be such a policy; empty: nothing.
+    """
+
+    def __init__(self, kind: str, group: str, error: type[Exception], lacks: Callable[[object], str]) -> None:
+        self.kind = kind
+        self.group = group
+        self.error = error
+        self._lacks = lacks
+        self._entries: dict[str, Entry[P]] = {}
+        self._made: dict[str, P] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def register(self, *entries: Entry[P]) -> None:
+        """Add policies.
+
+        Raises:
+            Exception: of the registry's kind: a name that is taken, or that is none.
+        """
+        for entry in entries:
+            if not _NAME.fullmatch(entry.name):
+                raise self.error(
+                    f"{self._called(entry)}: allowed are names of lower case letters, digits and single `-`"
+                )
+            other = self._entries.get(entry.name)
+            if other is not None:
+                raise self.error(f"{self._called(entry)}: the name is taken by {other.package or 'gpupack'}")
+            self._entries[entry.name] = entry
+
+    def adopt(self, entries: Iterable[Entry[P]]) -> None:
+        """Replace the policies of other packages; each must be made without parameters.
+
+        Raises:
+            Exception: as `register` and `make`.
+        """
+        for name in [name for name, entry in self._entries.items() if entry.package]:
+            del self._entries[name]
+            self._made.pop(name, None)
+        for entry in entries:
+            self.register(entry)
+            self.made(entry.name)
+
+    def configure(self, name: str, parameters: Parameters) -> None:
+        """Make a policy with parameters; `made` gives this one from now on.
+
+        Raises:
+            Exception: as `make`.
+        """
+        self._made[name] = self.make(name, parameters)
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, sorted."""
+        return tuple(sorted(self._entries))
+
+    def entries(self) -> tuple[Entry[P], ...]:
+        """Every entry, sorted by name."""
+        return tuple(self._entries[name] for name in self.names())
+
+    def made(self, name: str) -> P:
+        """The policy of a name, made once.
+
+        Raises:
+            Exception: as `make`.
+        """
+        policy = self._made.get(name)
+        if policy is None:
+            policy = self._made[name] = self.make(name)
+        return policy
+
+    def make(self, name: str, parameters: Parameters | None = None) -> P:
+        """Build a policy.
+
+        Raises:
+            Exception: of the registry's kind: an unknown name (the line lists what exists), parameters that
+                the policy refuses, or something made that is no policy.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self.error(f"{self.kind} {shown(name)}: allowed are {', '.join(self.names())}")
+        given = dict(parameters or {})
+        self._check_names(entry, given)
+        try:
+            policy = entry.make(given)
+        except self.error:
+            raise
+        except Exception as error:
+            raise self.error(f"{self._called(entry)} cannot be made: {one_line(error)}") from error
+        lacking = self._lacks(policy)
+        if lacking:
+            raise self.error(f"{self._called(entry)} is a {type(policy).__name__} without {lacking}")
+        return policy
+
+    def _check_names(self, entry: Entry[P], given: Parameters) -> None:
+        if entry.parameters is None:
+            return
+        unknown = sorted(set(given) - set(entry.parameters))
+        if unknown and not entry.parameters:
+            raise self.error(
+                f"{self._called(entry)} takes no parameters, got {', '.join(map(shown, unknown))}"
+            )
+        if unknown:
+            raise self.error(
+                f"{self._called(entry)}: parameter {shown(unknown[0])} does not exist; "
+                f"allowed are {', '.join(entry.parameters)}"
+            )
+
+    def _called(self, entry: Entry[P]) -> str:
+        return f"{self.kind} {shown(entry.name)}" + (f" of {entry.package}" if entry.package else "")
+
+
+def one_line(error: BaseException) -> str:
+    """Write another package's error on one line."""
+    return shown_line(f"{type(error).__name__}: {error}")
+
+
+def shown_line(text: str, limit: int = 256) -> str:
+    """Write a text of others on one line, cut at `limit`."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[:limit]}..."

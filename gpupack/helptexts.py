@@ -1,0 +1,53 @@
+"""What the commands say of themselves in `--help`; options and policies are listed below it."""
+
+from typing import Final
+
+# The character after each blank line tells click to keep the lines of a paragraph as they are.
+NODE_HELP: Final = """Run the daemon of one node: cards, device plugin, packed words.
+
+\b
+With real cards, as in the DaemonSet:
+  gpupack node --node-name "$NODE_NAME"
+With simulated ones:
+  gpupack node --node-name n1 --gpus simulated --profile 8xh100-80
+
+/readyz answers 200 once the kubelet knows the devices, and 503 while no Node has the name. Shipped
+profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies are listed below.
+"""
+SCHEDULER_HELP: Final = """Run the scheduler extender.
+
+It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /readyz /metrics.
+
+\b
+Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
+  gpupack scheduler --node-policy least-requested --card-policy most-used
+Behind a Service, for a kube-scheduler that is not ours:
+  gpupack scheduler --http :8910 --leader-elect \\
+    --tls-cert-file tls.crt --tls-key-file tls.key
+
+kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
+
+Policies are listed below; a pod's annotations may name others than the cluster's. See docs/policies.
+"""
+SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
+
+Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
+placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
+place, and how the rest is fragmented.
+
+\b
+Two policies, ten draws, curves:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --seeds 42-51 --plot out
+For scripts:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --json -
+
+Policies are listed below. See docs/policies.
+"""
+TOP_HELP: Final = """Show every card of the cluster: used and whole size, in units.
+
+\b
+As a kubectl plugin:          kubectl gpupack top
+From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
+One line a card, with UUIDs:  gpupack top -o wide
+For scripts:                  gpupack top -o json
+"""

@@ -1,0 +1,74 @@
+"""Policies as the commands see them: found when a command starts, listed in its help."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from allocator.installed import adopt_installed
+from allocator.policies import CARD_POLICIES
+from allocator.registry import Entry, Registry
+from gpupack.errors import InputError
+
+
+def card_policies() -> tuple[Registry[Any], ...]:
+    """What the node daemon chooses from; without the scheduler's numpy."""
+    return (CARD_POLICIES,)
+
+
+def all_policies() -> tuple[Registry[Any], ...]:
+    """What the scheduler chooses from."""
+    from scheduler_plugin.placement.policies import NODE_POLICIES  # noqa: PLC0415 - it loads numpy
+
+    return (NODE_POLICIES, CARD_POLICIES)
+
+
+def prepare(
+    registries: tuple[Registry[Any], ...], card_policy: str = "", parameters: Mapping[str, str] | None = None
+) -> None:
+    """Find the policies of other packages, and make the card policy with its parameters.
+
+    Raises:
+        InputError: one cannot be had, in one line.
+    """
+    errors = tuple({registry.error for registry in registries})
+    try:
+        adopt_installed(*registries)
+        if parameters:
+            CARD_POLICIES.configure(card_policy, parameters)
+    except errors as error:
+        raise InputError(str(error)) from error
+
+
+class PolicyCommand(click.Command):
+    """A command whose help lists policies, those of other packages too.
+
+    Args:
+        lists: Gives what is listed.
+    """
+
+    def __init__(self, *args: Any, lists: Callable[[], tuple[Registry[Any], ...]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._lists = lists
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then the policies."""
+        super().format_options(ctx, formatter)
+        for registry in self._lists():
+            title = f"{registry.kind[:1].upper()}{registry.kind[1:-1]}ies"
+            with formatter.section(title):
+                try:
+                    adopt_installed(registry)
+                except registry.error as error:
+                    formatter.write_text(str(error))
+                formatter.write_dl([(entry.name, _told(entry)) for entry in registry.entries()])
+
+
+def _told(entry: Entry[Any]) -> str:
+    """What a policy is for, its parameters, and whose it is."""
+    parts = [entry.summary or "no description"]
+    if entry.parameters:
+        parts.append(f"parameters: {', '.join(entry.parameters)}")
+    if entry.package:
+        parts.append(f"from {entry.package}")
+    return "; ".join(parts)

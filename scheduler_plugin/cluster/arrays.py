@@ -1,0 +1,56 @@
+"""The arrays that a cluster is read from: their element types, and what every row says."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int32]
+LongArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+RowArray = NDArray[np.intp]
+
+
+class ClusterView(Protocol):
+    """Node rows as arrays. R rows (some vacant), K the most cards a node has; policies never write to them.
+
+    Attributes:
+        names: Node name by row, empty text for a vacant row.
+        name_rank: int64[R], order of the names; unique among rows in use.
+        version: int64[R], +1 (or more) on every change of the row.
+        cpu_capacity, cpu_used: int64[R], thousandths of a core; used is what the pods of the node request.
+        memory_capacity, memory_used: int64[R], bytes of host memory.
+        gpu_capacity, gpu_used: int64[R], units, sums over the cards.
+        cards: int32[R], number of cards.
+        size: int32[R, K], units a card, 0 beyond the last card.
+        occupied: int32[R, K], min(size, used + assumed) units.
+        free: int32[R, K], size - occupied.
+        free_order: int32[K, R], free units of the node's cards from largest to smallest: `free_order[c - 1]`
+            is what c cards have in common.
+        model: int32[R, K], index into `model_names`, -1 where the model is not known.
+        model_names: Card models seen so far; only ever appended to.
+        numa: int32[R, K], NUMA node, -1 where not known.
+        uuids: The cards' UUIDs by row, empty where not known.
+        usable: bool[R], the row belongs to a node whose words can be read.
+    """
+
+    names: list[str]
+    name_rank: LongArray
+    version: LongArray
+    cpu_capacity: LongArray
+    cpu_used: LongArray
+    memory_capacity: LongArray
+    memory_used: LongArray
+    gpu_capacity: LongArray
+    gpu_used: LongArray
+    cards: IntArray
+    size: IntArray
+    occupied: IntArray
+    free: IntArray
+    free_order: IntArray
+    model: IntArray
+    model_names: list[str]
+    numa: IntArray
+    uuids: list[tuple[str, ...]]
+    usable: BoolArray

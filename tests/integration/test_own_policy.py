@@ -1,0 +1,152 @@
+"""A package as docs/policies/writing.md has it, installed, and its policies in every place that takes one."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allocator.installed import adopt_installed
+from allocator.policies import CARD_POLICIES
+from gpupack.embedded import EmbeddedCluster, until
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.settings import Settings
+from scheduler_plugin.simulator.app import simulate
+from scheduler_plugin.simulator.options import Options
+from standins.scheduler import Unschedulable
+
+PAGE = Path(__file__).parents[2] / "docs" / "policies" / "writing.md"
+NODE, CARD = "fewest-cards", "card-zero-last"
+NODES_LISTED = (
+    "allowed are balanced, best-fit, fewest-cards, fragmentation, least-requested, weighted-balance"
+)
+CARDS_LISTED = "allowed are card-zero-last, fragmentation, least-used, most-used"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder into which pip has installed the page's two files."""
+    project, target = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
+    text = PAGE.read_text()
+    for name, kind in (("my_policies.py", "python"), ("pyproject.toml", "toml")):
+        (project / name).write_text(re.search(rf"`{name}`:\n\n```{kind}\n(.*?)```", text, re.DOTALL)[1])
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--no-build-isolation", "--disable-pip-version-check", "--target", target, project]
+    subprocess.run(pip, check=True, timeout=120)
+    return target
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    """This process has started with the package installed."""
+    monkeypatch.syspath_prepend(site)
+    adopt_installed(NODE_POLICIES, CARD_POLICIES)
+    yield
+    for registry in (NODE_POLICIES, CARD_POLICIES):
+        registry.adopt(())
+    sys.modules.pop("my_policies", None)
+
+
+@pytest.fixture
+def command(site):
+    """Run the command in a process of its own that finds the package."""
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "gpupack", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Nodes of 1 and of 4 cards, and pods that ask for one card or for all four of a node."""
+    nodes = ["sn,cpu_milli,memory_mib,gpu,model"]
+    nodes += [f"n{number},64000,65536,{1 if number % 2 else 4},T4" for number in range(8)]
+    pods = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"]
+    pods += ["one,1000,1024,1,1000,", "four,1000,1024,4,1000,"]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
+    (tmp_path / "pods.csv").write_text("\n".join(pods) + "\n")
+    return tmp_path / "nodes.csv", tmp_path / "pods.csv"
+
+
+@pytest.mark.parametrize("name", ["scheduler", "simulate", "node"])
+def test_help_lists_them(command, name):
+    done = command(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = " ".join(done.stdout.split()).replace("- ", "-")
+    assert f"{CARD} the least used card; card 0 only where no other fits; from my-policies 1.0" in text
+    node_policy = f"{NODE} small nodes first, so that large ones stay whole; from my-policies 1.0"
+    assert (node_policy in text) == (name != "node")
+
+
+def test_simulate_runs_them_in_all_its_processes(command, trace):
+    nodes, pods = trace
+    arguments = ["simulate", "--nodes", nodes, "--pods", pods, "--card-policy", CARD, "--seeds", "1-4"]
+    arguments += ["--policy", f"{NODE},least-requested", "--policy-parameter", f"{NODE}.per-card=2"]
+    results = [command(*arguments, "--json", "-", "--jobs", jobs) for jobs in (1, 2)]
+    assert [(done.returncode, done.stderr.count("Traceback")) for done in results] == [(0, 0)] * 2
+    told = [json.loads(done.stdout) for done in results]
+    assert {run["card_policy"] for run in told[0]["runs"]} == {CARD}
+    allocated = [
+        {policy: mean["allocated_percent"]["130"] for policy, mean in each["mean"].items()} for each in told
+    ]
+    assert allocated[0] == allocated[1]
+    # Large nodes that stay whole have room for pods of four cards.
+    assert allocated[0][NODE] > allocated[0]["least-requested"] + 10
+
+
+@pytest.mark.usefixtures("installed")
+async def test_filter_and_bind_follow_them():
+    async with EmbeddedCluster({"large": "4xl40s", "small": "2xt4"}) as cluster:
+
+        async def run(name, **annotations):
+            manifest = cluster.pod_manifest(name, [4])
+            manifest["metadata"]["annotations"] = {
+                f"gpupack.io/{kind}-policy": policy for kind, policy in annotations.items()
+            }
+            node = await cluster.schedule(cluster.create(manifest))
+            await until(lambda: "gpupack.io/allocation" in annotations_of(name), "the node says which card")
+            said = annotations_of(name)
+            (assigned,) = json.loads(said["gpupack.io/assigned"])["c0"]
+            ((allocated, _),) = json.loads(said["gpupack.io/allocation"])["containers"]["c0"]
+            assert assigned[0] == allocated
+            return node, [card["uuid"] for card in cards_of(node)].index(allocated)
+
+        def annotations_of(name):
+            return cluster.api.pod("default", name)["metadata"].get("annotations", {})
+
+        def cards_of(node):
+            (found,) = (each for each in cluster.api.objects("nodes") if each["metadata"]["name"] == node)
+            return json.loads(found["metadata"]["annotations"]["gpupack.io/cards"])
+
+        assert await run("own-way") == ("large", 0)
+        assert await run("by-node", node=NODE) == ("small", 0)
+        # The second finds the first on card 1; least-used would take card 0 for it.
+        assert await run("by-both", node=NODE, card=CARD) == ("small", 1)
+        assert await run("again", node=NODE, card=CARD) == ("small", 1)
+
+        for kind, listed in (("node", NODES_LISTED), ("card", CARDS_LISTED)):
+            with pytest.raises(Unschedulable, match=f'{kind}-policy is "nowhere": {listed}'):
+                await run(f"no-{kind}", **{kind: "nowhere"})
+
+
+@pytest.mark.usefixtures("installed")
+def test_settings_take_them_with_parameters(trace):
+    Settings(node_policy=NODE, node_policy_parameters={"per-card": "2"}, card_policy=CARD).check()
+    with pytest.raises(SettingsError, match=f'"{NODE}" of my-policies 1.0 cannot be made: ValueError: could'):
+        Settings(node_policy=NODE, node_policy_parameters={"per-card": "x"}).check()
+    nodes, pods = map(str, trace)
+    options = Options(nodes, pods, (NODE,), parameters={NODE: {"per-card": "x"}})
+    with pytest.raises(SettingsError, match="cannot be made: ValueError"):
+        simulate(options, lambda _: None, lambda *_: None)
