@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.metrics import CardState, Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
 from deviceplugin.node.objects import NodeObject, PodObject
 from deviceplugin.node.publisher import Annotator, Publisher
@@ -61,6 +62,7 @@ class Daemon:
         source: the cards; by default those that the settings name.
         cgroups: which pods still run something; by default the kernel's.
         owners: which pod a process belongs to; by default the kernel's.
+        patience: how long the end may take.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
@@ -75,11 +77,13 @@ class Daemon:
         source: GpuSource | None = None,
         cgroups: Cgroups | None = None,
         owners: Owners | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._settings = settings
         self._source = source or gpu_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
+        self._patience = patience or Patience()
         self.ready = asyncio.Event()
         self.http_port = 0
         self.account: Account | None = None
@@ -138,6 +142,8 @@ class Daemon:
             unit_mib=settings.unit_mib,
             inventory=inventory,
             gap_s=settings.publish_gap_s,
+            # Not before the kubelet has our devices: a pod that came earlier would fail.
+            offers=self.ready.is_set,
         )
         self._annotator = Annotator(client, account, pods)
         self._registrar = Registrar(
@@ -160,6 +166,7 @@ class Daemon:
         gc.freeze()
         await _until(
             stop,
+            self._farewell,
             self._reconciler.run(),
             self._register(),
             self._sampler.run(),
@@ -191,8 +198,17 @@ class Daemon:
             await nodes.first.wait()
             group.create_task(pod_reflector.run())
 
+    async def _farewell(self) -> None:
+        def under_way() -> bool:
+            account = self.account
+            return account is not None and self._registrar.registered and bool(account.ledger.unheld())
+
+        await say_farewell(self._publisher.leave, under_way, self._patience)
+
     def _on_registered(self) -> None:
         self.ready.set()
+        if self.account is not None:
+            self.account.changed()
 
     def _not_ready(self) -> list[str]:
         reasons = []
@@ -248,12 +264,16 @@ class Daemon:
             )
 
 
-async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-    """Do everything at once until `stop` is set or one of them fails, which is raised."""
+async def _until(
+    stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
+) -> None:
+    """Do everything at once until `stop` is set, and `farewell` is through, or one fails, which is raised."""
     tasks = [asyncio.create_task(each) for each in work]
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await farewell()
     finally:
         for task in (stopped, *tasks):
             task.cancel()

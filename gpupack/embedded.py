@@ -15,6 +15,7 @@ from allocator.names import MIB_PER_GIB, resource_name
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.farewell import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
 from scheduler_plugin.app import run as run_extender
@@ -152,7 +153,13 @@ class EmbeddedCluster:
         )
         settings.check()
         gpus = SimulatedGpus(load_profile(profile))
-        daemon = Daemon(settings, source=gpus, cgroups=_EmbeddedCgroups(kubelet), owners=_NoProcesses())
+        daemon = Daemon(
+            settings,
+            source=gpus,
+            cgroups=_EmbeddedCgroups(kubelet),
+            owners=_NoProcesses(),
+            patience=Patience(late_s=0.0, admit_s=0.0),  # the whole cluster ends
+        )
         self.nodes[name] = EmbeddedNode(name, kubelet, daemon, gpus)
         self._background(daemon.run(self._stop))
 

@@ -35,8 +35,15 @@ API_VERSION: Final = "v1beta1"
 KUBELET_SOCKET: Final = "kubelet.sock"
 # A list of available IDs is as large as the list of devices; leave room for several containers in one call.
 _SERVER_OPTIONS: Final = (("grpc.max_receive_message_length", 64 * 1024 * 1024),)
-# Channels share connections, and their back-off, unless told not to.
-_CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
+_CHANNEL_OPTIONS: Final = (
+    # Channels share connections, and their back-off, unless told not to.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A connection that said GOAWAY before the channel watched it stays READY for ever. A call on it is then
+    # tried again without a pause, below the event loop, until its deadline: 250 MiB a second.
+    ("grpc.enable_retries", 0),
+)
+_LOOK_S: Final = 0.01
+_UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +51,15 @@ class Timing:
     """How long to wait for what, in seconds.
 
     Attributes:
+        connect_s: for the connection to the kubelet's socket.
         register_s: for the kubelet's answer to Register, which dials back for up to 10 s.
         stream_s: from that answer to the kubelet's ListAndWatch call.
         settle_s: from the end of our stream until the kubelet has surely noticed.
         lasting_s: a stream that lived this long was no failure of registration.
-        grace_s: for calls in progress when our server stops.
+        grace_s: for streams that are to end, and for calls in progress when our server stops.
     """
 
+    connect_s: float = 2.0
     register_s: float = 12.0
     stream_s: float = 5.0
     settle_s: float = 0.25
@@ -240,8 +249,14 @@ class Registrar:
 
     async def _end_streams(self) -> None:
         """See to it that no stream is open; a kubelet that is alive gets time to notice the end of one."""
-        if await self._plugin.end_streams():
+        if self._plugin.open_streams:
             self._not_before = max(self._not_before, self._clock() + self._timing.settle_s)
+            try:
+                async with asyncio.timeout(self._timing.grace_s):
+                    await self._plugin.end_streams()
+            except TimeoutError:
+                # A kubelet that does not read: only the end of the server ends that stream.
+                await self._stop_server()
 
     async def _serve(self) -> None:
         clear_socket_path(self._own_path)
@@ -256,40 +271,67 @@ class Registrar:
 
     async def _stop_serving(self) -> None:
         """Take our server away. gRPC removes the socket's path, so the next server must come after this."""
-        server, self._server, self._own = self._server, None, None
         await self._end_streams()
         self._registration = None
+        await self._stop_server()
+
+    async def _stop_server(self) -> None:
+        server, self._server, self._own = self._server, None, None
         if server is not None:
             await server.stop(self._timing.grace_s)
 
-    async def _connect(self, channel: Any) -> None:
-        """Connect to the kubelet, or find out that nobody is there: the next call then says so at once."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._timing.register_s):
-                state = channel.get_state(try_to_connect=True)
-                while state in {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}:
-                    await channel.wait_for_state_change(state)
-                    state = channel.get_state(try_to_connect=True)
-
     async def _register(self) -> float | None:
+        """Ask the kubelet to register us, for as long as the sockets are those that it is about."""
+        streams_before = self._plugin.streams_opened
+        asking = asyncio.create_task(self._ask())
+        asking.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not asking.done():
+                self._wake.clear()
+                if self._sockets_changed():
+                    return 0.0
+                await self._wake.wait()
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+        refused = asking.result()
+        if refused is not None:
+            return 0.0 if self._sockets_changed() else self._failed(refused)
+        self._registration = _Registration(streams_before, self._clock())
+        return self._follow(self._registration)
+
+    def _sockets_changed(self) -> bool:
+        return identify(self._kubelet_path) != self._known_kubelet or identify(self._own_path) != self._own
+
+    async def _ask(self) -> str | None:
+        """Call Register; returns why it failed, if it did."""
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=self._own_path.name,
             resource_name=self._resource,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
-        streams_before = self._plugin.streams_opened
         async with grpc.aio.insecure_channel(
             f"unix:{self._kubelet_path}", options=_CHANNEL_OPTIONS
         ) as channel:
+            await self._connect(channel)
+            # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
+            # It would look for a socket that is gone for 10 s.
+            if identify(self._own_path) != self._own:
+                return "own socket is gone"
             try:
-                await self._connect(channel)
-                # A kubelet deletes every socket before it listens: from now on this one leaves ours alone.
-                # It would look for a socket that is gone for 10 s.
-                if identify(self._own_path) != self._own:
-                    return 0.0
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._timing.register_s)  # type: ignore[no-untyped-call]
             except grpc.aio.AioRpcError as error:
-                return self._failed(f"{error.code().name}: {error.details()}")
-        self._registration = _Registration(streams_before, self._clock())
-        return self._follow(self._registration)
+                return f"{error.code().name}: {error.details()}"
+        return None
+
+    async def _connect(self, channel: Any) -> None:
+        """Connect to the kubelet, or find out that nobody is there: the next call then says so at once.
+
+        Looks again and again instead of waiting for a change: a connection that opens and closes between two
+        looks leaves the channel as idle as it was.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.connect_s):
+                while channel.get_state(try_to_connect=True) in _UNDECIDED:  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(_LOOK_S)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from deviceplugin.node.words import (
     Wanted,
     differences,
     due_s,
+    farewell,
     news,
     next_revision,
     patch,
@@ -31,6 +33,9 @@ from kubeapi.errors import Conflict, KubeApiError, NotFound
 log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
+
+FAREWELL_AGAIN_S: Final = 0.2
+"""After a last patch that failed: there is no time for more patience."""
 
 BURST_S: Final = 0.05
 """One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
@@ -71,6 +76,7 @@ class Publisher:
         inventory: describes the cards as they are now.
         gap_s: least seconds between two patches that only bring gains.
         now_ms: milliseconds since the epoch.
+        offers: whether pods can be served yet; until then the Node's words stay as they are.
 
     Attributes:
         patches: successful patches so far.
@@ -90,6 +96,7 @@ class Publisher:
         inventory: Callable[[], Sequence[CardRecord]],
         gap_s: float = GAP_S,
         now_ms: Callable[[], int] = wall_ms,
+        offers: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
         self._account = account
@@ -100,6 +107,9 @@ class Publisher:
         self._inventory = inventory
         self._gap_s = gap_s
         self._now_ms = now_ms
+        self._offers = offers
+        self._leaving = asyncio.Event()
+        self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
         self._wake = asyncio.Event()
         self._since_s: float | None = None
@@ -113,8 +123,8 @@ class Publisher:
         account.follow(self._wake.set)
 
     async def run(self) -> None:
-        """Publish until cancelled."""
-        while True:
+        """Publish until cancelled, or until `leave` has had its way."""
+        while not self._leaving.is_set():
             self._wake.clear()
             wait_s = await self._step()
             try:
@@ -123,6 +133,37 @@ class Publisher:
             except TimeoutError:
                 continue
             await asyncio.sleep(BURST_S)
+        # Here, after the last ordinary patch: it must not arrive behind the farewell.
+        while not await self._say_full():
+            continue
+        self._left.set()
+
+    async def leave(self) -> None:
+        """Have `run` say that every card is full, and nothing after that; returns once it is said."""
+        self._leaving.set()
+        self._wake.set()
+        await self._left.wait()
+
+    async def _say_full(self) -> bool:
+        """Tell whether the Node offers nothing any more."""
+        node = self._node_view.node
+        if node is None:
+            return True
+        revision = next_revision(self.revision, node, self._now_ms())
+        body = farewell(node, revision)
+        if body is None:
+            return True
+        try:
+            await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
+        except KubeApiError as error:
+            self.errors += 1
+            log.warning("farewell not published", error=str(error))
+            await asyncio.sleep(FAREWELL_AGAIN_S)
+            return False
+        self.revision = revision
+        self.patches += 1
+        log.info("offers nothing until the next start", revision=revision)
+        return True
 
     async def _step(self) -> float | None:
         """Patch if it is time.
@@ -131,7 +172,7 @@ class Publisher:
             Seconds after which to look again even if nothing happens, None for no need.
         """
         node = self._node_view.node
-        if node is None or not self._account.ledger.complete:
+        if node is None or not (self._account.ledger.complete and self._offers()):
             # A Node that comes again has lost what was written to it, and nobody undid it.
             self._since_s = self._written = None
             return None
@@ -162,7 +203,9 @@ class Publisher:
             delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
             note = log.warning if self._backoff.failures == 1 else log.debug
             note("words not published", error=str(error), retry_s=round(delay_s, 2))
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._leaving.wait()
             return 0.0
         self._backoff.reset()
         self.revision = revision

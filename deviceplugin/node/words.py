@@ -143,6 +143,30 @@ def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
     }
 
 
+def farewell(node: NodeObject, revision: int) -> dict[str, Any] | None:
+    """Write the last patch of a daemon that stops: every card full and out of use, so that nobody comes.
+
+    `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from
+    evicting pods for room that would not come.
+
+    Args:
+        node: the Node as known.
+        revision: of the words.
+
+    Returns:
+        The patch; None where the Node offers nothing as it is.
+    """
+    words, cards = node.words(), node.cards()
+    if words is None:
+        return None
+    resources = node_resources(replace(words, used=words.sizes, revision=revision))
+    inventory = [replace(card, healthy=False) for card in cards or ()]
+    return {
+        "metadata": {"annotations": {NODE_CARDS: dump_cards(inventory)} if inventory else {}},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
 def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
     """Revisions only grow, over restarts and re-created Nodes; at the end of the word they start again.
 

@@ -14,6 +14,7 @@ from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.farewell import Patience
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
@@ -107,14 +108,25 @@ class NodeWorld:
         }
         return Settings(**{**base, **changes})
 
-    async def start_daemon(self, **changes: Any) -> None:
+    def spawn_daemon(self, **changes: Any) -> asyncio.Task[None]:
+        """Start it without waiting for anything."""
         self.stop = asyncio.Event()
         fake = KubeletCgroups(self.kubelet)
-        self.daemon = Daemon(self.settings(**changes), source=self.source, cgroups=fake, owners=fake)
+        self.daemon = Daemon(
+            self.settings(**changes),
+            source=self.source,
+            cgroups=fake,
+            owners=fake,
+            patience=Patience(late_s=0.05),
+        )
         self.running = asyncio.create_task(self.daemon.run(self.stop))
-        await until(lambda: self.daemon.ready.is_set() or self.running.done(), "registered")
-        if self.running.done():
-            self.running.result()
+        return self.running
+
+    async def start_daemon(self, **changes: Any) -> None:
+        running = self.spawn_daemon(**changes)
+        await until(lambda: self.daemon.ready.is_set() or running.done(), "registered")
+        if running.done():
+            running.result()
         # The kubelet counts devices a moment after it began to listen; a pod before that is refused for good.
         await until(lambda: any(self.kubelet.allocatable().values()), "devices")
 

@@ -16,6 +16,7 @@ from deviceplugin.node.objects import NodeObject
 from deviceplugin.node.publisher import Annotator, Publisher
 from deviceplugin.node.views import NodeView, PodView, Seat
 from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, Unreachable
+from tests.kubelet_world import until
 from tests.ledger_world import cards, ids, pod
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -122,6 +123,12 @@ class Bench:
         assert words is not None
         assert holds is not None
         return words.used, set(holds.uids)
+
+    async def leave(self) -> None:
+        """Run until the farewell is said; `run` must end by itself then."""
+        running = asyncio.create_task(self.publisher.run())
+        await self.publisher.leave()
+        await running
 
 
 class _Gpu:
@@ -512,3 +519,71 @@ async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     mocker.patch("deviceplugin.node.publisher.asyncio.sleep", sleep)
     await annotator._all()
     assert pauses == [(0.02, 1), (0.02, 2)]
+
+
+async def test_the_last_patch_says_that_all_is_full_and_holds_stay():
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    await bench.until_s(110)
+    assert bench.said() == ((3, 0), {"a"})
+    before = len(bench.api.patches)
+    await bench.leave()
+    assert bench.said() == ((8, 8), {"a"})
+    assert len(bench.api.patches) == before + 1
+    assert NODE_HOLDS not in bench.api.patches[-1]["metadata"]["annotations"]
+    assert bench.publisher.revision == bench.api.decoded().words().revision
+
+
+async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before():
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    await bench.until_s(110)
+    again = Bench()
+    again.api.node = bench.api.node
+    again.nodes.replace([again.api.decoded()], "2")
+    await again.leave()
+    assert again.said() == ((8, 8), {"a"})
+
+
+async def test_a_farewell_that_fails_is_said_again():
+    bench = Bench()
+    bench.complete()
+    await bench.until_s(110)
+    bench.api.failures += [Unreachable("gone"), Unreachable("still gone")]
+    await bench.leave()
+    assert bench.said() == ((8, 8), set())
+    assert bench.publisher.errors == 2
+
+
+async def test_no_back_off_holds_up_the_farewell(mocker):
+    bench = Bench()
+    bench.complete()
+    mocker.patch.object(bench.publisher._backoff, "failed", return_value=1e6)
+    bench.api.failures.append(Unreachable("gone"))
+    running = asyncio.create_task(bench.publisher.run())
+    await until(lambda: bench.publisher.errors)
+    await bench.publisher.leave()
+    await running
+    # Nothing had been offered, so nothing was taken back.
+    assert bench.api.patches == []
+
+
+async def test_without_a_node_there_is_no_farewell():
+    bench = Bench()
+    bench.nodes.replace([], "2")
+    await bench.leave()
+    assert bench.api.patches == []
+
+
+async def test_nothing_is_said_before_pods_can_be_served():
+    bench = Bench()
+    bench.complete()
+    serves = []
+    bench.publisher._offers = lambda: bool(serves)
+    assert await bench.step() is None
+    assert bench.api.patches == []
+    serves.append("registered")
+    assert await bench.step() == 0.0
+    assert bench.said() == ((0, 0), set())

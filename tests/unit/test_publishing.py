@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from allocator.names import NODE_HOLDS
 from allocator.records import CardRecord
 from deviceplugin.node.objects import NodeObject
 from deviceplugin.node.words import (
@@ -13,6 +14,7 @@ from deviceplugin.node.words import (
     Wanted,
     differences,
     due_s,
+    farewell,
     news,
     next_revision,
     patch,
@@ -163,3 +165,32 @@ def test_revisions_grow_until_the_word_is_full(previous, on_node, now_ms, next_o
 
 def test_a_node_without_words_starts_from_the_clock():
     assert next_revision(0, NodeObject(metadata=metadata()), 41) == 42
+
+
+def test_a_farewell_offers_nothing_and_leaves_holds_alone():
+    node = node_saying(wanted(used=(3, 0), holds=("u1",)))
+    body = farewell(node, 9)
+    assert body is not None
+    assert NODE_HOLDS not in body["metadata"]["annotations"]
+    assert body["status"]["capacity"] == body["status"]["allocatable"]
+    # As the API server merges it.
+    told = json.loads(msgspec.json.encode(node))
+    told["metadata"]["annotations"] |= body["metadata"]["annotations"]
+    for part in ("capacity", "allocatable"):
+        told["status"][part] |= body["status"][part]
+    after = msgspec.json.decode(json.dumps(told), type=NodeObject)
+    words = after.words()
+    assert words is not None
+    assert (words.used, words.sizes, words.revision) == ((8, 8), (8, 8), 9)
+    assert after.holds() == node.holds()
+    assert [card.healthy for card in after.cards() or ()] == [False, False]
+    # The next start has something to restore, at once.
+    assert urgency(wanted(used=(3, 0), holds=("u1",)), after, 0) == "released"
+    assert urgency(wanted(used=(8, 8), holds=("u1",)), after, 0) == "gained"
+
+
+def test_a_node_without_words_needs_no_farewell():
+    assert farewell(NodeObject(metadata=metadata()), 9) is None
+    corrupt = node_saying(wanted())
+    corrupt.status.capacity = {"gpupack.io/packed-layout": "7"}
+    assert farewell(corrupt, 9) is None

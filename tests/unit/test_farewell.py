@@ -1,0 +1,58 @@
+"""How long the daemon's end waits, and for what."""
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from deviceplugin.node.farewell import Patience, say_farewell
+
+FOR_EVER_S = 1e6
+
+
+class Bench:
+    """Counts looks at the pods; those under way are gone after so many."""
+
+    def __init__(self, looks_under_way: float = 0) -> None:
+        self.left = looks_under_way
+        self.looks = 0
+        self.said = 0
+
+    async def publish(self) -> None:
+        self.said += 1
+
+    def under_way(self) -> bool:
+        self.looks += 1
+        self.left -= 1
+        return self.left >= 0
+
+
+async def test_pods_on_their_way_are_waited_for():
+    bench = Bench(5)
+    await say_farewell(bench.publish, bench.under_way, Patience(late_s=0.0, admit_s=FOR_EVER_S))
+    assert (bench.said, bench.looks) == (1, 6)
+
+
+async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
+    bench = Bench()
+    ending = asyncio.create_task(
+        say_farewell(bench.publish, bench.under_way, Patience(late_s=FOR_EVER_S, admit_s=FOR_EVER_S))
+    )
+    await asyncio.sleep(0.1)
+    assert not ending.done()
+    assert bench.said == 1
+    ending.cancel()
+
+
+async def test_a_pod_that_never_gets_devices_is_not_waited_for_longer_than_the_limit():
+    bench = Bench(float("inf"))
+    with capture_logs() as logs:
+        await say_farewell(bench.publish, bench.under_way, Patience(late_s=0.0, admit_s=0.1))
+    assert [entry["event"] for entry in logs] == ["pods are on their way without devices"]
+
+
+async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limit():
+    bench = Bench(float("inf"))
+    with capture_logs() as logs:
+        await say_farewell(asyncio.Event().wait, bench.under_way, Patience(publish_s=0.05))
+    assert [entry["event"] for entry in logs] == ["the words go on offering cards"]
+    assert bench.looks == 0
