@@ -8,7 +8,7 @@ DevicePluginError
 ├── UnitInUseError               containers still hold IDs of another unit
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
-├── BookError                    the kubelet's book of devices cannot be read, or has an unknown layout
+├── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
 └── PodResourcesError            the kubelet's PodResources could not be read
     ├── PodResourcesUnavailable  nobody answers on the socket, or the connection broke
     ├── PodResourcesTimedOut     no answer in time
@@ -83,7 +83,7 @@ class RegistrationError(DevicePluginError):
 
 
 class BookError(DevicePluginError):
-    """The kubelet's book of devices cannot be read, or has a layout that this release does not know."""
+    """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
 
 
 class PodResourcesError(DevicePluginError):
