@@ -54,7 +54,7 @@ lock: ## Resolve the dependencies again, with hashes
 	  --no-emit-index-url --no-emit-find-links --extra dev pyproject.toml - -c requirements.lock -o requirements-dev.lock
 
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto standins/kubelet/wire/*.proto
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

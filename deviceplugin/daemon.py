@@ -4,8 +4,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, suppress
-from typing import Any, Final
+from contextlib import AsyncExitStack
+from typing import Any
 
 import structlog
 
@@ -17,7 +17,8 @@ from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
-from deviceplugin.kubelet.podresources import PodResourcesClient
+from deviceplugin.kubelet.book import BookReader
+from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.metrics import CardState, Metrics
@@ -35,9 +36,6 @@ from kubeapi.client import KubeClient
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
-
-FIRST_LIST_S: Final = 2.0
-"""How long registration waits for the kubelet's list, which shows whether another unit is in use."""
 
 
 def gpu_source(settings: Settings) -> GpuSource:
@@ -112,21 +110,21 @@ class Daemon:
         check_units(gpus, settings.unit_mib)
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
-        account = self.account = Account(ledger, settings.unit_mib, cdi=settings.cdi)
+        book = BookReader(settings.device_plugin_dir)
+        account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         nodes = NodeView(account, settings.node_name)
         metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
         self._plugin = DevicePlugin(account, observe=metrics.call)
-        kubelet = PodResourcesClient(settings.pod_resources_socket)
-        stack.push_async_callback(kubelet.close)
-        self._reconciler = Reconciler(account, pods, settings.resource, kubelet, self._cgroups)
+        self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
+        stack.push_async_callback(self._cleaner.close)
+        self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
         self._sampler = Sampler(
             account,
             self._source,
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
-            cgroup_uid=pods.cgroup_uid,
             on_health=self._plugin.devices_changed,
         )
 
@@ -152,7 +150,7 @@ class Daemon:
             settings.endpoint,
             settings.resource,
             on_registered=self._on_registered,
-            on_kubelet_restart=self._reconciler.kubelet_restarted,
+            on_kubelet_restart=ledger.kubelet_restarted,
         )
         self._pods, self._node_view = pods, nodes
         http = HttpServer(metrics, self._not_ready, self._explain)
@@ -168,6 +166,7 @@ class Daemon:
             stop,
             self._farewell,
             self._reconciler.run(),
+            self._reconciler.follow_book(),
             self._register(),
             self._sampler.run(),
             self._sampler.follow_events(),
@@ -177,10 +176,8 @@ class Daemon:
         )
 
     async def _register(self) -> None:
-        """Offer our devices, once it is known that no other unit is in use."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LIST_S):
-                await self._reconciler.listed.wait()
+        """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
+        await self._reconciler.read.wait()
         await self._registrar.run()
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
@@ -214,8 +211,10 @@ class Daemon:
         reasons = []
         if not self._registrar.registered:
             reasons.append("not registered with the kubelet")
-        if not self._reconciler.listed.is_set():
-            reasons.append("the kubelet has not listed its pods' devices yet")
+        if self.account is not None and self.account.book_problem is not None:
+            reasons.append(self.account.book_problem)
+        if self._cleaner.problem is not None:
+            reasons.append(self._cleaner.problem)
         if self._node_view.missing:
             reasons.append(f"no Node is named {self._settings.node_name}")
         return reasons
@@ -238,7 +237,10 @@ class Daemon:
             "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
             "patch_errors": ("Failed patches of the Node's words.", lambda: self._publisher.errors),
             "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
-            "reconcile_errors": ("Failed questions to PodResources.", lambda: self._reconciler.errors),
+            "clean_errors": (
+                "Failed requests to PodResources to clean its book.",
+                lambda: self._cleaner.errors,
+            ),
             "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
             "registrations": ("Registrations with the kubelet.", lambda: self._registrar.registrations),
         }

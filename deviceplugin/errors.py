@@ -8,11 +8,7 @@ DevicePluginError
 ├── UnitInUseError               containers still hold IDs of another unit
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
-├── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
-└── PodResourcesError            the kubelet's PodResources could not be read
-    ├── PodResourcesUnavailable  nobody answers on the socket, or the connection broke
-    ├── PodResourcesTimedOut     no answer in time
-    └── PodResourcesThrottled    too many requests: the kubelet allows 100 a second over all its clients
+└── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
 """
 
 from typing import Literal
@@ -84,19 +80,3 @@ class RegistrationError(DevicePluginError):
 
 class BookError(DevicePluginError):
     """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
-
-
-class PodResourcesError(DevicePluginError):
-    """The kubelet's PodResources could not be read."""
-
-
-class PodResourcesUnavailable(PodResourcesError):  # noqa: N818 - the state, as gRPC calls it
-    """Nobody answers on the socket, or the connection broke."""
-
-
-class PodResourcesTimedOut(PodResourcesError):  # noqa: N818 - the same
-    """The kubelet did not answer in time."""
-
-
-class PodResourcesThrottled(PodResourcesError):  # noqa: N818 - the same
-    """The kubelet refused for the number of requests: it allows 100 a second over all its clients."""

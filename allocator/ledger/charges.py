@@ -37,6 +37,9 @@ def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
     for record in (facts.remembered.get(pod.key), pod.allocation_costs, pod.assigned_costs):
         if record is not None and record.keys() <= facts.cards.keys():
             return {uuid: max(0, units - held.get(uuid, 0)) for uuid, units in record.items()}
+    if pod.request.shared and held:
+        left = pod.request.effective_units - max(held.values())
+        return dict.fromkeys(held, max(0, left))
     names = {container.name for container in facts.missing(bound)}
     total: Units = {}
     for demand in pod.request.demands:

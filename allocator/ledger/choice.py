@@ -18,7 +18,11 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     as the kubelet may not have heard of it, and pods that were served before the kubelet lost its book. Then
     one whose turn comes later; at last a container that starts again in a pod that runs.
     """
-    queue = [b for b in facts.queue() if b.live or b.pod.key in facts.held or waits_its_turn(facts, b.pod.key, now_s)]
+    queue = [
+        b
+        for b in facts.queue()
+        if b.live or b.pod.key in facts.held or waits_its_turn(facts, b.pod.key, now_s)
+    ]
     if fixed:
         reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
         queue = reused or queue

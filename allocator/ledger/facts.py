@@ -25,10 +25,18 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BookEntry:
-    """A line of the kubelet's book: these device IDs of our resource are that container's."""
+    """One line of the kubelet's book: what one container holds of one resource.
+
+    Attributes:
+        uid: of the pod; for a static pod its configuration hash.
+        container: its name; ordinary init containers and sidecars stand here like any other.
+        resource: of any device plugin, not only ours.
+        ids: the devices, of all NUMA nodes together.
+    """
 
     uid: str
     container: str
+    resource: str
     ids: frozenset[str]
 
 
@@ -167,6 +175,7 @@ class Facts:
         gone: when a complete list of pods lacked a UID that the book or `holds` has, for pods never seen.
         view: when the newest complete list of pods began, None before the first.
         lived: UIDs of which a container was seen running.
+        unlisted: when the book was first read without an entry of a UID that it had.
         deaths: when a look at the cgroups that found nothing of the pod began, by UID.
     """
 
@@ -181,6 +190,7 @@ class Facts:
     remembered: dict[str, Units | None] = field(default_factory=dict)
     gone: dict[str, Mark] = field(default_factory=dict)
     view: Mark | None = None
+    unlisted: dict[str, Mark] = field(default_factory=dict)
     lived: set[str] = field(default_factory=set)
     deaths: dict[str, Mark] = field(default_factory=dict)
 

@@ -93,8 +93,11 @@ class Ledger:
         """
         facts, at = self._facts, self.mark(now_s)
         known = facts.card_of.keys()
+        before = {slot.uid for slot in facts.book}
         facts.book = {Slot(entry.uid, entry.container): frozenset(entry.ids & known) for entry in entries}
         self._book_read = True
+        for uid in before - {slot.uid for slot in facts.book}:
+            facts.unlisted[uid] = at
         for slot, ids in facts.book.items():
             held = facts.held.setdefault(slot.uid, Held({}, at))
             held.ids[slot.container] = ids
@@ -229,6 +232,8 @@ class Ledger:
         if pod.uid in self._expired or (bound is not None and pod.version < bound.pod.version):
             return
         facts.gone.pop(key, None)
+        if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
+            return  # its charge has ended
         if bound is None or bound.pod.uid != pod.uid:
             # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
             turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
@@ -277,6 +282,7 @@ class Ledger:
         kept = charged | facts.pods.keys()
         facts.gone = {uid: since for uid, since in facts.gone.items() if uid in charged}
         facts.lived &= kept
+        facts.unlisted = {uid: since for uid, since in facts.unlisted.items() if uid in charged}
         facts.deaths = {uid: death for uid, death in facts.deaths.items() if uid in kept}
         facts.grants = [
             grant
@@ -349,7 +355,8 @@ class Ledger:
         """Something will change without any event: a pod that is over is still charged, an Allocate not in the book."""
         facts = self._facts
         return bool(facts.grants) or any(
-            release.over_since(facts, uid) is not None for uid in charges.charged_uids(facts) | facts.pods.keys()
+            release.over_since(facts, uid) is not None
+            for uid in charges.charged_uids(facts) | facts.pods.keys()
         )
 
     def unheld(self) -> frozenset[str]:

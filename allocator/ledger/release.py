@@ -37,18 +37,21 @@ def is_dead(facts: Facts, uid: str) -> bool:
     return death.at_s >= began + SETTLE_S
 
 
-def in_book(facts: Facts, uid: str) -> bool:
-    """Whether the kubelet's book still has an entry of the pod.
+def is_unlisted(facts: Facts, uid: str) -> bool:
+    """Whether the kubelet's book had no entry of the pod any more when its cgroups were looked for.
 
     A kubelet that restarts admits its first pods against the book as it finds it: what stands there is not
-    free, whatever has ended.
+    free, whatever has ended. And as long as it stands there the kubelet may not have heard of the end.
     """
-    return any(slot.uid == uid for slot in facts.book)
+    if any(slot.uid == uid for slot in facts.book):
+        return False
+    unlisted = facts.unlisted.get(uid)
+    return unlisted is None or facts.deaths[uid].order > unlisted.order
 
 
 def releasable(facts: Facts) -> set[str]:
     """UIDs whose charge ends now."""
-    return {uid for uid in charged_uids(facts) if is_dead(facts, uid) and not in_book(facts, uid)}
+    return {uid for uid in charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
 
 
 def stale(facts: Facts, now_s: float) -> bool:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from allocator.ledger import BookEntry
 from deviceplugin.errors import BookError
 from deviceplugin.kubelet.sockets import FolderWatch
 
@@ -32,23 +33,6 @@ class Stamp(NamedTuple):
     inode: int
     modified_ns: int
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class BookEntry:
-    """What one container holds of one resource.
-
-    Attributes:
-        uid: of the pod; for a static pod its configuration hash.
-        container: its name; ordinary init containers and sidecars stand here like any other.
-        resource: of any device plugin, not only ours.
-        ids: the devices, of all NUMA nodes together.
-    """
-
-    uid: str
-    container: str
-    resource: str
-    ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,20 +26,11 @@ ROOM_WAIT_S: Final = 5.0
 log = structlog.get_logger(__name__)
 
 
-class Line(Protocol):
-    """One line of the kubelet's book."""
-
-    uid: str
-    container: str
-    resource: str
-    ids: frozenset[str]
-
-
 class Contents(Protocol):
     """What the kubelet's book says; the same object as long as the book was not written again."""
 
     @property
-    def entries(self) -> Iterable[Line]:
+    def entries(self) -> Iterable[BookEntry]:
         """The devices of every container, of all resources."""
 
 
@@ -131,7 +122,7 @@ class Account:
             contents = self._book.read()
         except BookError as error:
             if self.book_problem != str(error):
-                log.error("the kubelet's book cannot be read, nothing is released", error=str(error))
+                log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
             self.book_problem = str(error)
             self.ledger.settle(self.now_s())
             return
@@ -147,10 +138,7 @@ class Account:
                     "a unit is changed on a drained node only, drain this one first"
                 )
         self._last = contents
-        self.ledger.read_book(
-            [BookEntry(e.uid, e.container, e.ids) for e in entries if e.resource == self._resource],
-            self.now_s(),
-        )
+        self.ledger.read_book([e for e in entries if e.resource == self._resource], self.now_s())
 
     # What the kubelet asks.
 
@@ -183,9 +171,7 @@ class Account:
             view = ledger.facts.view
             return view is not None and view.order > asked_at.order
 
-        known = await self._until(
-            lambda: ledger.expects(size, must_include, now_s()), self._view_wait_s
-        )
+        known = await self._until(lambda: ledger.expects(size, must_include, now_s()), self._view_wait_s)
         if not known:
             log.warning("container of an unknown pod", units=size, waited_s=self._view_wait_s)
         elif ledger.displaces(size, must_include, now_s()):

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import grpc
 
-from deviceplugin.kubelet.wire import podresources_pb2 as pb
-from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
+from standins.kubelet.wire import podresources_pb2 as pb
+from standins.kubelet.wire import podresources_pb2_grpc as rpc
 from standins.kubelet.devices import DeviceManager
 from standins.kubelet.pods import Pod
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as plugin_rpc
-from deviceplugin.kubelet.wire import podresources_pb2_grpc as resources_rpc
+from standins.kubelet.wire import podresources_pb2_grpc as resources_rpc
 from standins.kubelet import checkpoint
 from standins.kubelet.devices import AdmissionError, DeviceManager
 from standins.kubelet.plugins import Registry

@@ -14,8 +14,8 @@ from deviceplugin.errors import (
     PodResourcesUnavailable,
 )
 from deviceplugin.kubelet.podresources import PodResourcesClient
-from deviceplugin.kubelet.wire import podresources_pb2 as pb
-from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
+from standins.kubelet.wire import podresources_pb2 as pb
+from standins.kubelet.wire import podresources_pb2_grpc as rpc
 from standins.kubelet.process import Delays
 from tests.kubelet_world import RESOURCE, pod, short_folder, uid_of, until, world
 

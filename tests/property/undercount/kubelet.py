@@ -12,25 +12,20 @@ from random import Random
 
 from allocator.errors import AllocatorError
 from allocator.ids import parse_device_id
+from allocator.ledger import BookEntry
 
 from .world import RESOURCE, ModelPod, World
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One entry of the book."""
-
-    uid: str
-    container: str
-    ids: frozenset[str]
-    resource: str = RESOURCE
+START_S = 8.0
+"""A container that the kubelet has begun to start runs by then, though its pod was deleted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Book:
     """The file's content; a new object for each write."""
 
-    entries: tuple[Line, ...]
+    entries: tuple[BookEntry, ...]
 
 
 @dataclass
@@ -51,6 +46,7 @@ class ModelKubelet:
         torn: the book cannot be read until it is written again.
         truth: device IDs that each pod's containers were told of, by UID, until nothing of the pod runs.
         running: pods with a container's cgroup.
+        starting: pods that are gone and whose containers may come up all the same, until when.
         refused: pods that failed admission for want of devices, with the reason.
         late: pods deleted before they were admitted, or whose Node was deleted with all that it said.
         sick: IDs that the plugin calls unhealthy.
@@ -69,6 +65,8 @@ class ModelKubelet:
         self.unwritten: Book | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
+        self.starting: dict[str, float] = {}
+        self.now = 0.0
         self.to_start: list[str] = []
         self.synced = True
         self.batch: set[str] = set()
@@ -82,9 +80,7 @@ class ModelKubelet:
 
     def _snapshot(self) -> Book:
         return Book(
-            tuple(
-                Line(uid, name, ids) for uid, mine in self.devices.items() for name, ids in mine.items()
-            )
+            tuple(BookEntry(uid, name, RESOURCE, ids) for uid, mine in self.devices.items() for name, ids in mine.items())
         )
 
     def write(self) -> None:
@@ -144,12 +140,14 @@ class ModelKubelet:
             self.queue.remove(uid)
         if self.admitting is not None and self.admitting.pod.uid == uid:
             self.admitting = None
+        if uid in self.to_run and self.random.random() < 0.3:
+            self.starting[uid] = self.now + START_S
         self.batch.discard(uid)
         self.admitted.discard(uid)
         for waiting in (self.to_start, self.to_run):
             if uid in waiting:
                 waiting.remove(uid)
-        if uid not in self.running:
+        if uid not in self.running and uid not in self.starting:
             self.truth.pop(uid, None)
 
     # Admission, a container at a time.
@@ -242,7 +240,14 @@ class ModelKubelet:
     # What it does by itself.
 
     def run_one(self) -> bool:
-        """The containers of one admitted pod begin to run."""
+        """The containers of one admitted pod begin to run; also of one that is gone, if they were under way."""
+        for uid, latest in sorted(self.starting.items()):
+            del self.starting[uid]
+            if self.now <= latest:
+                self.running.add(uid)
+                return True
+            if uid not in self.running:
+                self.truth.pop(uid, None)
         if not self.to_run or not self.synced:
             return False
         uid = self.to_run.pop(0)
@@ -316,6 +321,7 @@ class ModelKubelet:
             self.file = None
         # Pods that do not run yet are admitted anew.
         self.to_run.clear()
+        self.starting.clear()
         self.truth = {uid: ids for uid, ids in self.truth.items() if uid in self.running}
         self.admitted &= self.running
         self.devices = {}

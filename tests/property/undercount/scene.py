@@ -79,7 +79,7 @@ class Scene:
         self.now += seconds
         self.extender.now = self.now
         for node in self.nodes:
-            node.daemon.now = self.now
+            node.daemon.now = node.kubelet.now = self.now
             book = self.extender.state.books.get(node.name)
             for uid, tombstone in book.tombstones.items() if book is not None else ():
                 if tombstone.until <= self.now and book.seen < tombstone.version:
@@ -134,7 +134,12 @@ class Scene:
         """Pods with containers whose objects are deleted and that the words do not hold."""
         file = node.kubelet.file
         book = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
-        return node.kubelet.truth.keys() - self._held(node) - book - {pod.uid for pod in self.world.pods.values()}
+        return (
+            node.kubelet.truth.keys()
+            - self._held(node)
+            - book
+            - {pod.uid for pod in self.world.pods.values()}
+        )
 
     def _held(self, node: Node) -> frozenset[str]:
         """Pods that the words on the API server hold, with their cards."""

@@ -261,13 +261,17 @@ class Simulation(Scene):
     def _restart_kubelet(self) -> None:
         node = self._any()
         # What the kubelet forgets before anybody has read it, nobody can know.
-        written = node.kubelet.admitted <= self._held(node)
-        known = node.kubelet.admitted <= node.daemon.ledger.holds().keys() if node.daemon_up else written
+        published = node.kubelet.admitted <= self._held(node)
+        known = node.kubelet.admitted <= node.daemon.ledger.holds().keys() if node.daemon_up else published
         lost = self.random.random() < 0.25 and known and node.kubelet.unwritten is None
         if lost or node.kubelet.torn:
             if not known:
                 return
             node.amnesia |= node.kubelet.admitted
+        file = node.kubelet.file.entries if node.kubelet.file is not None else ()
+        written = {(line.uid, line.container) for line in file}
+        held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
+        node.amnesia |= {uid for uid, _ in held - written if uid in node.kubelet.admitted}
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
 
@@ -310,7 +314,8 @@ class Simulation(Scene):
         node = self._any()
         if node.name in self.world.nodes:
             # What kubelet, daemon and Node all forget, nobody can know.
-            kept = node.daemon_up or not node.amnesia & node.kubelet.admitted
+            knows = node.daemon_up and node.daemon.own.first.is_set()
+            kept = knows or not node.amnesia & node.kubelet.admitted
             if self.random.random() < 0.3 and kept:
                 self._say(f"Node {node.name} deleted")
                 self.world.delete_node(node.name)

@@ -1,0 +1,1 @@
+"""Messages of the PodResources service, generated from its .proto file."""
