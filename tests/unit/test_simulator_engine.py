@@ -95,6 +95,16 @@ def test_card_units_round_requests_up():
     assert outcome.allocated_percent["130"] == 25.0
 
 
+def test_fragmentation_knows_the_pod_list_or_learns_it():
+    pods = [pod(470)] * 20
+    epochs = []
+    for workload in (typical(Cluster(NODES), pods), None):
+        policy = policy_for("fragmentation", {}, workload)
+        run(Cluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
+        epochs.append(policy.epoch)
+    assert epochs[0] == 0 < epochs[1]
+
+
 def test_the_fragmentation_card_policy_serves_other_node_policies_too():
     outcome = simulate([pod(500), pod(500)], "best-fit", "fragmentation")[1]
     assert outcome.placed == 2
