@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -26,16 +26,15 @@ from kubeapi.errors import (
     TimedOut,
     Unauthorized,
     Unreachable,
+    check_success,
     from_answer,
 )
+from kubeapi.paths import pod_path, segment
 from kubeapi.streams import keepalive_socket, lines
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 
-REQUEST_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
 CONNECTIONS = 16
 """A burst of requests waits for one of these: a new one each would cost both sides a TLS handshake each."""
 WATCH_TIMEOUT_S = 120
@@ -199,6 +198,7 @@ class KubeClient:
 
         Raises:
             Conflict: `cause` tells "stale", "uid", "bound", "gated" and "terminating" apart.
+            Malformed: the answer is not an API server's.
             KubeApiError: see errors.py; where `maybe_done` is set, read the pod again.
         """
         metadata: dict[str, object] = {
@@ -212,7 +212,8 @@ class KubeClient:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        await self.post(f"{pod_path(namespace, name)}/binding", body, timeout_s=timeout_s)
+        path = f"{pod_path(namespace, name)}/binding"
+        check_success(await self.post(path, body, timeout_s=timeout_s), what=f"POST {path}")
 
     async def pages(
         self, path: str, limit: int = 500, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
@@ -388,16 +389,6 @@ class KubeClient:
             raise Unreachable(f"{what}: {self.server}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
-
-
-def segment(name: str) -> str:
-    """Quote one path segment: names come from users and may hold anything."""
-    return quote(name, safe="")
-
-
-def pod_path(namespace: str, name: str) -> str:
-    """Path of a pod."""
-    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
 
 
 def _timeout(within_s: float, ends: float | None) -> aiohttp.ClientTimeout:

@@ -130,6 +130,10 @@ class ServerError(KubeApiError):
 class Malformed(KubeApiError):
     """An answer that is not JSON, or not of the promised shape."""
 
+    def __init__(self, message: str, *, maybe_done: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_done = maybe_done  # type: ignore[misc]
+
 
 class Status(msgspec.Struct):
     """The part of a Kubernetes Status object that is read."""
@@ -138,6 +142,7 @@ class Status(msgspec.Struct):
     reason: str | None = None
     message: str | None = None
     code: int | None = None
+    status: str | None = None
 
 
 _BY_STATUS: dict[int, type[KubeApiError]] = {
@@ -206,6 +211,25 @@ def from_answer(status: int, body: bytes, *, what: str = "", retry_after: str | 
         return Conflict(_join(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
     return kind(_join(what, message), status=status, reason=reason)
+
+
+def check_success(body: bytes, *, what: str) -> None:
+    """Check that the answer to a Binding is an API server's: a 2xx alone may come from anything on the way.
+
+    Args:
+        body: answer, a Status that says Success; a Binding from very old API servers.
+        what: the request in words, put before the message.
+
+    Raises:
+        Malformed: it is neither; what became of the request is not known.
+    """
+    try:
+        answer = _decode_status(body)
+    except UNREADABLE:
+        answer = Status()
+    if answer.kind != "Binding" and (answer.kind, answer.status) != ("Status", "Success"):
+        shown = cut(body[:MESSAGE_LIMIT].decode(errors="replace"))
+        raise Malformed(f"{what}: no API server answers so: {shown or 'nothing'}", maybe_done=True)
 
 
 def _join(what: str, message: str) -> str:

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from kubeapi.client import KubeClient, segment
+from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, Malformed, NotFound
+from kubeapi.paths import segment
 
 RELEASE_TIMEOUT_S = 2.0
 

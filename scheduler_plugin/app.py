@@ -19,6 +19,7 @@ from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer, Offers
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.listening import listeners
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.server import Service, make_app
@@ -117,7 +118,8 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None
         ) from error
     context = tls.context if tls is not None else None
     try:
-        await web.TCPSite(runner, settings.host or None, settings.port, ssl_context=context).start()
+        for listener in await listeners(settings.host or None, settings.port):
+            await web.SockSite(runner, listener, ssl_context=context).start()
     except OSError as error:
         raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
     return tls

@@ -35,9 +35,15 @@ def node_object(
     inventory: bool = True,
     cordon: str | None = None,
     extra: Mapping[str, str] | None = None,
+    allocatable_units: int | None = None,
 ) -> dict[str, object]:
-    """One Node; sizes None: without our words; seen defaults to the node's own version."""
+    """One Node; sizes None: without our words; seen defaults to the node's own version.
+
+    `allocatable_units` is what the kubelet says of the resource itself, None: nothing.
+    """
     allocatable: dict[str, str] = {"cpu": cpu, "memory": memory, "pods": "110"}
+    if allocatable_units is not None:
+        allocatable[resource_name(unit_mib)] = str(allocatable_units)
     annotations: dict[str, str] = {}
     if sizes is not None:
         words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision)

@@ -45,6 +45,7 @@ class Exclusion(IntEnum):
     NO_WORDS = 2
     CORRUPT = 3
     OTHER_UNIT = 4
+    NO_PLUGIN = 5
 
 
 class NodeArrays:

@@ -1,12 +1,20 @@
-"""What a node publishes of its cards, read whole or refused with a reason."""
+"""What a node publishes of its cards, read whole or refused with a reason.
+
+Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
+nothing. What tells is written by the kubelet: the resource's own allocatable is 0 as soon as it has lost the
+plugin's stream, or has restarted and waits for it; it then refuses every pod that asks for units. A Node
+without the resource is one that its kubelet has not spoken of yet: kube-scheduler, which counts the
+resource's sum, offers none of those. Whether the kubelet itself lives is kube-scheduler's business too.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from allocator.errors import PackingError
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
+from allocator.errors import PackingError, QuantityError
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
 from allocator.packing import NodeWords, read_node
+from allocator.quantity import parse_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
 from scheduler_plugin.cluster.nodes import MOST_UNITS, Exclusion
 from scheduler_plugin.cluster.objects import NodeLite
@@ -62,6 +70,8 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
     if max(words.sizes, default=0) > MOST_UNITS:
         return Published(Exclusion.CORRUPT)
     out = _out_of_service(inventory, annotations.get(NODE_CORDON))
+    if len(out) < len(words.sizes) and _has_no_units(node, unit_mib):
+        return Published(Exclusion.NO_PLUGIN)
     cards = list(enumerate(zip(words.sizes, words.used, strict=True)))
     return Published(
         revision=words.revision,
@@ -73,6 +83,15 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
     )
+
+
+def _has_no_units(node: NodeLite, unit_mib: int) -> bool:
+    """Tell whether the kubelet says that it has no unit to give."""
+    allocatable = (node.status.allocatable or {}).get(resource_name(unit_mib))
+    try:
+        return allocatable is not None and parse_integer(allocatable) <= 0
+    except QuantityError:
+        return False
 
 
 def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:

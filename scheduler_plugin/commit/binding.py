@@ -9,8 +9,8 @@ import msgspec
 import structlog
 
 from allocator.names import POD_ASSIGNED
-from kubeapi.client import pod_path
-from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.objects import PodLite
 from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
@@ -233,8 +233,11 @@ class Binder:
             current = _decode_pod(body)
         except NotFound:
             return Outcome.GONE
-        except (KubeApiError, msgspec.MsgspecError) as error:
+        except (KubeApiError, *UNREADABLE) as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return Outcome.UNKNOWN
+        if not current.metadata.uid:
+            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error="the answer is not a pod")
             return Outcome.UNKNOWN
         if current.metadata.uid != pod.uid:
             return Outcome.GONE
@@ -243,7 +246,7 @@ class Binder:
 
     def _doubt(self, commitment: Commitment) -> None:
         """Keep the cards taken, and find out what became of the Binding once it can no longer take effect."""
-        if commitment.take is None or self.committer.state.taken(commitment.pod.uid) is not commitment.take:
+        if not self._is_open(commitment):
             return
         task = asyncio.create_task(self._settle(commitment))
         self._settling.add(task)
@@ -252,14 +255,22 @@ class Binder:
     async def _settle(self, commitment: Commitment) -> None:
         """After T ask the pod itself, for the watch may be late; until it is read the cards stay taken.
 
-        A pod that is gone may have been bound before: the watch will say so, and settles the cards.
+        A pod that is gone may have been bound before: the watch will say so, and settles the cards. Until it
+        does, ask again: whoever said that it is gone need not have been the API server.
         """
         outcome = Outcome.UNKNOWN
-        while outcome is Outcome.UNKNOWN:
+        while outcome in {Outcome.UNKNOWN, Outcome.GONE}:
             await self.sleep(self.timeout_s)
+            if not self._is_open(commitment):
+                return
             outcome = await self._read(commitment)
         if outcome is Outcome.NOT_BOUND:
             self._roll_back(commitment)
+
+    def _is_open(self, commitment: Commitment) -> bool:
+        """Whether the cards are taken still."""
+        take = commitment.take
+        return take is not None and self.committer.state.taken(commitment.pod.uid) is take
 
     def _roll_back(self, commitment: Commitment) -> None:
         """Give the cards back, unless the pod has been seen bound or gone in the meantime."""

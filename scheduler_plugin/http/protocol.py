@@ -1,7 +1,7 @@
 """The extender protocol: JSON with Go's field names in, JSON out.
 
 kube-scheduler sends all node names with every call, 100 kB and more, so a list seen before is recognised by
-comparing bytes, and what belongs to it (rows, names in JSON) is kept beside it.
+comparing bytes, and what belongs to it (rows, names in JSON) is kept beside it, within bounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,12 @@ from scheduler_plugin.http.nameindex import CutNames, NameIndex, cut_names
 _MARK: Final = b'"NodeNames":["'
 _END: Final = b'"]}'
 _KEPT_LISTS: Final = 4
+_KEPT_BYTES: Final = 32 * 2**20
+"""Of all lists together: four of 15 000 nodes take half of it."""
+_COST_OF_A_NAME: Final = 100
+"""Bytes kept of a name besides its text: where it begins and ends, its row, its JSON as an object."""
+_COPIES: Final = 3
+"""Of a list's text: to recognise it, to cut it, and padded to look its names up."""
 _SHORT_LIST: Final = 4096
 """Bytes of a list of names up to which Python objects are quicker than arrays."""
 _SHOWN: Final = 256
@@ -128,6 +134,13 @@ class Candidates:
         self._epoch = -1
 
     @property
+    def cost(self) -> int:
+        """Bytes that it takes to remember the nodes, about; at least those of their names."""
+        if self._cut is None:
+            return _COST_OF_A_NAME * len(self._names)
+        return _COPIES * len(self._cut.text) + _COST_OF_A_NAME * len(self._cut.starts)
+
+    @property
     def few(self) -> Sequence[str]:
         """The names, where they are few enough to be worth a look one by one; else empty."""
         return self._names
@@ -163,11 +176,15 @@ class Candidates:
 
 
 class CallDecoder:
-    """Decodes filter and prioritize calls, and remembers the lists of names it has seen."""
+    """Decodes filter and prioritize calls, and remembers the lists of names it has seen.
+
+    Attributes:
+        kept: The lists, newest first: the call's end that each is recognised by, and its nodes.
+    """
 
     def __init__(self) -> None:
         self._index = NameIndex()
-        self._lists: list[tuple[bytes, Candidates]] = []
+        self.kept: list[tuple[bytes, Candidates]] = []
 
     def decode(self, body: bytes) -> tuple[PodLite, Candidates]:
         """Read a filter or prioritize call.
@@ -175,12 +192,12 @@ class CallDecoder:
         Raises:
             ProtocolError: status 400 for what is no JSON, 422 for JSON of another shape.
         """
-        for at, (tail, candidates) in enumerate(self._lists):
+        for at, (tail, candidates) in enumerate(self.kept):
             if body.endswith(tail):
                 pod = _pod_before(body, len(body) - len(tail))
                 if pod is not None:
                     if at:
-                        self._lists.insert(0, self._lists.pop(at))
+                        self.kept.insert(0, self.kept.pop(at))
                     return pod, candidates
         mark = body.rfind(_MARK)
         pod = _pod_before(body, mark) if mark > 0 else None
@@ -189,10 +206,21 @@ class CallDecoder:
             cut = cut_names(raw) if len(raw) > _SHORT_LIST else None
             if cut is not None:
                 candidates = Candidates(cut=cut, index=self._index)
-                self._lists.insert(0, (body[mark:], candidates))
-                del self._lists[_KEPT_LISTS:]
+                self._keep(body[mark:], candidates)
                 return pod, candidates
         return _whole(body)
+
+    def _keep(self, tail: bytes, candidates: Candidates) -> None:
+        """Remember a list unless it is too long, and forget the oldest ones beyond the bounds."""
+        if candidates.cost > _KEPT_BYTES:
+            return
+        self.kept.insert(0, (tail, candidates))
+        room = _KEPT_BYTES
+        for at, (_, each) in enumerate(self.kept):
+            room -= each.cost
+            if at == _KEPT_LISTS or room < 0:
+                del self.kept[at:]
+                return
 
 
 def _pod_before(body: bytes, end: int) -> PodLite | None:
@@ -221,9 +249,23 @@ def _whole(body: bytes) -> tuple[PodLite, Candidates]:
         raise ProtocolError(
             "ExtenderArgs without NodeNames and Nodes: allowed is an object with Pod and one of them"
         )
+    # They are answered as they came, and what is not read of them is not looked at either.
+    _check_text(body)
     items = [bytes(item) for item in args.nodes.items or ()]
     named = [_decode(_node_name_decoder, item, "Nodes.items").metadata.name for item in items]
     return args.pod, Candidates(named, items=items)
+
+
+def _check_text(body: bytes) -> None:
+    """Check that a body is UTF-8, as JSON has to be.
+
+    Raises:
+        ProtocolError: 400, it is not.
+    """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"ExtenderArgs is not UTF-8: {error}; allowed is one JSON object", 400) from error
 
 
 def decode_bind(body: bytes) -> BindArgs:

@@ -34,11 +34,12 @@ class Misfit(IntEnum):
     NO_WORDS = 2
     CORRUPT = 3
     OTHER_UNIT = 4
-    NOT_ADMITTED = 5
-    TOO_SMALL = 6
-    NOT_FREE = 7
-    BUSY = 8
-    HELD_BACK = 9
+    NO_PLUGIN = 5
+    NOT_ADMITTED = 6
+    TOO_SMALL = 7
+    NOT_FREE = 8
+    BUSY = 9
+    HELD_BACK = 10
 
 
 EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
@@ -49,6 +50,7 @@ _BY_EXCLUSION: Final = {
     Exclusion.NO_WORDS: Misfit.NO_WORDS,
     Exclusion.CORRUPT: Misfit.CORRUPT,
     Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
+    Exclusion.NO_PLUGIN: Misfit.NO_PLUGIN,
 }
 
 

@@ -15,6 +15,7 @@ _FIXED = {
     Misfit.NO_WORDS: "no gpupack words on the node",
     Misfit.CORRUPT: "corrupt gpupack words on the node",
     Misfit.OTHER_UNIT: "gpupack words of another unit on the node",
+    Misfit.NO_PLUGIN: "the node's kubelet has no gpupack device plugin at the moment",
     Misfit.BUSY: "a pod of the same size and another shape is starting on the node",
     Misfit.HELD_BACK: "held back by the node policy",
 }

@@ -204,7 +204,7 @@ def test_all_faults_at_once(run, folder):
         ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': no such file"),
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
-        ({"http": "{taken}"}, "address already in use"),
+        ({"http": "{taken}"}, "Address already in use"),
         ({"node-policy": "best"}, 'node policy "best": allowed are balanced, '),
         ({"node-policy-parameter": "alpha=1"}, "takes no parameters"),
         ({"card-policy": "best"}, 'card policy "best": allowed are '),

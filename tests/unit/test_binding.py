@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, ServerError, TimedOut
+from kubeapi.errors import Conflict, Forbidden, KubeApiError, Malformed, NotFound, ServerError, TimedOut
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer, Offers
@@ -239,13 +239,30 @@ async def test_a_pod_that_is_gone_may_have_been_bound_so_the_watch_decides(how: 
     assert world.assumed() == 0
 
 
-async def test_rubbish_instead_of_a_pod_is_no_answer() -> None:
+@pytest.mark.parametrize("rubbish", [{"metadata": 3}, {}, {"kind": "Status"}], ids=repr)
+async def test_rubbish_instead_of_a_pod_is_no_answer(rubbish: dict[str, object]) -> None:
     world = World()
     world.fails(TimedOut("late"))
-    world.api.pod = {"metadata": 3}
+    world.api.pod = rubbish
     await world.binder.bind(ARGS)
+    await world.pass_time()
     assert world.assumed() == 8
-    await world.binder.close()
+    world.api.pod = pod_object("p", 8, version=3)
+    await world.pass_time()
+    assert world.assumed() == 0
+
+
+async def test_a_2xx_of_something_else_than_the_api_server_leaves_no_take_for_ever() -> None:
+    world = World()
+    world.fails(Malformed("no API server answers so: {}", maybe_done=True))
+    world.api.pod = NotFound("404 page not found", status=404)
+    assert "without an answer" in await world.binder.bind(ARGS)
+    await world.pass_time()
+    assert world.assumed() == 8
+    world.api.pod = pod_object("p", 8, version=3)
+    await world.pass_time()
+    assert world.assumed() == 0
+    assert world.state.taken("uid-p") is None
 
 
 async def test_a_caller_that_goes_away_leaves_the_outcome_open() -> None:

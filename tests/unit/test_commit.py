@@ -50,6 +50,14 @@ def test_the_next_pod_sees_it_taken(world: World) -> None:
         world.begin("q")
 
 
+def test_a_node_whose_device_plugin_ended_since_the_filter_is_refused(world: World) -> None:
+    world.state.apply_node(node("n", (16, 16), (8, 0), version=5, allocatable_units=0), 0)
+    with pytest.raises(CommitError, match="no longer fits: the node's kubelet has no gpupack device plugin"):
+        world.begin()
+    world.state.apply_node(node("n", (16, 16), (8, 0), version=6, allocatable_units=32), 0)
+    assert world.begin().node == "n"
+
+
 def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
     world.state.apply_pod(pod("q", 4, version=4, annotations={"gpupack.io/card-policy": "most-used"}), 0)
     made = world.begin("q")

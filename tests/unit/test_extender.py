@@ -31,6 +31,7 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
     world.node("other", (16,), unit_mib=512)
     world.node("foreign", (16,), extra={"gpupack.io/holds": "{"})
     world.node("broken", (80,), healthy=(False,))
+    world.node("silent", (80,), allocatable_units=0)
     world.node("large", (80,), (80,))
     answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "strange"])
     small = "no healthy card of 40 GiB or more"
@@ -43,6 +44,7 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
         "broken": small,
         "bare": "no gpupack words on the node",
         "other": "gpupack words of another unit on the node",
+        "silent": "the node's kubelet has no gpupack device plugin at the moment",
         "foreign": "corrupt gpupack words on the node",
         "strange": "node not known to the gpupack scheduler yet",
     }

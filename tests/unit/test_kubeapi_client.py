@@ -10,7 +10,10 @@ import pytest
 from aiohttp import web
 
 from kubeapi import errors
-from kubeapi.client import JSON_PATCH, KubeClient
+from kubeapi.client import KubeClient
+
+JSON_PATCH = "application/json-patch+json"
+BOUND = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
 
 class Server:
@@ -119,7 +122,7 @@ async def test_annotations_go_to_one_uid_only(server, client) -> None:
 
 
 async def test_a_binding(server, client) -> None:
-    server.answer = answering(201)
+    server.answer = answering(201, BOUND)
     await client.bind("ns", "p", "u1", "n1", {"gpupack.io/assigned": "{}"}, "77", 3.0)
     assert (server.last.method, server.last.path) == ("POST", "/api/v1/namespaces/ns/pods/p/binding")
     assert server.body == {
@@ -138,8 +141,35 @@ async def test_a_binding(server, client) -> None:
     assert "resourceVersion" not in server.body["metadata"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"<html>captive portal</html>",
+        b'{"kind":"Status"}',
+        b'{"kind":"Status","status":"Failure"}',
+        b'{"kind":"Pod","status":"Success"}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+async def test_a_2xx_to_a_binding_that_no_api_server_sends_is_no_answer(server, client, body) -> None:
+    server.answer = answering(200, body)
+    with pytest.raises(errors.Malformed, match=r"POST .*/binding: no API server answers so: ") as caught:
+        await client.bind("ns", "p", "u1", "n1", {})
+    assert caught.value.maybe_done
+    assert len(str(caught.value)) <= 256
+    assert not errors.Malformed("elsewhere").maybe_done
+
+
+async def test_a_binding_as_the_answer(server, client) -> None:
+    server.answer = answering(201, b'{"kind":"Binding","apiVersion":"v1","target":{"name":"n1"}}')
+    await client.bind("ns", "p", "u1", "n1", {})
+
+
 async def test_names_cannot_leave_their_segment(server, client) -> None:
-    server.answer = answering(201)
+    server.answer = answering(201, BOUND)
     await client.bind("a/b", "../nodes?x=1#y", "u", "n", {})
     assert server.last.raw_path == "/api/v1/namespaces/a%2Fb/pods/..%2Fnodes%3Fx%3D1%23y/binding"
 
@@ -162,7 +192,7 @@ def refuse_first(server):
     """401 for the first request, then 200."""
 
     async def answer(_request) -> web.Response:
-        return web.json_response({}, status=401 if len(server.requests) == 1 else 200)
+        return web.Response(body=BOUND, status=401 if len(server.requests) == 1 else 200)
 
     server.answer = answer
 

@@ -54,6 +54,31 @@ def test_a_node_without_words(allocatable: dict[str, str | int] | None) -> None:
     assert read_published(made, 1024) == Published(Exclusion.NO_WORDS)
 
 
+@pytest.mark.parametrize(
+    ("amount", "exclusion"),
+    [
+        ("0", Exclusion.NO_PLUGIN),
+        (0, Exclusion.NO_PLUGIN),
+        ("16", Exclusion.NONE),
+        ("5k", Exclusion.NONE),
+        (None, Exclusion.NONE),
+        ("rubbish", Exclusion.NONE),
+    ],
+)
+def test_words_whose_device_plugin_is_gone(amount: str | int | None, exclusion: Exclusion) -> None:
+    made = node("n", (8, 8))
+    assert made.status.allocatable is not None
+    made.status.allocatable["gpupack.io/gpu-memory-512mib"] = 0
+    if amount is not None:
+        made.status.allocatable["gpupack.io/gpu-memory-gib"] = amount
+    assert read_published(made, 1024).exclusion is exclusion
+
+
+def test_units_of_broken_cards_are_not_missed() -> None:
+    made = node("n", (8, 8), healthy=(False, False), allocatable_units=0)
+    assert read_published(made, 1024).exclusion is Exclusion.NONE
+
+
 def test_words_of_another_unit() -> None:
     assert read_published(node("n", unit_mib=512), 1024) == Published(Exclusion.OTHER_UNIT)
     assert read_published(node("n", unit_mib=512), 512).exclusion is Exclusion.NONE

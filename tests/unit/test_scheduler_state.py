@@ -358,6 +358,17 @@ def test_a_complete_list_of_nodes() -> None:
     assert set(state.nodes.rows) == {"m", "o"}
 
 
+def test_claims_count_again_when_the_device_plugin_is_back() -> None:
+    state = state_with()
+    state.apply_pod(bound("a", 8, 1), 0)
+    state.apply_node(node("n", (16, 16), version=6, allocatable_units=0), 0)
+    row = state.nodes.rows["n"]
+    assert state.nodes.exclusion[row] == Exclusion.NO_PLUGIN
+    assert not state.nodes.usable[row]
+    state.apply_node(node("n", (16, 16), version=7, allocatable_units=32), 0)
+    assert free(state) == [16, 8]
+
+
 def test_a_heartbeat_changes_no_version() -> None:
     state = state_with()
     row = state.nodes.rows["n"]

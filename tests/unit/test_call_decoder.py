@@ -1,0 +1,68 @@
+"""What is kept of the calls that were read."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.http.protocol import CallDecoder, encode_refused
+from tests.cluster_builders import node_object, pod_object
+
+MIB = 2**20
+
+
+def call(*names: str) -> bytes:
+    return json.dumps(
+        {"Pod": pod_object("p", 8), "Nodes": None, "NodeNames": names}, separators=(",", ":")
+    ).encode()
+
+
+def test_a_list_seen_before_is_not_read_again() -> None:
+    decoder = CallDecoder()
+    body = call(*(f"node-{number:05d}" for number in range(1000)))
+    _, first = decoder.decode(body)
+    assert decoder.decode(bytes(body))[1] is first
+    for length in range(1001, 1005):
+        decoder.decode(call(*(f"node-{number:05d}" for number in range(length))))
+    assert len(decoder.kept) == 4
+    assert decoder.decode(body)[1] is not first
+
+
+def test_lists_of_a_cluster_are_kept_and_longer_ones_are_not() -> None:
+    decoder = CallDecoder()
+    cluster = call(*(f"ip-10-0-{number:05d}.eu-central-1.compute.internal" for number in range(15_000)))
+    _, kept = decoder.decode(cluster)
+    for first in "abcd":
+        _, candidates = decoder.decode(call(*(f"{first}{number}" for number in range(400_000))))
+        assert len(candidates.rows(NodeArrays())) == 400_000
+    assert decoder.decode(cluster)[1] is kept
+    assert len(decoder.kept) == 1
+
+
+@pytest.mark.parametrize("length", [100_000, 300_000])
+def test_what_is_kept_of_any_lists_is_bounded(length: int) -> None:
+    decoder, nodes = CallDecoder(), NodeArrays()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for first in range(6):
+            _, candidates = decoder.decode(call(*(f"{first}{number}" for number in range(length))))
+            encode_refused(candidates, nodes, [("no", False, range(length))])
+        del candidates
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept < 40 * MIB
+
+
+def test_whole_nodes_that_are_not_utf_8_are_refused() -> None:
+    item = json.dumps(node_object("n")).encode()
+    good = b'{"Pod":%b,"Nodes":{"items":[%b]}}' % (json.dumps(pod_object("p", 8)).encode(), item)
+    CallDecoder().decode(good)
+    bad = good.replace(b'"100Gi"', b'"\xff\xfe"')
+    assert bad != good
+    with pytest.raises(ProtocolError, match=r"not UTF-8: .*0xff.*; allowed is one JSON object") as caught:
+        CallDecoder().decode(bad)
+    assert caught.value.status == 400
