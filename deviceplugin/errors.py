@@ -8,6 +8,7 @@ DevicePluginError
 ├── UnitInUseError               containers still hold IDs of another unit
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
+├── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
 └── PodResourcesError            the kubelet's PodResources could not be read
     ├── PodResourcesUnavailable  nobody answers on the socket, or the connection broke
     ├── PodResourcesTimedOut     no answer in time
@@ -79,6 +80,10 @@ class SettingsError(DevicePluginError):
 
 class RegistrationError(DevicePluginError):
     """The device plugin folder, our socket in it or the kubelet's registration service cannot be used."""
+
+
+class BookError(DevicePluginError):
+    """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
 
 
 class PodResourcesError(DevicePluginError):

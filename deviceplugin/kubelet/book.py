@@ -1,0 +1,188 @@
+"""The kubelet's own book of devices: the checkpoint in which it writes down what each container was given.
+
+`kubelet_internal_checkpoint` lies in the device plugin folder, is owned by root and is replaced by rename.
+The kubelet writes it at the end of each container's allocation and after every ListAndWatch message. The
+layout is the same from Kubernetes 1.22 to 1.37; docs/kubelet-book.md says what it holds and when it changes.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from deviceplugin.errors import BookError
+from deviceplugin.kubelet.sockets import FolderWatch
+
+BOOK_NAME: Final = "kubelet_internal_checkpoint"
+# File times come from a clock that ticks every 1 to 10 ms: a younger file may be replaced without showing it.
+_SETTLED_NS: Final = 50_000_000
+_LAYOUT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
+_MESSAGE_CHARS: Final = 256
+
+
+class Stamp(NamedTuple):
+    """Tells one version of the file from the next."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookEntry:
+    """What one container holds of one resource.
+
+    Attributes:
+        uid: of the pod; for a static pod its configuration hash.
+        container: its name; ordinary init containers and sidecars stand here like any other.
+        resource: of any device plugin, not only ours.
+        ids: the devices, of all NUMA nodes together.
+    """
+
+    uid: str
+    container: str
+    resource: str
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """One version of the kubelet's book.
+
+    Attributes:
+        entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
+            until the kubelet's next allocation.
+        registered: resource -> the IDs that were healthy when the file was written.
+        stamp: which version of the file this is.
+    """
+
+    entries: tuple[BookEntry, ...]
+    registered: Mapping[str, frozenset[str]]
+    stamp: Stamp
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    PodUID: str
+    ContainerName: str
+    ResourceName: str
+    DeviceIDs: dict[int, list[str]]
+
+
+class _Data(msgspec.Struct, frozen=True):
+    # A Go slice that nothing was ever put in is written as null.
+    PodDeviceEntries: list[_Entry] | None
+    RegisteredDevices: dict[str, list[str]]
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    Data: _Data
+    Checksum: int
+
+
+_DECODER: Final = msgspec.json.Decoder(_Checkpoint)
+
+
+class BookReader:
+    """Reads the book, and tells when it changed.
+
+    The checksum is not verified. It is a hash of how Go prints the kubelet's own types, names included, and
+    could be computed only by following each version of them. What it would show, a torn file, is no JSON; and
+    a kubelet that does not believe its file begins a new one, which the next read shows.
+
+    Args:
+        folder: the device plugin folder.
+        clock: nanoseconds since 1970, the clock of the file's times.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
+        self._folder = folder
+        self._path = folder / BOOK_NAME
+        self._clock = clock
+        self._book: Book | None = None
+        self._settled = False
+
+    def read(self) -> Book | None:
+        """Return the book as it stands now; the same object as long as the file is the same.
+
+        Returns:
+            None when there is no such file: the kubelet has no entries, or lost them at its last start.
+
+        Raises:
+            BookError: the file cannot be read, is torn, or has an unknown layout.
+        """
+        try:
+            if self._book is not None and self._settled and _stamp(self._path.stat()) == self._book.stamp:
+                return self._book
+            with self._path.open("rb") as file:
+                stamp = _stamp(os.fstat(file.fileno()))
+                data = file.read()
+        except FileNotFoundError:
+            self._book = None
+            return None
+        except OSError as error:
+            raise BookError(f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]) from error
+        try:
+            book = decode(data, stamp)
+        except BookError as error:
+            raise BookError(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
+        self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
+        if book != self._book:
+            self._book = book
+        return self._book
+
+    async def changes(self) -> AsyncGenerator[None]:
+        """Yield once the folder is watched, and then soon after the file was replaced, made or removed.
+
+        Several changes may be one; `read` has the last. Close the generator to end the watch.
+        """
+        woken = asyncio.Event()
+        async with FolderWatch(self._folder, woken.set):
+            while True:
+                seen = self._look()
+                yield
+                while self._look() == seen:
+                    woken.clear()
+                    await woken.wait()
+
+    def _look(self) -> Stamp | None:
+        try:
+            return _stamp(self._path.stat())
+        except OSError:
+            return None
+
+
+def decode(data: bytes, stamp: Stamp) -> Book:
+    """Read one version of the file.
+
+    Fields that nobody here knows are passed over; the plugin's own answer (AllocResp) is not looked at.
+
+    Raises:
+        BookError: no JSON, or another layout.
+    """
+    try:
+        decoded = _DECODER.decode(data).Data
+    except (ValueError, RecursionError) as error:
+        raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
+    found: dict[tuple[str, str, str], frozenset[str]] = {}
+    for entry in decoded.PodDeviceEntries or ():
+        key = entry.PodUID, entry.ContainerName, entry.ResourceName
+        if key in found:
+            raise BookError(f"unknown layout: two entries for {' '.join(key)}; {_LAYOUT}"[:_MESSAGE_CHARS])
+        found[key] = frozenset().union(*entry.DeviceIDs.values())
+    return Book(
+        entries=tuple(BookEntry(*key, ids) for key, ids in sorted(found.items())),
+        registered=MappingProxyType(
+            {name: frozenset(ids) for name, ids in decoded.RegisteredDevices.items()}
+        ),
+        stamp=stamp,
+    )
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
