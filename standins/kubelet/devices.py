@@ -12,6 +12,8 @@ The rules are those of kubelet 1.36 (measured, or read in its source), Topology 
   devices, and whenever PodResources is listed. Not before every source of pods has spoken.
 - A plugin that went away leaves its devices as unhealthy, capacity stays for 5 minutes.
 - After a restart the checkpoint says who holds what, and which resources exist: with no device yet.
+- The checkpoint is written at the end of a container's allocation, at each list of devices and when a
+  resource is dropped, at no other time: what was freed since, or never got that far, is known in memory only.
 """
 
 import random
@@ -21,6 +23,7 @@ from typing import Final, Protocol
 
 from deviceplugin.kubelet.devicelist import HEALTHY
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from standins.kubelet.checkpoint import Checkpoint, Held
 from standins.kubelet.pods import Container
 
 STOP_GRACE_S: Final = 300.0
@@ -47,23 +50,7 @@ class Endpoint(Protocol):
         """Ask PreStartContainer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What one container holds of one resource: IDs, and the answer of the plugin."""
-
-    ids: frozenset[str]
-    response: pb.ContainerAllocateResponse
-
-
 PodDevices = dict[str, dict[str, dict[str, Held]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What a kubelet keeps on disk: uid -> container -> resource -> held; and the resources it knew."""
-
-    pods: Mapping[str, Mapping[str, Mapping[str, Held]]]
-    resources: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -81,13 +68,19 @@ class DeviceManager:
         chance: where the kubelet's choice is arbitrary, this decides.
         clock: monotonic seconds.
         checkpoint: what the process before left on disk, None when there is nothing.
+        write: puts a checkpoint on disk.
     """
 
     def __init__(
-        self, chance: random.Random, clock: Callable[[], float], checkpoint: Checkpoint | None = None
+        self,
+        chance: random.Random,
+        clock: Callable[[], float],
+        checkpoint: Checkpoint | None,
+        write: Callable[[Checkpoint], None],
     ) -> None:
         self._chance = chance
         self._clock = clock
+        self._write_down = write
         self._resources: dict[str, _Resource] = {}
         self._allocated: dict[str, set[str]] = {}
         self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
@@ -114,6 +107,7 @@ class DeviceManager:
         known.healthy, known.unhealthy = set(), set()
         for device in devices:
             (known.healthy if device.health == HEALTHY else known.unhealthy).add(device.ID)
+        self._write()
 
     def plugin_disconnected(self, resource: str) -> None:
         """Count every device of the resource as unhealthy, and start its 5 minutes of grace."""
@@ -138,6 +132,8 @@ class DeviceManager:
         }
         for name in dropped:
             del self._resources[name]
+        if dropped:
+            self._write()
         capacity = {name: len(known.healthy | known.unhealthy) for name, known in self._resources.items()}
         allocatable = {name: len(known.healthy) for name, known in self._resources.items()}
         return capacity, allocatable, dropped
@@ -148,11 +144,14 @@ class DeviceManager:
 
     # --- who holds what ---------------------------------------------------------------------------------
 
-    def checkpoint(self) -> Checkpoint:
-        """Return what is on disk now: the kubelet writes after every change."""
-        return Checkpoint(
-            pods={uid: {name: dict(held) for name, held in pod.items()} for uid, pod in self._pods.items()},
-            resources=frozenset(self._resources),
+    def _write(self) -> None:
+        self._write_down(
+            Checkpoint(
+                pods={
+                    uid: {name: dict(held) for name, held in pod.items()} for uid, pod in self._pods.items()
+                },
+                resources=self.healthy(),
+            )
         )
 
     def held(self, uid: str, container: str) -> Mapping[str, Held]:
@@ -197,6 +196,7 @@ class DeviceManager:
         if self._reusable[0] != uid:
             self._reusable = (uid, {})
         reusable = self._reusable[1]
+        taken = False
         for resource, amount in container.limits.items():
             if resource not in self._resources and resource not in self._allocated:
                 continue
@@ -213,6 +213,9 @@ class DeviceManager:
             )
             if chosen:
                 await self._take(uid, container.name, resource, chosen)
+                taken = True
+        if taken:
+            self._write()
         for resource, held in self.held(uid, container.name).items():
             pool = reusable.setdefault(resource, set())
             if container.kind == "init":

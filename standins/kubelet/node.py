@@ -5,11 +5,12 @@ can tell, measured on a real one and compared with it by the same script of call
 of itself nothing can be seen of here: no images, no probes, no restarts of containers, no eviction. Each
 rule stands where it is kept:
 
-- how device IDs are chosen, reused and freed: `kubelet_devices`;
-- registration, dial-back, streams and the double registration that ends in 0: `kubelet_plugins`;
-- what PodResources shows, and what it hides: `kubelet_podresources`;
-- start, admission one pod at a time, refusal, termination: `kubelet_process`;
-- pods, statuses and Node against an API server: `kubelet_api`.
+- how device IDs are chosen, reused and freed, and when that is written down: `devices`;
+- the checkpoint, the file in which it is written down: `checkpoint`;
+- registration, dial-back, streams and the double registration that ends in 0: `plugins`;
+- what PodResources shows, and what it hides: `podresources`;
+- start, admission one pod at a time, refusal, termination: `process`;
+- pods, statuses and Node against an API server: `api`.
 
 Nothing in it knows of gpupack; any device plugin can be tested with it.
 """
@@ -21,15 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from standins.kubelet import checkpoint
 from standins.kubelet.api import ApiLink, status_fields
 from standins.kubelet.pods import Pod, read_pod
 from standins.kubelet.process import Delays, PodStatus, Process, Sockets
 from standins.kubelet.runtime import ContainerRecord, Runtime
-
-if TYPE_CHECKING:
-    from standins.kubelet.devices import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ class Kubelet:
         self._list_terminal = list_terminal
         self._clock = clock
         self._runtime = Runtime()
-        self._checkpoint: Checkpoint | None = None
         self._manifests: dict[str, dict[str, Any]] = {}
         self._api_here = asyncio.Event()
         self._api_here.set()
@@ -106,11 +104,11 @@ class Kubelet:
         """Start the kubelet: every socket in the plugin folder is wiped, the plugins' too."""
         restarted = self._starts > 0
         self._starts += 1
+        no_checkpoint = not (self.device_plugin_dir / checkpoint.CHECKPOINT_NAME).exists()
         process = Process(
             self._sockets,
             self._runtime,
             self._chance,
-            self._checkpoint,
             report=self._report,
             on_change=self._on_change,
             delays=self._delays,
@@ -129,7 +127,7 @@ class Kubelet:
             self.node_name,
             process,
             sync_delay_s=delay_s,
-            zero_resources=self._checkpoint is None,
+            zero_resources=no_checkpoint,
         )
         self._source = asyncio.create_task(self._link.run())
         self._source.add_done_callback(_complain)
@@ -152,7 +150,7 @@ class Kubelet:
         """
         await self.kill()
         if lose_checkpoint:
-            self._checkpoint = None
+            (self.device_plugin_dir / checkpoint.CHECKPOINT_NAME).unlink(missing_ok=True)
         await self.start()
 
     async def _end(self, *, leave_sockets: bool) -> None:
@@ -299,8 +297,6 @@ class Kubelet:
                 self._leaving.pop(pod.uid).set()
 
     def _on_change(self) -> None:
-        if self._process is not None:
-            self._checkpoint = self._process.devices.checkpoint()
         if self._link is not None:
             self._link.capacity_changed()
 

@@ -17,7 +17,8 @@ import grpc
 
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as plugin_rpc
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as resources_rpc
-from standins.kubelet.devices import AdmissionError, Checkpoint, DeviceManager
+from standins.kubelet import checkpoint
+from standins.kubelet.devices import AdmissionError, DeviceManager
 from standins.kubelet.plugins import Registry
 from standins.kubelet.podresources import PodResources
 from standins.kubelet.pods import TERMINAL, Container, Pod, effective_request
@@ -77,9 +78,8 @@ class Process:
         sockets: where to serve.
         runtime: the machine's containers.
         chance: decides where the kubelet's choice is arbitrary.
-        checkpoint: what the process before left on disk.
         report: called with every new status of a pod.
-        on_change: called after anything that may change capacity or the checkpoint.
+        on_change: called after anything that may change capacity.
         delays: how long things take.
         list_terminal: List shows ended pods too, as kubelets before 1.36 do.
     """
@@ -89,7 +89,6 @@ class Process:
         sockets: Sockets,
         runtime: Runtime,
         chance: random.Random,
-        checkpoint: Checkpoint | None,
         *,
         report: Callable[[Pod, PodStatus], None],
         on_change: Callable[[], None],
@@ -97,7 +96,12 @@ class Process:
         list_terminal: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.devices = DeviceManager(chance, clock, checkpoint)
+        self.devices = DeviceManager(
+            chance,
+            clock,
+            checkpoint.read(sockets.plugins),
+            lambda now: checkpoint.write(sockets.plugins, now),
+        )
         self.registry = Registry(sockets.plugins, self.devices, on_change)
         self.synced = asyncio.Event()
         self._sockets = sockets

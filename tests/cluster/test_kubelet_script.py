@@ -15,7 +15,6 @@ from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod
 
 PODS = "/api/v1/namespaces/default/pods"
-CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 class RealKubelet:
@@ -26,9 +25,10 @@ class RealKubelet:
         self.plugin_dir = cluster.host.device_plugin_dir
         self.pod_resources = cluster.host.pod_resources_socket
 
-    async def create(self, pod: ScriptPod) -> None:
+    async def create(self, pod: ScriptPod) -> str:
         built = manifest(pod) | {"spec": manifest(pod)["spec"] | {"nodeName": self.cluster.node_name}}
-        await asyncio.to_thread(self.cluster.api.post, PODS, built)
+        created = await asyncio.to_thread(self.cluster.api.post, PODS, built)
+        return str(created["metadata"]["uid"])
 
     async def status(self, name: str) -> Mapping[str, Any] | None:
         try:
@@ -48,10 +48,10 @@ class RealKubelet:
         status: Mapping[str, Any] = node["status"]
         return status
 
-    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+    async def kill(self) -> None:
         self.cluster.host.kill_kubelet()
-        if lose_checkpoint:
-            (self.plugin_dir / CHECKPOINT).unlink()
+
+    async def start(self) -> None:
         self.cluster.host.start_kubelet()
 
     async def api_away(self, away: bool) -> None:

@@ -21,12 +21,12 @@ class StandIns:
         self.plugin_dir = kubelet.device_plugin_dir
         self.pod_resources = kubelet.pod_resources_socket
 
-    async def create(self, pod: ScriptPod) -> None:
-        created = self.api.add_pod(manifest(pod))
+    async def create(self, pod: ScriptPod) -> str:
+        uid = str(self.api.add_pod(manifest(pod))["metadata"]["uid"])
         if pod.ends:
-            uid = created["metadata"]["uid"]
             await until(lambda: self.kubelet.admission(uid))
             self.kubelet.finish(uid)
+        return uid
 
     async def status(self, name: str) -> Mapping[str, Any] | None:
         return self.api.pod("default", name).get("status", {}) if self.api.has_pod("default", name) else None
@@ -38,8 +38,11 @@ class StandIns:
         status: Mapping[str, Any] = self.api.node("n1")["status"] if self.api.objects("nodes") else {}
         return status
 
-    async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        await self.kubelet.restart(lose_checkpoint=lose_checkpoint)
+    async def kill(self) -> None:
+        await self.kubelet.kill()
+
+    async def start(self) -> None:
+        await self.kubelet.start()
 
     async def api_away(self, away: bool) -> None:
         await self.api.away(away)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from deviceplugin.errors import PodResourcesError
+from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
 from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesList
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
@@ -45,8 +46,8 @@ class Driver(Protocol):
     plugin_dir: Path
     pod_resources: Path
 
-    async def create(self, pod: ScriptPod) -> None:
-        """Create a pod that is bound to the node already."""
+    async def create(self, pod: ScriptPod) -> str:
+        """Create a pod that is bound to the node already; its UID."""
 
     async def status(self, name: str) -> Mapping[str, Any] | None:
         """Its status; None when there is no such pod."""
@@ -57,8 +58,11 @@ class Driver(Protocol):
     async def node_status(self) -> Mapping[str, Any]:
         """The Node's status."""
 
-    async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """Kill the kubelet and start it again."""
+    async def kill(self) -> None:
+        """Kill the kubelet."""
+
+    async def start(self) -> None:
+        """Start the kubelet."""
 
     async def api_away(self, away: bool) -> None:
         """Take the API server away, or bring it back."""
@@ -79,6 +83,11 @@ class RecordingPlugin(ScriptedPlugin):
     def __init__(self, allocator: SimpleAllocator) -> None:
         super().__init__(allocator)
         self.calls: list[str] = []
+        self.on_allocate: Callable[[], None] = lambda: None
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
+        self.on_allocate()
+        return await super().Allocate(request, context)
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802
         self.calls.append("GetDevicePluginOptions")
@@ -105,6 +114,7 @@ class Admitted:
     preferred: list[tuple[frozenset[str], frozenset[str], int]]
     allocated: list[frozenset[str]]
     listed: dict[str, frozenset[str]] = field(default_factory=dict)
+    written: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def facts(self, *without: str) -> Answer:
         """Everything about it that is the same in every run, but for relations left to chance."""
@@ -116,6 +126,7 @@ class Admitted:
             "allocated": [len(ids) for ids in self.allocated],
             "one card": [len(cards_of(ids)) == 1 for ids in self.allocated],
             "listed": {name: self._named(ids) for name, ids in sorted(self.listed.items())},
+            "in the book": {name: self._named(ids) for name, ids in sorted(self.written.items())},
         }
         if self.status.get("reason"):
             answer |= {"reason": self.status["reason"], "message": self.status.get("message")}
@@ -154,9 +165,11 @@ class Play:
         self.allocator = SimpleAllocator(CARDS, UNITS)
         self.plugin = RecordingPlugin(self.allocator)
         self.resources = PodResourcesClient(driver.pod_resources)
+        self.book = BookReader(driver.plugin_dir)
         self.registrar = self._new_registrar()
         self._task: asyncio.Task[None] | None = None
         self._names: set[str] = set()
+        self._uids: dict[str, str] = {}
 
     @property
     def socket(self) -> Path:
@@ -238,13 +251,49 @@ class Play:
         except PodResourcesError:
             return None
 
+    async def restart(self) -> None:
+        """Kill the kubelet and start it again."""
+        await self.driver.kill()
+        await self.driver.start()
+
+    # The book
+
+    @property
+    def book_path(self) -> Path:
+        return self.driver.plugin_dir / BOOK_NAME
+
+    def written(self, name: str) -> dict[str, frozenset[str]]:
+        """What the book says of one pod's containers, ended pods included."""
+        book = self.book.read()
+        return {
+            entry.container: entry.ids
+            for entry in (book.entries if book is not None else ())
+            if entry.uid == self._uids[name] and entry.resource == RESOURCE
+        }
+
+    async def another_list(self) -> Book:
+        """Send the list of devices once more, and return the book that the kubelet wrote upon it."""
+        before = self.book.read()
+
+        async def new() -> Book | None:
+            book = self.book.read()
+            return book if before is None or book is None or book.stamp != before.stamp else None
+
+        self.plugin.devices_changed()
+        found: Book = await until(new, "the kubelet writes its book")
+        return found
+
     # Pods
+
+    async def create(self, pod: ScriptPod) -> None:
+        """Create a pod; what becomes of it is left to the caller."""
+        self._names.add(pod.name)
+        self._uids[pod.name] = await self.driver.create(pod)
 
     async def admit(self, pod: ScriptPod) -> Admitted:
         """Create a pod, wait until the kubelet has decided, and collect what it asked and says."""
         preferred, allocated = len(self.allocator.preferred_calls), len(self.allocator.allocate_calls)
-        self._names.add(pod.name)
-        await self.driver.create(pod)
+        await self.create(pod)
         wanted = {"Succeeded", "Failed"} if pod.ends else {"Running", "Failed"}
         status = await self.phase(pod.name, wanted)
         listed = await self.list()
@@ -255,6 +304,7 @@ class Play:
             self.allocator.preferred_calls[preferred:],
             self.allocator.allocate_calls[allocated:],
             self.listed(listed, pod.name),
+            self.written(pod.name),
         )
 
     async def phase(self, name: str, wanted: set[str]) -> Mapping[str, Any]:
@@ -290,23 +340,36 @@ class Play:
         await until(same, "listed again")
         return empty
 
-    async def remove(self, name: str, *, force: bool = True) -> None:
-        """Delete a pod and wait until the API server and PodResources have forgotten it."""
+    async def delete(self, name: str, *, force: bool) -> None:
+        """Delete a pod and wait until the API server has forgotten it."""
         await self.driver.delete(name, force=force)
 
         async def gone() -> bool:
-            answer = await self.list()
-            listed = answer is None or ("default", name) in answer.pods
-            return not listed and await self.driver.status(name) is None
+            return await self.driver.status(name) is None
 
         await until(gone, f"{name} gone")
         self._names.discard(name)
+
+    async def left_the_list(self, name: str) -> None:
+        """Wait until PodResources does not list a pod: the kubelet counts it as ended."""
+
+        async def gone() -> bool:
+            answer = await self.list()
+            return answer is not None and ("default", name) not in answer.pods
+
+        await until(gone, f"{name} not listed")
+
+    async def remove(self, name: str, *, force: bool = True) -> None:
+        """Delete a pod and wait until the API server and PodResources have forgotten it."""
+        await self.delete(name, force=force)
+        await self.left_the_list(name)
 
     async def clean(self) -> None:
         """Leave nothing behind."""
         for name in tuple(self._names):
             await self.remove(name)
         self.plugin.answer = None
+        self.plugin.on_allocate = lambda: None
         self.allocator.refuse = None
         self.allocator.health = dict.fromkeys(self.allocator.health, True)
         self.plugin.devices_changed()

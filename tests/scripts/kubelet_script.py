@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.scripts.kubelet_play import Driver, Play, Step
+from tests.scripts.kubelet_steps_book import BOOK_STEPS
 from tests.scripts.kubelet_steps_devices import DEVICE_STEPS
 from tests.scripts.kubelet_steps_life import LIFE_STEPS
 
-STEPS: tuple[Step, ...] = (*DEVICE_STEPS, *LIFE_STEPS)
+STEPS: tuple[Step, ...] = (*DEVICE_STEPS, *LIFE_STEPS, *BOOK_STEPS)
 ANSWERS = Path(__file__).with_name("kubelet_answers.json")
 
 Transcript = list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from deviceplugin.errors import RefusedError
 from tests.kubelet_world import cards_of
-from tests.scripts.kubelet_play import Answer, Play, ScriptPod, Step, until
+from tests.scripts.kubelet_play import Answer, Play, ScriptPod, Step
 
 
 async def registers(here: Play) -> Answer:
@@ -145,12 +145,7 @@ async def graceful_deletion_frees(here: Play) -> Answer:
 
 async def end_frees(here: Play) -> Answer:
     one = await here.admit(ScriptPod("ends", (8,), ends=True))
-
-    async def left_the_list() -> bool:
-        answer = await here.list()
-        return answer is not None and ("default", "ends") not in answer.pods
-
-    await until(left_the_list, "an ended pod leaves PodResources")
+    await here.left_the_list("ends")
     facts = one.facts()
     del facts["listed"]  # it may be asked before or after the end
     return {"ended": facts, "next": await _freed(here, "after-ends")}

@@ -1,0 +1,191 @@
+"""Steps: what the kubelet's own book holds, and when it is written."""
+
+import json
+from collections.abc import Awaitable, Callable
+
+from deviceplugin.errors import RefusedError
+from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relation, until
+
+
+async def written_between_containers(here: Play) -> Answer:
+    """Look at the book from inside each Allocate: what was allocated before must be there."""
+    looks: list[list[str]] = []
+    here.plugin.on_allocate = lambda: looks.append(sorted(here.written("many")))
+    one = await here.admit(ScriptPod("many", (3, 2), init=(1, (2,))))
+    return {"in the book at each Allocate": looks, "after": one.facts("0 1", "0 2", "0 3")["in the book"]}
+
+
+async def init_stands_beside_main(here: Play) -> Answer:
+    await here.admit(ScriptPod("init-main", (2,), init=(6,)))
+    written = here.written("init-main")
+    return {"init to main": relation(written["i0"], written["m0"]), "main": len(written["m0"])}
+
+
+async def _end(here: Play, how: str) -> str:
+    """Run a pod that holds all there is, and end it; PodResources is not asked. Returns its name."""
+    here.plugin.answer = lambda available, _must, size: available[:size]
+    name = f"pod-{how}"
+    await here.create(ScriptPod(name, (ALL,), ends=how == "succeeds"))
+    status = await here.phase(name, {"Succeeded" if how == "succeeds" else "Running", "Failed"})
+    assert status["phase"] != "Failed", status
+    if how != "succeeds":
+        await here.delete(name, force=how == "forced")
+    return name
+
+
+def ended_pods_stay(how: str) -> Callable[[Play], Awaitable[Answer]]:
+    async def step(here: Play) -> Answer:
+        name = await _end(here, how)
+        kept = {container: len(ids) for container, ids in here.written(name).items()}
+        here.plugin.answer = None
+        after = (await here.admit(ScriptPod(f"after-{how}", (8,)))).facts()
+        return {"kept": kept, "after the next allocation": here.written(name), "next": after}
+
+    return step
+
+
+async def list_and_message(here: Play) -> Answer:
+    """What makes the kubelet clean its book when nobody asks for devices."""
+    name = await _end(here, "forced")
+
+    def there() -> bool:
+        return bool(here.written(name))
+
+    seen = {"at first": there()}
+    await here.another_list()
+    seen["after a ListAndWatch message"] = there()
+    await here.left_the_list(name)
+    seen["after PodResources List"] = there()
+    await here.another_list()
+    seen["after List, then a message"] = there()
+    return seen
+
+
+async def restart_before_cleaning(here: Play) -> Answer:
+    await _end(here, "forced")
+    return await _bound_while_away(here)
+
+
+async def restart_after_cleaning(here: Play) -> Answer:
+    await here.left_the_list(await _end(here, "forced"))
+    await here.another_list()
+    return await _bound_while_away(here)
+
+
+async def _bound_while_away(here: Play) -> Answer:
+    """Kill the kubelet, bind a pod that needs everything, start the kubelet."""
+    before = here.book_path.read_bytes()
+    await here.driver.kill()
+    await here.create(ScriptPod("bound", (ALL,)))
+    same = here.book_path.read_bytes() == before
+    await here.driver.start()
+    status = await here.phase("bound", {"Running", "Failed"})
+    reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
+    await here.registered()
+    return {
+        "same file": same,
+        "phase": status["phase"],
+        "in the book": sorted(here.written("bound")),
+        **reasons,
+    }
+
+
+async def restart_keeps_the_book(here: Play) -> Answer:
+    await here.admit(ScriptPod("kept", (2,), init=(6,)))
+    before, data, listed = here.written("kept"), here.book_path.read_bytes(), await here.list()
+    assert listed is not None
+    await here.driver.kill()
+    there = here.book_path.read_bytes() == data
+    await here.driver.start()
+    await here.listed_again(listed)
+    await here.registered()
+    return {"while away": there, "registered": here.written("kept") == before}
+
+
+async def refusals(here: Play) -> Answer:
+    seen: Answer = {}
+    here.allocator.refuse = RefusedError("spans-cards", "IDs of 2 cards")
+    seen["Allocate refused"] = sorted((await here.admit(ScriptPod("refused", (3,)))).written)
+    here.allocator.refuse = None
+    seen["second container refused"] = sorted((await here.admit(ScriptPod("second", (3, 9)))).written)
+    seen["too many"] = sorted((await here.admit(ScriptPod("too-many", (ALL + 1,)))).written)
+    seen["the refused pod, later"] = sorted(here.written("second"))
+    await here.admit(ScriptPod("next", (1,)))
+    seen["after the next allocation"] = sorted(here.written("second"))
+    return seen
+
+
+def _lost(here: Play) -> None:
+    here.book_path.unlink()
+
+
+def _torn(here: Play) -> None:
+    whole = here.book_path.read_bytes()
+    here.book_path.write_bytes(whole[: len(whole) // 2])
+
+
+def _changed(here: Play) -> None:
+    changed = json.loads(here.book_path.read_bytes())
+    changed["Checksum"] += 1
+    here.book_path.write_text(json.dumps(changed))
+
+
+def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable[Answer]]:
+    """Spoil the book while the kubelet is away; see when it writes another, and what is in it."""
+
+    async def step(here: Play) -> Answer:
+        await here.admit(ScriptPod(f"before-{name}", (3,)))
+        await here.stop_plugin()
+        await here.driver.kill()
+        how(here)
+        left = here.book_path.read_bytes() if here.book_path.exists() else None
+        await here.driver.start()
+
+        async def known() -> bool:
+            answer = await here.list()
+            return answer is not None and ("default", f"before-{name}") in answer.pods
+
+        await until(known, "the kubelet knows its pods")
+        now = here.book_path.read_bytes() if here.book_path.exists() else None
+        here.start_plugin()
+        await here.registered()
+        first = sorted(here.written(f"before-{name}"))
+        two = await here.admit(ScriptPod(f"after-{name}", (3,)))
+        here.plugin.answer = lambda available, _must, size: available[:size]
+        refused = (await here.admit(ScriptPod(f"above-{name}", (27,)))).facts()
+        return {
+            "untouched without a plugin": now == left,
+            "at the first message": first,
+            "old": (await here.phase(f"before-{name}", {"Running", "Failed"}))["phase"],
+            "new": two.facts()["in the book"],
+            "refused for the sum": {key: refused[key] for key in ("reason", "in the book")},
+        }
+
+    return step
+
+
+async def lost_while_running(here: Play) -> Answer:
+    await here.admit(ScriptPod("whole", (3,)))
+    before = here.written("whole")
+    here.book_path.unlink()
+    assert here.book.read() is None
+    await here.another_list()
+    return {"back with the next message": here.written("whole") == before}
+
+
+BOOK_STEPS = (
+    Step("the book holds a container before the next one asks", written_between_containers),
+    Step("the book: an init container's IDs stand again under main", init_stands_beside_main),
+    Step("the book keeps a pod deleted by force until the next allocation", ended_pods_stay("forced")),
+    Step("the book keeps a pod deleted with grace until the next allocation", ended_pods_stay("graceful")),
+    Step("the book keeps a pod that succeeded until the next allocation", ended_pods_stay("succeeds")),
+    Step("the book is cleaned by PodResources List and a message, in this order", list_and_message),
+    Step("the book of refused pods", refusals),
+    Step("restart: the book stays", restart_keeps_the_book),
+    Step("restart: a pod bound meanwhile is refused for an ended pod's entry", restart_before_cleaning),
+    Step("restart: a pod bound meanwhile runs where the book was cleaned", restart_after_cleaning),
+    Step("restart with the book lost", spoilt(_lost, "lost")),
+    Step("restart with the book torn", spoilt(_torn, "torn")),
+    Step("restart with a book that fails its checksum", spoilt(_changed, "changed")),
+    Step("a book that is deleted comes back whole with the next message", lost_while_running),
+)
