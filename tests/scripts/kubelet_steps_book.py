@@ -26,7 +26,8 @@ async def _end(here: Play, how: str) -> str:
     here.plugin.answer = lambda available, _must, size: available[:size]
     name = f"pod-{how}"
     await here.create(ScriptPod(name, (ALL,), ends=how == "succeeds"))
-    await here.phase(name, {"Succeeded", "Failed"} if how == "succeeds" else {"Running", "Failed"})
+    status = await here.phase(name, {"Succeeded" if how == "succeeds" else "Running", "Failed"})
+    assert status["phase"] != "Failed", status
     if how != "succeeds":
         await here.delete(name, force=how == "forced")
     return name
@@ -91,12 +92,13 @@ async def _bound_while_away(here: Play) -> Answer:
 
 async def restart_keeps_the_book(here: Play) -> Answer:
     await here.admit(ScriptPod("kept", (2,), init=(6,)))
-    before, data = here.written("kept"), here.book_path.read_bytes()
+    before, data, listed = here.written("kept"), here.book_path.read_bytes(), await here.list()
+    assert listed is not None
     await here.driver.kill()
     there = here.book_path.read_bytes() == data
     await here.driver.start()
+    await here.listed_again(listed)
     await here.registered()
-    await here.phase("kept", {"Running", "Failed"})
     return {"while away": there, "registered": here.written("kept") == before}
 
 

@@ -1,0 +1,212 @@
+"""The real kubelet's book, with the shipped daemon beside it: what our accounts may build on.
+
+What the kubelet does alone, with a plugin that does as told, is in tests/scripts/kubelet_steps_book.py.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from deviceplugin.errors import BookError
+from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.views import grants
+from tests.cluster.test_restarts import words_never_below
+
+RESOURCE = "gpupack.io/gpu-memory-gib"
+# Does not end when asked to, and so runs out its grace.
+STUBBORN = ("/bin/sh", "-c", "trap '' TERM; while true; do /bin/sleep 0.2; done")
+
+
+@pytest.fixture(scope="module")
+def shared(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192, 8192))
+
+
+@pytest.fixture
+def cluster(shared) -> Cluster:
+    shared.clear()
+    return shared
+
+
+def read(cluster: Cluster) -> Book:
+    book = BookReader(cluster.host.device_plugin_dir).read()
+    assert book is not None, "there is no book"
+    return book
+
+
+def entries(cluster: Cluster, uid: str) -> dict[str, dict[str, int]]:
+    """What the book says of one pod: units by card for each container."""
+    found: dict[str, dict[str, int]] = {}
+    for entry in read(cluster).entries:
+        if (entry.uid, entry.resource) == (uid, RESOURCE):
+            cards = [identifier.rpartition("::")[0] for identifier in entry.ids]
+            found[entry.container] = {card: cards.count(card) for card in cards}
+    return found
+
+
+def bound(cluster: Cluster, pod: dict) -> dict:
+    """A pod that the extender never saw."""
+    return pod | {"spec": pod["spec"] | {"nodeName": cluster.node_name}}
+
+
+def restart(cluster: Cluster, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Kill the kubelet, do something, start it, and wait until it follows our devices again."""
+    since = time.time()
+    cluster.host.kill_kubelet()
+    meanwhile()
+    cluster.host.start_kubelet()
+    cluster.wait_registered(since)
+    until(cluster.node_ready, "node ready", 60)
+
+
+def test_every_container_stands_under_its_pods_uid(cluster):
+    """Init container, sidecar and two mains: the book says of each what its environment says."""
+    init = [w.container("prepare", 3, ("/bin/true",)), w.container("side", 1, sidecar=True)]
+    uid = cluster.create(w.pod("many", w.container(gib=2), w.container("second", gib=1), init=init))
+    cluster.wait_running("many")
+    found = entries(cluster, uid)
+    assert {name: sum(cards.values()) for name, cards in found.items()} == {
+        "prepare": 3,
+        "side": 1,
+        "main": 2,
+        "second": 1,
+    }
+    for name in ("side", "main", "second"):
+        assert found[name] == grants(cluster, "many", name)
+    book = read(cluster)
+    ids = {entry.container: entry.ids for entry in book.entries if entry.uid == uid}
+    assert len(ids["side"] | ids["main"] | ids["second"]) == 4, "running containers share nothing"
+    assert ids["prepare"] < ids["side"] | ids["main"] | ids["second"], (
+        "who comes after has the init container's"
+    )
+    assert len(book.registered[RESOURCE]) == 16
+    cluster.wait_used([0, 4])
+
+
+def test_restarts_leave_the_book_as_it_is(cluster):
+    """Whoever restarts, and with the kubelet away: the same entries."""
+    uid = cluster.create(w.pod("kept", w.container(gib=2), init=[w.container("prepare", 6, ("/bin/true",))]))
+    cluster.wait_running("kept")
+    before, seen = entries(cluster, uid), []
+    assert before.keys() == {"prepare", "main"}
+    cluster.wait_used([0, 6])
+    restart(cluster, lambda: seen.append(entries(cluster, uid)))
+    assert seen == [before]
+    assert entries(cluster, uid) == before
+    since = time.time()
+    cluster.daemon.kill()
+    assert entries(cluster, uid) == before
+    cluster.daemon.start()
+    cluster.wait_registered(since)
+    assert entries(cluster, uid) == before
+
+
+def test_an_entry_is_dropped_while_containers_run(cluster):
+    """Deleted by force, the pod leaves the book with the next allocation; its processes run on and count."""
+    uid = cluster.create(
+        w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=30)
+    )
+    status = cluster.wait_running("stubborn")["status"]
+    container = status["containerStatuses"][0]["containerID"].partition("://")[2]
+    (card,) = entries(cluster, uid)["main"]
+    cluster.wait_used([0, 8])
+    # Asked to end first, with its whole grace, and then deleted by force: the grace goes on.
+    cluster.delete("stubborn", grace_s=30, wait=False)
+    cluster.delete("stubborn", grace_s=0)
+    cluster.create(w.pod("next", w.container(gib=1)))
+    cluster.wait_running("next")
+    until(lambda: not entries(cluster, uid), "the entry is dropped")
+    assert cluster.host.pids(container), "its processes run"
+    assert cluster.state().used_by_uuid[card] == 8
+    until(lambda: not cluster.host.pids(container), "its grace is over", 60)
+    cluster.wait_used([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("reason", "units", "spec"),
+    [
+        ("SysctlForbidden", 0, {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+        ("NodeAffinity", 3, {"nodeSelector": {"no": "such"}}),
+        ("PodOSNotSupported", 3, {"os": {"name": "windows"}}),
+        ("OutOfcpu", 3, {}),
+    ],
+)
+def test_a_refused_pod_may_stand_in_the_book(cluster, reason, units, spec):
+    """What the kubelet checks after it gave devices leaves an entry, until the next allocation at most."""
+    limits = {"cpu": 1000} if reason == "OutOfcpu" else {}
+    asked = bound(cluster, w.pod("refused", w.container(gib=3, limits=limits), **spec))
+    reader, seen = BookReader(cluster.host.device_plugin_dir), []
+    uid = cluster.create(asked)
+
+    def refused() -> bool:
+        book = reader.read()
+        seen.extend(len(entry.ids) for entry in book.entries if entry.uid == uid)
+        return cluster.pod("refused")["status"].get("reason") == reason
+
+    until(refused, f"refused for {reason}", every_s=0.005)
+    refused()
+    assert set(seen) == ({units} if units else set())
+    cluster.wait_used([0, 0], 40)
+    cluster.create(w.pod("next", w.container(gib=1)))
+    cluster.wait_running("next")
+    assert not entries(cluster, uid)
+    cluster.wait_used([0, 1])
+
+
+def lose(cluster: Cluster) -> None:
+    (cluster.host.device_plugin_dir / BOOK_NAME).unlink()
+
+
+def tear(cluster: Cluster) -> None:
+    path = cluster.host.device_plugin_dir / BOOK_NAME
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BookError, match="truncated"):
+        read(cluster)
+
+
+def falsify(cluster: Cluster) -> None:
+    path = cluster.host.device_plugin_dir / BOOK_NAME
+    changed = json.loads(path.read_bytes())
+    changed["Checksum"] ^= 1
+    path.write_text(json.dumps(changed))
+
+
+@pytest.mark.parametrize("spoil", [lose, tear, falsify])
+def test_a_spoilt_book_forgets_running_pods(cluster, spoil):
+    """The kubelet begins a new one with our first list; the words go on counting what runs."""
+    uid = cluster.create(w.pod("running", w.container(gib=5)))
+    cluster.wait_running("running")
+    (card,) = entries(cluster, uid)["main"]
+    cluster.wait_used([0, 5])
+    floor = [5 if one.uuid == card else 0 for one in cluster.state().cards]
+    with words_never_below(cluster, floor):
+        restart(cluster, lambda: spoil(cluster))
+        assert len(read(cluster).registered[RESOURCE]) == 16
+        assert not entries(cluster, uid)
+        new = cluster.create(w.pod("new", w.container(gib=8)))
+        cluster.wait_running("new")
+        cluster.wait_used([5, 8])
+    assert card not in entries(cluster, new)["main"]
+    assert not entries(cluster, uid)
+
+
+@pytest.mark.xfail(strict=True, reason="released before the kubelet cleaned its book", raises=AssertionError)
+def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
+    """The kubelet admits its first batch against the book as it was: nothing may be promised out of it."""
+    for name in ("a", "b"):
+        cluster.create(w.pod(name, w.container(gib=8)))
+    for name in ("a", "b"):
+        cluster.wait_running(name)
+    cluster.wait_used([8, 8])
+    cluster.delete("a")
+    cluster.wait_used([0, 8], 40)
+    cluster.host.kill_kubelet()
+    cluster.create(w.pod("c", w.container(gib=8)))
+    until(lambda: "nodeName" in cluster.pod("c")["spec"], "bound")
+    cluster.host.start_kubelet()
+    cluster.wait_running("c", 60)
+    cluster.wait_used([8, 8])
