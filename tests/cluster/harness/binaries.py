@@ -1,8 +1,9 @@
 """The programs the cluster is made of: found in a folder, or built once by Go and kept.
 
-`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has those of Kubernetes. Otherwise `tests/cluster/kubebin`
-is built for the version picked (`versions.py`). What is built lies in the user's cache, in a folder named after its
-sources and the compiler, so a change of either builds anew and everything else starts at once.
+`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has those of Kubernetes. Otherwise
+`tests/cluster/kubebin` is built for the version picked (`versions.py`). What is built lies in the user's
+cache, in a folder named after its sources and the compiler, so a change of either builds anew and
+everything else starts at once.
 
 A build takes minutes: `build` makes everything before the first test, so that no test's limit runs meanwhile.
 """

@@ -1,9 +1,11 @@
-"""The Kubernetes versions that a cluster can be made of: those pinned in `kubebin/1.NN/go.mod`, one a minor version."""
+"""The Kubernetes versions that a cluster can be made of: those pinned in `kubebin/1.NN/go.mod`."""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.cluster.harness.rest import Api
 
 SOURCES = Path(__file__).resolve().parent.parent / "kubebin"
 VARIABLE = "GPUPACK_KUBE_VERSION"
@@ -52,3 +54,10 @@ def picked() -> Version:
             return version
     numbers = ", ".join(version.number for version in reversed(allowed))
     raise ValueError(f"no Kubernetes {name} here: KUBE_VERSION may be one of {numbers}, or its minor version")
+
+
+def older(api: Api) -> str | None:
+    """The minor version that an API server says it has, as in "1.34"; None for the newest of those pinned."""
+    version = api.get("/version")
+    minor = f"{version['major']}.{version['minor']}"
+    return None if minor == pinned()[-1].minor else minor
