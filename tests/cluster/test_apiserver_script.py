@@ -7,18 +7,21 @@ import os
 import ssl
 
 import aiohttp
+import pytest
 
-from tests.cluster.harness import versions
+from tests.cluster.harness import binaries, versions
 from tests.cluster.harness.controlplane import ADMIN_TOKEN
 from tests.scripts import answers
 from tests.scripts import apiserver_script as script
+
+pytestmark = pytest.mark.telling
 
 
 async def test_every_answer_is_as_recorded(make_cluster):
     """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""
     cluster = make_cluster(with_node=False)
     control = cluster.control
-    minor = versions.older(cluster.api)
+    minor = versions.older(binaries.programs())
     # The controllers would annotate the script's node; they have made the default service account by now.
     control.kill("kube-controller-manager")
 

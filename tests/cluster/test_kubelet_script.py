@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.harness import Cluster, versions
+from tests.cluster.harness import Cluster, binaries, versions
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.rest import ApiError
 from tests.scripts import answers
 from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod
+
+pytestmark = pytest.mark.telling
 
 PODS = "/api/v1/namespaces/default/pods"
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -81,7 +83,7 @@ def manifest(pod: ScriptPod) -> dict[str, Any]:
 async def test_every_answer_is_as_recorded(make_cluster) -> None:
     """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""
     cluster = make_cluster()
-    minor = versions.older(cluster.api)
+    minor = versions.older(binaries.programs())
     transcript = await script.play(RealKubelet(cluster))
     if os.environ.get("GPUPACK_RECORD") == "1":
         answers.record(transcript, script.ANSWERS, minor, script.as_recording)

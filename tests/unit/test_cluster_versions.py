@@ -120,28 +120,37 @@ def test_a_version_beside_a_folder_is_refused(monkeypatch, tmp_path: Path) -> No
     "whole", [kubelet_script.ANSWERS, apiserver_script.ANSWERS], ids=lambda path: path.stem
 )
 def test_an_older_version_has_only_its_own_answers(whole: Path) -> None:
-    newest = answers.recorded(whole)
-    others = list(whole.parent.glob(f"{whole.stem}_*.json"))
-    assert others
-    for other in others:
-        own = json.loads(other.read_text())
-        assert [entry["step"] for entry in own if entry in newest] == []
-        complete = answers.recorded(whole, other.stem.rpartition("_")[2])
-        assert [entry["step"] for entry in complete] == [entry["step"] for entry in newest]
-        assert [entry for entry in complete if entry not in newest] == own
+    newer = answers.recorded(whole)
+    files = {file.stem.rpartition("_")[2]: file for file in whole.parent.glob(f"{whole.stem}_*.json")}
+    assert files
+    for version in reversed(versions.pinned()):
+        transcript = answers.recorded(whole, version.minor)
+        assert [entry["step"] for entry in transcript] == [entry["step"] for entry in newer]
+        own = json.loads(files.pop(version.minor).read_text()) if version.minor in files else []
+        assert [entry for entry in transcript if entry not in newer] == own
+        newer = transcript
+    assert not files, "recorded of a version that cannot be picked"
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     whole = tmp_path / "answers.json"
-    newest = [{"step": "a", "answer": 1}, {"step": "b", "answer": 2}]
-    older = [{"step": "a", "answer": 1}, {"step": "b", "answer": 3}]
+    newest = [{"step": "a", "answer": 1}, {"step": "b", "answer": 2}, {"step": "c", "answer": 2}]
+    older = [{"step": "a", "answer": 1}, {"step": "b", "answer": 3}, {"step": "c", "answer": 2}]
+    oldest = [{"step": "a", "answer": 1}, {"step": "b", "answer": 3}, {"step": "c", "answer": 5}]
     answers.record(newest, whole, None, json.dumps)
-    answers.record(older, whole, "1.34", json.dumps)
-    assert answers.recorded(whole) == answers.recorded(whole, "1.35") == newest
-    assert answers.recorded(whole, "1.34") == older
-    assert answers.differences(older, answers.recorded(whole, "1.34")) == []
-    (wrong,) = answers.differences(older, newest)
+    answers.record(older, whole, "1.10", json.dumps)
+    answers.record(oldest, whole, "1.9", json.dumps)
+    assert answers.recorded(whole) == answers.recorded(whole, "1.11") == newest
+    assert answers.recorded(whole, "1.10") == older
+    assert answers.recorded(whole, "1.9") == answers.recorded(whole, "1.8") == oldest
+    assert json.loads((tmp_path / "answers_1.9.json").read_text()) == oldest[2:]
+    answers.record(newest, whole, "1.10", json.dumps)
+    assert not (tmp_path / "answers_1.10.json").exists()
+
+
+def test_differences_are_told_step_by_step() -> None:
+    recorded = [{"step": "a", "answer": 1}, {"step": "b", "answer": 2}]
+    assert answers.differences(recorded, recorded) == []
+    (wrong,) = answers.differences([recorded[0], {"step": "b", "answer": 3}], recorded)
     assert wrong.startswith("b\n")
-    assert answers.differences(older[:1], older) == ["b\n  was not played"]
-    answers.record(newest, whole, "1.34", json.dumps)
-    assert [path.name for path in tmp_path.iterdir()] == ["answers.json"]
+    assert answers.differences(recorded[:1], recorded) == ["b\n  was not played"]

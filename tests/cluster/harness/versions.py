@@ -2,13 +2,19 @@
 
 import os
 import re
+import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-from tests.cluster.harness.rest import Api
 
 SOURCES = Path(__file__).resolve().parent.parent / "kubebin"
 VARIABLE = "GPUPACK_KUBE_VERSION"
+# What kube-apiserver needs beyond the flags that all versions get, by minor version.
+_MUTATING_POLICIES = {
+    "feature-gates": "MutatingAdmissionPolicy=true",
+    "runtime-config": "admissionregistration.k8s.io/v1beta1=true",
+}
+API_SERVER_FLAGS = {"1.34": _MUTATING_POLICIES, "1.35": _MUTATING_POLICIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,22 @@ def picked() -> Version:
     raise ValueError(f"no Kubernetes {name} here: KUBE_VERSION may be one of {numbers}, or its minor version")
 
 
-def older(api: Api) -> str | None:
-    """The minor version that an API server says it has, as in "1.34"; None for the newest of those pinned."""
-    version = api.get("/version")
-    minor = f"{version['major']}.{version['minor']}"
+@cache
+def minor_of(programs: Path) -> str:
+    """The minor version of a folder of programs, as they say it themselves: "1.37".
+
+    Raises:
+        RuntimeError: If kube-apiserver says something else.
+    """
+    command = [str(programs / "kube-apiserver"), "--version"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = re.match(r"Kubernetes v(\d+\.\d+)\.", told)
+    if found is None:
+        raise RuntimeError(f"{command[0]} --version says {told[:256]!r}")
+    return found[1]
+
+
+def older(programs: Path) -> str | None:
+    """The minor version of a folder of programs; None if it is the newest of those pinned."""
+    minor = minor_of(programs)
     return None if minor == pinned()[-1].minor else minor

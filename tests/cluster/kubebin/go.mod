@@ -1,3 +1,3 @@
-// Only marks the root of the module: what is built is pinned in the folder of each minor version,
-// go build -modfile=1.37/go.mod. A new version is pinned by pin.py.
+// Only marks the root of the module: each minor version has a go.mod in a folder of its own, written by
+// pin.py, and is built with go build -modfile=1.37/go.mod.
 module gpupack.test/kubebin

@@ -1,4 +1,4 @@
-"""Pin a Kubernetes version: `python tests/cluster/kubebin/pin.py 1.37.1` writes 1.37/go.mod and 1.37/go.sum.
+"""Pin a Kubernetes version: `make kube-version KUBE_VERSION=1.37.1` writes 1.37/go.mod and 1.37/go.sum.
 
 k8s.io/kubernetes requires its staging modules as v0.0.0, so each must be replaced by the release of the same
 number. The list is read from its own go.mod: it differs from one minor version to the next.
@@ -51,4 +51,7 @@ def _module_file(version: str) -> str:
 
 
 if __name__ == "__main__":
+    if not re.fullmatch(r"1\.\d+\.\d+", " ".join(sys.argv[1:])):
+        sys.stderr.write("which Kubernetes? make kube-version KUBE_VERSION=1.37.1\n")
+        sys.exit(2)
     pin(sys.argv[1])
