@@ -23,7 +23,7 @@ from standins.apiserver.writes import Writer
 
 Intercept = Callable[[web.Request], Awaitable[web.Response | None]]
 
-_VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.3+gpupack-standin", "platform": "any"}
+_VERSION = {"major": "1", "minor": "37", "gitVersion": "v1.37.1+gpupack-standin", "platform": "any"}
 _TEXT_PATHS = frozenset({"/healthz", "/readyz", "/livez"})
 _CREATED = 201
 
@@ -117,7 +117,7 @@ class Handlers:
         try:
             patch = json.loads(await request.read())
         except ValueError as error:
-            raise bad_request("error decoding patch: unexpected end of JSON input") from error
+            raise bad_request("invalid JSON patch") from error
         entry = self._writer.patch(place.resource, place.key, patch, request.content_type, place.part)
         return _object(place.resource, entry)
 

@@ -1,4 +1,4 @@
-"""Answers of the API server stand-in that say no, worded as kube-apiserver 1.36 words them."""
+"""Answers of the API server stand-in that say no, worded as kube-apiserver 1.37 words them."""
 
 from typing import Any, NamedTuple
 

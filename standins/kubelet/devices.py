@@ -1,6 +1,6 @@
 """The stand-in kubelet's device manager: which IDs are healthy, who holds which, and how they are chosen.
 
-The rules are those of kubelet 1.36 (measured, or read in its source), Topology Manager policy `none`:
+The rules are those of kubelet 1.37 (measured, or read in its source), Topology Manager policy `none`:
 
 - A container's IDs come first from those of the pod's ordinary init containers, a random subset, without
   asking the plugin. For what is still needed GetPreferredAllocation is asked. Its answer is taken as far

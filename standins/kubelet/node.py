@@ -1,6 +1,6 @@
 """A kubelet to run gpupack against, without a machine to spare: real gRPC on real unix sockets.
 
-It keeps the behaviour of kubelet 1.36 (containerd, Topology Manager policy `none`) as far as a device plugin
+It keeps the behaviour of kubelet 1.37 (containerd, Topology Manager policy `none`) as far as a device plugin
 can tell, measured on a real one and compared with it by the same script of calls in the tests. What it does
 of itself nothing can be seen of here: no images, no probes, no restarts of containers, no eviction. Each
 rule stands where it is kept:
@@ -65,6 +65,7 @@ class Kubelet:
             a second on a real one).
         delays: how long containers take to stop.
         list_terminal: PodResources lists ended pods too, as before 1.36.
+        by_resource: a plugin is known by its resource alone, as before 1.37.
         clock: monotonic seconds, for the 5 minutes of grace of a plugin that went away.
     """
 
@@ -78,6 +79,7 @@ class Kubelet:
         sync_delay_s: float = 1.0,
         delays: Delays | None = None,
         list_terminal: bool = False,
+        by_resource: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node_name = node_name
@@ -87,6 +89,7 @@ class Kubelet:
         self._sync_delay_s = sync_delay_s
         self._delays = delays or Delays()
         self._list_terminal = list_terminal
+        self._by_resource = by_resource
         self._clock = clock
         self._runtime = Runtime()
         self._manifests: dict[str, dict[str, Any]] = {}
@@ -113,6 +116,7 @@ class Kubelet:
             on_change=self._on_change,
             delays=self._delays,
             list_terminal=self._list_terminal,
+            by_resource=self._by_resource,
             clock=self._clock,
         )
         self._process = process

@@ -1,8 +1,10 @@
 """The stand-in kubelet's side of the device plugin API: registration, dial-back, the plugins' streams.
 
-As in kubelet 1.36 a plugin is known by its resource alone. That is why a second registration while the old
-stream is open does harm: when the old stream ends, the kubelet takes down whoever is registered under the
-name by then, and allocatable stays 0 until the plugin registers once more.
+As in kubelet 1.37 a plugin is known by its resource and its socket. A second registration at the same
+socket while the old stream is open is refused and does harm: the kubelet forgets the old one as well, does
+not notice the end of its stream, goes on offering its devices and refuses that socket until it is
+restarted. Up to 1.36 a plugin is known by its resource alone, and the end of the old stream takes the new
+one down.
 """
 
 import asyncio
@@ -31,8 +33,8 @@ class PluginClient:
 
     def __init__(self, resource: str, socket: Path) -> None:
         self.resource = resource
+        self.socket = socket
         self.options = pb.DevicePluginOptions()
-        self._socket = socket
         self._channel: Any = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
         self._stub: Any = rpc.DevicePluginStub(self._channel)  # type: ignore[no-untyped-call]
         self._stopped = False
@@ -139,13 +141,24 @@ class Registry(rpc.RegistrationServicer):
         folder: where plugins' sockets are.
         devices: what is told of plugins and their lists.
         on_change: called after anything that may change the node's capacity.
+        by_resource: a plugin is known by its resource alone, as before 1.37.
     """
 
-    def __init__(self, folder: Path, devices: DeviceManager, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: DeviceManager,
+        on_change: Callable[[], None],
+        *,
+        by_resource: bool = False,
+    ) -> None:
         self._folder = folder
         self._devices = devices
         self._on_change = on_change
-        self._clients: dict[str, PluginClient] = {}
+        self._by_resource = by_resource
+        self._clients: list[PluginClient] = []
+        # By resource, then by socket: the plugins that the device manager has taken in.
+        self._connected: dict[str, dict[Path, PluginClient]] = {}
         self._listening: set[asyncio.Task[None]] = set()
         self.registrations = 0
 
@@ -162,14 +175,16 @@ class Registry(rpc.RegistrationServicer):
         if not is_extended_resource(resource):
             await context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
         client = PluginClient(resource, self._folder / request.endpoint)
-        self._clients[resource] = client
+        if self._by_resource:
+            self._forget(client)
+        self._clients.append(client)
         try:
             await client.connect()
+            self._take_in(client)
         except ConnectionError as error:
-            self._clients.pop(resource, None)
+            self._forget(client)
             await client.close()
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
-        self._devices.plugin_connected(resource, client)
         task = asyncio.create_task(self._listen(client))
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
@@ -180,9 +195,26 @@ class Registry(rpc.RegistrationServicer):
         for task in tuple(self._listening):
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
-        for client in tuple(self._clients.values()):
+        for client in (*self._clients, *(one for each in self._connected.values() for one in each.values())):
             await client.close()
         self._clients.clear()
+        self._connected.clear()
+
+    def _take_in(self, client: PluginClient) -> None:
+        sockets = self._connected.setdefault(client.resource, {})
+        if self._by_resource:
+            sockets.clear()
+        elif client.socket in sockets:
+            raise ConnectionError(f"device plugin already connected: {client.socket}")
+        sockets[client.socket] = client
+        self._devices.plugin_connected(client.resource, client)
+
+    def _forget(self, client: PluginClient) -> None:
+        """Forget everybody known by the same name, not this client alone: the kubelet's own behaviour."""
+        self._clients = [one for one in self._clients if self._name(one) != self._name(client)]
+
+    def _name(self, client: PluginClient) -> tuple[str, Path | None]:
+        return client.resource, None if self._by_resource else client.socket
 
     def _take(self, resource: str, devices: Iterable[pb.Device]) -> None:
         self._devices.plugin_listed(resource, devices)
@@ -190,12 +222,19 @@ class Registry(rpc.RegistrationServicer):
 
     async def _listen(self, client: PluginClient) -> None:
         await client.listen(self._take)
-        # Not `client`: whoever has its name by now. This is the kubelet's own behaviour.
-        present = self._clients.pop(client.resource, None)
-        if present is not None:
-            await present.close()
+        # Not `client`: whoever has its name by now.
+        present = next((one for one in self._clients if self._name(one) == self._name(client)), None)
+        if present is None:
+            return
+        self._forget(present)
+        await present.close()
+        sockets = self._connected[client.resource]
+        sockets.pop(present.socket, None)
+        if sockets:
+            self._devices.plugin_connected(client.resource, next(iter(sockets.values())))
+        else:
             self._devices.plugin_disconnected(client.resource)
-            self._on_change()
+        self._on_change()
         if present is not client:
             await client.close()
 

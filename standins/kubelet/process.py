@@ -82,6 +82,7 @@ class Process:
         on_change: called after anything that may change capacity.
         delays: how long things take.
         list_terminal: List shows ended pods too, as kubelets before 1.36 do.
+        by_resource: a plugin is known by its resource alone, as by kubelets before 1.37.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Process:
         on_change: Callable[[], None],
         delays: Delays,
         list_terminal: bool = False,
+        by_resource: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.devices = DeviceManager(
@@ -102,7 +104,7 @@ class Process:
             checkpoint.read(sockets.plugins),
             lambda now: checkpoint.write(sockets.plugins, now),
         )
-        self.registry = Registry(sockets.plugins, self.devices, on_change)
+        self.registry = Registry(sockets.plugins, self.devices, on_change, by_resource=by_resource)
         self.synced = asyncio.Event()
         self._sockets = sockets
         self._runtime = runtime

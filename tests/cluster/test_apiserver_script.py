@@ -3,27 +3,25 @@
 The embedded one is held to the same recording by its integration test, so neither can drift alone.
 """
 
+import os
 import ssl
-from typing import Any
 
 import aiohttp
+import pytest
 
+from tests.cluster.harness import binaries, versions
 from tests.cluster.harness.controlplane import ADMIN_TOKEN
+from tests.scripts import answers
 from tests.scripts import apiserver_script as script
 
-
-def differences(transcript: list[dict[str, Any]], recorded: list[dict[str, Any]]) -> list[str]:
-    expected = {entry["step"]: entry for entry in recorded}
-    return [
-        f"{entry['step']}\n  now:      {entry}\n  recorded: {expected.get(entry['step'])}"
-        for entry in transcript
-        if entry != expected.get(entry["step"])
-    ]
+pytestmark = pytest.mark.telling
 
 
 async def test_every_answer_is_as_recorded(make_cluster):
+    """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""
     cluster = make_cluster(with_node=False)
     control = cluster.control
+    minor = versions.older(binaries.programs())
     # The controllers would annotate the script's node; they have made the default service account by now.
     control.kill("kube-controller-manager")
 
@@ -39,5 +37,7 @@ async def test_every_answer_is_as_recorded(make_cluster):
         target = script.Target(session, control.url, compact, identity)
         transcript = await script.play(target, script.STEPS)
     assert [entry["step"] for entry in transcript] == [step.name for step in script.STEPS]
-    wrong = differences(transcript, script.recorded())
+    if os.environ.get("GPUPACK_RECORD") == "1":
+        answers.record(transcript, script.ANSWERS, minor, script.as_recording)
+    wrong = answers.differences(transcript, script.recorded(minor))
     assert not wrong, "\n".join(wrong)

@@ -7,6 +7,8 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree
 
+pytestmark = pytest.mark.telling
+
 STATEFUL_SETS = "/apis/apps/v1/namespaces/default/statefulsets"
 
 

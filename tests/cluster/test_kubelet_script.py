@@ -1,18 +1,20 @@
 """The real kubelet answers the script as recorded, and so as the stand-in does."""
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, binaries, versions
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.rest import ApiError
+from tests.scripts import answers
 from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod
+
+pytestmark = pytest.mark.telling
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -80,13 +82,10 @@ def manifest(pod: ScriptPod) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 async def test_every_answer_is_as_recorded(make_cluster) -> None:
     """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""
-    transcript = await script.play(RealKubelet(make_cluster()))
+    cluster = make_cluster()
+    minor = versions.older(binaries.programs())
+    transcript = await script.play(RealKubelet(cluster))
     if os.environ.get("GPUPACK_RECORD") == "1":
-        script.ANSWERS.write_text(json.dumps(transcript, indent=1) + "\n")
-    recorded = {entry["step"]: entry["answer"] for entry in script.recorded()}
-    wrong = [
-        f"{entry['step']}\n  now:      {entry['answer']}\n  recorded: {recorded.get(entry['step'])}"
-        for entry in transcript
-        if entry["answer"] != recorded.get(entry["step"])
-    ]
+        answers.record(transcript, script.ANSWERS, minor, script.as_recording)
+    wrong = answers.differences(transcript, script.recorded(minor))
     assert not wrong, "\n".join(wrong)

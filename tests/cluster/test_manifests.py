@@ -17,6 +17,8 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, path_of
 from tests.cluster.harness.views import wait_agree
 
+pytestmark = pytest.mark.telling
+
 MANIFESTS = REPOSITORY / "manifests"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
 NAMESPACE = "gpupack-system"

@@ -13,6 +13,8 @@ from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree
 
+pytestmark = pytest.mark.telling
+
 
 @pytest.fixture(scope="module")
 def shared(make_cluster) -> Cluster:

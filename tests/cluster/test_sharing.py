@@ -9,6 +9,8 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import granted, grants, wait_agree
 
+pytestmark = pytest.mark.telling
+
 NO_ROOM = "no card with 3 GiB free"
 
 

@@ -14,6 +14,8 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
+pytestmark = pytest.mark.telling
+
 NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"

@@ -1,9 +1,10 @@
-"""The stand-in answers the script as kube-apiserver 1.36.3 does."""
+"""The stand-in answers the script as kube-apiserver 1.37.1 does."""
 
 import aiohttp
 import pytest
 
 from standins.apiserver.server import ApiServer
+from tests.scripts import answers
 from tests.scripts import apiserver_script as script
 
 
@@ -18,11 +19,8 @@ async def transcript():
 
 
 async def test_every_answer_is_that_of_the_real_one(transcript) -> None:
-    recorded = {entry["step"]: entry for entry in script.recorded()}
-    wrong = [
-        (entry, recorded.get(entry["step"])) for entry in transcript if entry != recorded.get(entry["step"])
-    ]
-    assert not wrong, "\n".join(f"stand-in: {ours}\nreal:     {real}" for ours, real in wrong)
+    wrong = answers.differences(transcript, script.recorded())
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_step_was_recorded() -> None:

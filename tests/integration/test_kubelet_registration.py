@@ -166,9 +166,12 @@ async def _registered_by_hand(here: World, endpoint: str) -> AsyncIterator[Devic
         await server.stop(None)
 
 
-async def test_double_registration_takes_the_new_one_down() -> None:
+async def test_double_registration_takes_the_new_one_down_before_1_37() -> None:
     """The trap itself, as measured on a real kubelet: with nobody watching, allocatable stays 0."""
-    async with world(registrar=False) as here, _registered_by_hand(here, "old.sock") as plugin:
+    async with (
+        world(registrar=False, by_resource=True) as here,
+        _registered_by_hand(here, "old.sock") as plugin,
+    ):
         await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
         await _register(here, "old.sock")
         await until(lambda: len(plugin.open_streams) == 2)
@@ -181,9 +184,25 @@ async def test_double_registration_takes_the_new_one_down() -> None:
         assert here.kubelet.capacity() == {RESOURCE: 16}
 
 
+async def test_double_registration_is_refused_for_good_from_1_37_on() -> None:
+    """The trap in its newer form: the devices stay allocatable when their plugin is gone, and nobody else may
+    register at its socket."""
+    async with world(registrar=False) as here, _registered_by_hand(here, "old.sock") as plugin:
+        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
+        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
+            await _register(here, "old.sock")
+        [only] = plugin.open_streams
+        only.stopping = True
+        only.wake.set()
+        await only.ended.wait()
+        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
+            await _register(here, "old.sock")
+        assert here.kubelet.allocatable() == {RESOURCE: 16}
+
+
 async def test_stream_ended_by_the_kubelet() -> None:
     """An older instance of the daemon goes away after we registered, and takes us down with it."""
-    async with world(registrar=False) as here:
+    async with world(registrar=False, by_resource=True) as here:
         async with _registered_by_hand(here, "old.sock"):
             here.run_registrar()
             await here.registered()
@@ -193,6 +212,18 @@ async def test_stream_ended_by_the_kubelet() -> None:
         await here.registered()
         assert here.registrar.registrations == 2
         assert here.events == ["registered", "restarted", "registered"]
+
+
+async def test_an_older_instance_that_goes_away_leaves_us_alone_from_1_37_on() -> None:
+    async with world(registrar=False) as here:
+        async with _registered_by_hand(here, "old.sock") as plugin:
+            here.run_registrar()
+            await here.registered()
+            [old] = plugin.open_streams
+        await old.ended.wait()
+        assert (await here.kubelet.admit(pod("a", 2))).admitted
+        assert here.registrar.registrations == 1
+        assert here.kubelet.allocatable() == {RESOURCE: 16}
 
 
 async def test_stop_takes_the_socket_away_and_capacity_stays_for_five_minutes() -> None:

@@ -1,6 +1,7 @@
-"""The stand-in kubelet answers the script as kubelet 1.36.3 does."""
+"""The stand-in kubelet answers the script as kubelet 1.37.1 does, and as 1.36.3 where it is told to."""
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 from tests.kubelet_world import short_folder, until
+from tests.scripts import answers
 from tests.scripts import kubelet_script as script
 from tests.scripts.kubelet_play import RESOURCE, ScriptPod
 
@@ -68,23 +70,20 @@ def manifest(pod: ScriptPod) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-async def stand_ins() -> AsyncIterator[StandIns]:
+@asynccontextmanager
+async def stand_ins(*, by_resource: bool) -> AsyncIterator[StandIns]:
     async with ApiServer() as api, short_folder() as folder:
-        kubelet = Kubelet(folder, "n1", api.url, seed=7, sync_delay_s=0.3)
+        kubelet = Kubelet(folder, "n1", api.url, seed=7, sync_delay_s=0.3, by_resource=by_resource)
         await kubelet.start()
         yield StandIns(api, kubelet)
         await kubelet.stop()
 
 
-async def test_every_answer_is_that_of_the_real_one(stand_ins: StandIns) -> None:
-    transcript = await script.play(stand_ins)
-    recorded = {entry["step"]: entry["answer"] for entry in script.recorded()}
-    wrong = [
-        f"{entry['step']}\n  stand-in: {entry['answer']}\n  real:     {recorded.get(entry['step'])}"
-        for entry in transcript
-        if entry["answer"] != recorded.get(entry["step"])
-    ]
+@pytest.mark.parametrize("minor", [None, "1.36"], ids=["newest", "1.36"])
+async def test_every_answer_is_that_of_the_real_one(minor: str | None) -> None:
+    async with stand_ins(by_resource=minor is not None) as here:
+        transcript = await script.play(here)
+    wrong = answers.differences(transcript, script.recorded(minor))
     assert not wrong, "\n".join(wrong)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.scripts import answers
+
 ANSWERS = Path(__file__).with_name("apiserver_answers.json")
 
 
@@ -167,10 +169,9 @@ def masked(value: Any) -> Any:
     return value
 
 
-def recorded() -> list[dict[str, Any]]:
-    """What kube-apiserver 1.36.3 answered."""
-    answers: list[dict[str, Any]] = json.loads(ANSWERS.read_text(encoding="utf-8"))
-    return answers
+def recorded(minor: str | None = None) -> list[dict[str, Any]]:
+    """What kube-apiserver of a minor version answered, the newest for None."""
+    return answers.recorded(ANSWERS, minor)
 
 
 def as_recording(transcript: Sequence[dict[str, Any]]) -> str:

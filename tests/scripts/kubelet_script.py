@@ -3,8 +3,8 @@
 `play` runs STEPS against a `Driver` with a device plugin of its own and returns a transcript. What must
 differ between two runs (IDs chosen at random, UIDs, times) is put as relations: how many IDs were offered,
 how many taken, on one card or on more, which set lies in which. `kubelet_answers.json` is the transcript of
-kubelet 1.36.3: the stand-in and the cluster are both compared with it. A stand-in that drifts fails here, a
-new Kubernetes that behaves otherwise fails there.
+kubelet 1.37.1 (`answers.py` has the older ones): the stand-in and the cluster are both compared with it. A
+stand-in that drifts fails here, a new Kubernetes that behaves otherwise fails there.
 
 A step leaves nothing behind: its pods are deleted, the plugin is registered and every card healthy.
 """
@@ -13,8 +13,9 @@ import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
+from tests.scripts import answers
+from tests.scripts.answers import Transcript
 from tests.scripts.kubelet_play import Driver, Play, Step
 from tests.scripts.kubelet_steps_book import BOOK_STEPS
 from tests.scripts.kubelet_steps_devices import DEVICE_STEPS
@@ -22,8 +23,6 @@ from tests.scripts.kubelet_steps_life import LIFE_STEPS
 
 STEPS: tuple[Step, ...] = (*DEVICE_STEPS, *LIFE_STEPS, *BOOK_STEPS)
 ANSWERS = Path(__file__).with_name("kubelet_answers.json")
-
-Transcript = list[dict[str, Any]]
 
 
 async def play(driver: Driver, steps: Sequence[Step] = STEPS) -> Transcript:
@@ -40,10 +39,14 @@ async def play(driver: Driver, steps: Sequence[Step] = STEPS) -> Transcript:
     return recorded
 
 
-def recorded() -> Transcript:
-    """The transcript of the real kubelet."""
-    answers: Transcript = json.loads(ANSWERS.read_text())
-    return answers
+def recorded(minor: str | None = None) -> Transcript:
+    """The transcript of the real kubelet of a minor version, the newest for None."""
+    return answers.recorded(ANSWERS, minor)
 
 
-__all__ = ["ANSWERS", "STEPS", "Driver", "Play", "Step", "play", "recorded"]
+def as_recording(transcript: Transcript) -> str:
+    """The text of ANSWERS for a transcript."""
+    return json.dumps(transcript, indent=1) + "\n"
+
+
+__all__ = ["ANSWERS", "STEPS", "Driver", "Play", "Step", "as_recording", "play", "recorded"]

@@ -56,25 +56,57 @@ async def _register(here: Play, endpoint: str, version: str = "v1beta1", resourc
 
 
 async def double_registration(here: Play) -> Answer:
+    """Register again while the kubelet still listens: taken up to 1.36, refused from 1.37 on."""
     await here.stop_plugin()
     await here.becomes(32, 0)
     async with _by_hand(here) as plugin:
         await here.becomes(32, 32)
-        await _register(here, "hand.sock")
+        second = await _refusal(here, "hand.sock")
+        answer = await (_with_two_streams(here, plugin) if second is None else _refused_second(here, plugin))
+    # Whatever it holds of a plugin that is gone.
+    await here.driver.restart()
+    return {"second": second, **answer}
 
-        async def two() -> bool:
-            return len(plugin.open_streams) == 2
 
-        await until(two, "two streams")
-        old, new = plugin.open_streams
-        old.stopping = True
-        old.wake.set()
-        await asyncio.wait_for(new.ended.wait(), 20)
-        return {
-            "ended by the kubelet": not new.stopping,
-            "amounts": await here.becomes(32, 0),
-            "stays": await here.stays(32, 0),
-        }
+async def _refusal(here: Play, endpoint: str) -> str | None:
+    """What the kubelet has against a registration, without the socket's path; None if it takes it."""
+    try:
+        await _register(here, endpoint)
+    except grpc.aio.AioRpcError as error:
+        return (error.details() or "").partition(":")[0]
+    return None
+
+
+async def _with_two_streams(here: Play, plugin: DevicePlugin) -> Answer:
+    async def two() -> bool:
+        return len(plugin.open_streams) == 2
+
+    await until(two, "two streams")
+    old, new = plugin.open_streams
+    old.stopping = True
+    old.wake.set()
+    await asyncio.wait_for(new.ended.wait(), 20)
+    return {
+        "ended by the kubelet": not new.stopping,
+        "amounts": await here.becomes(32, 0),
+        "stays": await here.stays(32, 0),
+    }
+
+
+async def _refused_second(here: Play, plugin: DevicePlugin) -> Answer:
+    """The first stream goes on; but the kubelet has lost sight of it, and does not notice its end."""
+    (old,) = plugin.open_streams
+    stays = await here.stays(32, 32)
+    old.stopping = True
+    old.wake.set()
+    await asyncio.wait_for(old.ended.wait(), 20)
+    return {
+        "ended by the kubelet": not old.stopping,
+        "stays": stays,
+        "stays after the end": await here.stays(32, 32),
+        "third": await _refusal(here, "hand.sock"),
+        "amounts": await here.amounts(),
+    }
 
 
 async def bad_registrations(here: Play) -> Answer:
@@ -223,7 +255,7 @@ async def checkpoint_lost(here: Play) -> Answer:
 
 LIFE_STEPS = (
     Step("own socket deleted: registered again, and it lasts", own_socket_deleted),
-    Step("a registration over an open stream is taken down with the old one", double_registration),
+    Step("a registration over an open stream", double_registration),
     Step("bad registrations are refused", bad_registrations),
     Step("a plugin that stops leaves capacity and running pods", plugin_stopped),
     Step("restart", restart),

@@ -1,26 +1,28 @@
-"""The Kubernetes programs the cluster is made of: found in a folder, or built once by Go and kept.
+"""The programs the cluster is made of: found in a folder, or built once by Go and kept.
 
-`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has them. Otherwise `tests/cluster/kubebin`
-is built into the user's cache, in a folder named after its sources and the compiler, so a change of either
-builds anew and everything else starts at once.
+`GPUPACK_KUBE_BIN` or `KUBEBUILDER_ASSETS` name a folder that has those of Kubernetes. Otherwise
+`tests/cluster/kubebin` is built for the version picked (`versions.py`). What is built lies in the user's
+cache, in a folder named after its sources and the compiler, so a change of either builds anew and
+everything else starts at once.
+
+A build takes minutes: `build` makes everything before the first test, so that no test's limit runs meanwhile.
 """
 
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent / "kubebin"
-KUSTOMIZE = SOURCES.with_name("kustomizebin")
+from tests.cluster.harness import versions
+
+KUSTOMIZE = versions.SOURCES.with_name("kustomizebin")
+CONTAINERD = versions.SOURCES.with_name("containerdbin")
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 TOOLS = {
     "etcd": "etcd-server",
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "openssl": "openssl",
     "unshare": "util-linux",
@@ -41,9 +43,22 @@ def obstacle() -> str | None:
         packages.append("busybox-static")
     if packages:
         return f"a real cluster needs these Debian packages: {' '.join(packages)}"
-    if _given_folder() is None and shutil.which("go") is None:
-        return "the Kubernetes programs must be built and there is no Go (or set GPUPACK_KUBE_BIN)"
+    if shutil.which("go") is None:
+        return "the programs of a real cluster must be built and there is no Go"
     return None
+
+
+def build() -> None:
+    """Build whatever is not built yet, which takes minutes.
+
+    Raises:
+        FileNotFoundError: If the folder named by the environment lacks a program.
+        RuntimeError: If a build fails; carries the end of the compiler's output.
+        ValueError: If the environment names an unknown Kubernetes version, or a version and a folder.
+    """
+    programs()
+    containerd()
+    kustomize()
 
 
 def programs() -> Path:
@@ -52,18 +67,46 @@ def programs() -> Path:
     Raises:
         FileNotFoundError: If the folder named by the environment lacks one of them.
         RuntimeError: If the build fails; carries the end of the compiler's output.
+        ValueError: If the environment names an unknown Kubernetes version, or a version and a folder.
     """
     given = _given_folder()
     if given is not None:
+        if os.environ.get(versions.VARIABLE):
+            raise ValueError(
+                f"{given} has one version of Kubernetes: set KUBE_VERSION or the folder, not both"
+            )
         missing = [name for name in PROGRAMS if not os.access(given / name, os.X_OK)]
         if missing:
             raise FileNotFoundError(
                 f"{given} (GPUPACK_KUBE_BIN or KUBEBUILDER_ASSETS) lacks {', '.join(missing)}"
             )
         return given
-    found = re.search(r"k8s\.io/kubernetes (v\S+)", (SOURCES / "go.mod").read_text())
-    assert found is not None, "go.mod names no k8s.io/kubernetes"
-    return _build(SOURCES, f"-X k8s.io/component-base/version.gitVersion={found[1]}", PROGRAMS)
+    version = versions.picked()
+    flags = f"-s -w -X k8s.io/component-base/version.gitVersion=v{version.number}"
+
+    def compile_all(folder: Path) -> None:
+        modules = f"-modfile={version.modules / 'go.mod'}"
+        _go("build", modules, "-trimpath", "-ldflags", flags, "-o", f"{folder}/", ".", cwd=versions.SOURCES)
+        for name in PROGRAMS:
+            (folder / name).symlink_to(versions.SOURCES.name)
+
+    return _kept([*_module_files(version.modules), versions.SOURCES / "main.go"], compile_all)
+
+
+def containerd() -> Path:
+    """The folder that holds containerd 2, its shim and `ctr`, built if it must be.
+
+    The kubelet asks its runtime for the cgroup driver; from 1.37 on it does not start with one that cannot
+    answer, such as Debian's containerd 1.6.
+
+    Raises:
+        RuntimeError: If the build fails; carries the end of the compiler's output.
+    """
+
+    def compile_all(folder: Path) -> None:
+        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", "tool", cwd=CONTAINERD)
+
+    return _kept(_module_files(CONTAINERD), compile_all)
 
 
 def kustomize() -> Path:
@@ -72,7 +115,11 @@ def kustomize() -> Path:
     Raises:
         RuntimeError: If the build fails; carries the end of the compiler's output.
     """
-    return _build(KUSTOMIZE) / KUSTOMIZE.name
+
+    def compile_all(folder: Path) -> None:
+        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", ".", cwd=KUSTOMIZE)
+
+    return _kept([*_module_files(KUSTOMIZE), KUSTOMIZE / "main.go"], compile_all) / KUSTOMIZE.name
 
 
 def _given_folder() -> Path | None:
@@ -88,20 +135,15 @@ def _static_busybox() -> bool:
         return False
 
 
-def _build(sources: Path, flags: str = "", names: Sequence[str] = ()) -> Path:
-    """Build the program of a folder into the cache, under its own name and as links under `names`."""
-    environment = dict(os.environ, CGO_ENABLED="0", GOFLAGS="-mod=readonly", GOTOOLCHAIN="local")
-    compiler = subprocess.run(
-        ["go", "env", "GOVERSION"],
-        cwd=sources.parent,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    digest = hashlib.sha256(compiler.encode())
-    for name in ("go.mod", "go.sum", "main.go"):
-        digest.update((sources / name).read_bytes())
+def _module_files(folder: Path) -> list[Path]:
+    return [folder / "go.mod", folder / "go.sum"]
+
+
+def _kept(sources: Sequence[Path], compile_all: Callable[[Path], None]) -> Path:
+    """The folder of the cache for what `compile_all` makes of the sources; made by it if it is not there."""
+    digest = hashlib.sha256(_go("env", "GOVERSION", cwd=versions.SOURCES).strip().encode())
+    for source in sources:
+        digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpupack"
     folder = cache / digest.hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
@@ -111,22 +153,27 @@ def _build(sources: Path, flags: str = "", names: Sequence[str] = ()) -> Path:
             unfinished = cache / f"{folder.name}.part"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            _compile(sources, unfinished / sources.name, f"-s -w {flags}".strip(), environment)
-            for name in names:
-                (unfinished / name).symlink_to(sources.name)
+            compile_all(unfinished)
             unfinished.rename(folder)
     return folder
 
 
-def _compile(sources: Path, target: Path, flags: str, environment: dict[str, str]) -> None:
-    built = subprocess.run(
-        ["go", "build", "-trimpath", "-ldflags", flags, "-o", str(target), "."],
-        cwd=sources,
-        env=environment,
+def _go(*arguments: str, cwd: Path) -> str:
+    """What the go command prints.
+
+    Raises:
+        RuntimeError: If it fails; carries the end of what it wrote on stderr.
+    """
+    done = subprocess.run(
+        ["go", *arguments],
+        cwd=cwd,
+        env=dict(os.environ, CGO_ENABLED="0", GOFLAGS="-mod=readonly", GOTOOLCHAIN="local"),
         check=False,
         capture_output=True,
         text=True,
         timeout=BUILD_TIMEOUT_S,
     )
-    if built.returncode != 0:
-        raise RuntimeError(f"go build in {sources} failed with {built.returncode}: {built.stderr[-2000:]}")
+    if done.returncode != 0:
+        told = done.stderr[-2000:]
+        raise RuntimeError(f"go {arguments[0]} in {cwd} failed with {done.returncode}: {told}")
+    return done.stdout

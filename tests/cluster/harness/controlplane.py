@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.harness import versions
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import Api
@@ -168,6 +169,7 @@ class ControlPlane:
                 "enable-admission-plugins": "NodeRestriction",
                 "disable-admission-plugins": ",".join(self.without_admission),
                 "allow-privileged": "true",
+                **versions.API_SERVER_FLAGS.get(versions.minor_of(self._programs), {}),
             },
         )
         if wait:

@@ -39,7 +39,17 @@ def build(folder: Path) -> list[Json]:
 
 def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[Json]:
     """Server-side apply of every object; returns them as the API server stored them, or would."""
-    return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
+    served = [_as_served(api, one) for one in objects]
+    return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in served]
+
+
+def _as_served(api: Api, one: Json) -> Json:
+    """The object, or its v1beta1 where an API server has no v1 of it (before 1.36, see docs/install.md)."""
+    if not one["kind"].startswith("MutatingAdmissionPolicy"):
+        return one
+    group, _, version = one["apiVersion"].partition("/")
+    kinds = {found["kind"] for found in api.get(f"/apis/{group}/{version}")["resources"]}
+    return one if one["kind"] in kinds else {**one, "apiVersion": f"{group}/v1beta1"}
 
 
 def path_of(api: Api, one: Json) -> str:

@@ -6,12 +6,12 @@ ends everything in it, and the last process takes the mounts along.
 """
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.harness import cgroups, images
+from tests.cluster.harness import binaries, cgroups, images
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process, children
 
@@ -46,6 +46,7 @@ class NodeSide:
         self.running: dict[str, Process] = {}
         self._home = home
         self._programs = programs
+        self._containerd = binaries.containerd()
         self._kubeconfig = kubeconfig
         self._port = port
         self._init_pid = 0
@@ -77,7 +78,9 @@ class NodeSide:
         """Start containerd and the kubelet; returns when the image is in."""
         cgroups.create(self.cgroup)
         self._enter_namespaces()
-        self._start("containerd", ["containerd", "-c", str(self._home / "containerd.toml")])
+        self._start(
+            "containerd", [str(self._containerd / "containerd"), "-c", str(self._home / "containerd.toml")]
+        )
         until(lambda: self.ctr("version"), "containerd answers")
         self.ctr("images", "import", str(self._home / "image.tar"))
         self.start_kubelet()
@@ -119,9 +122,14 @@ class NodeSide:
         Raises:
             subprocess.CalledProcessError: If it fails.
         """
-        program = shutil.which("ctr")
-        assert program is not None
-        command = [program, "-a", str(self._containerd_socket), "-n", "k8s.io", *arguments]
+        command = [
+            str(self._containerd / "ctr"),
+            "-a",
+            str(self._containerd_socket),
+            "-n",
+            "k8s.io",
+            *arguments,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def environment(self, container_id: str) -> dict[str, str]:
@@ -166,7 +174,11 @@ class NodeSide:
 
     def _start(self, name: str, command: list[str]) -> None:
         log = self.log_dir / f"{name}.log"
-        self.running[name] = Process(name, command, log, enter_pid=self._init_pid, cwd=self._home)
+        # The shim of this containerd, not one that Debian may have brought.
+        path = f"{self._containerd}:{os.environ['PATH']}"
+        self.running[name] = Process(
+            name, command, log, enter_pid=self._init_pid, environment={"PATH": path}, cwd=self._home
+        )
 
     def _write_containerd_config(self) -> None:
         plugin = self._home / "cni" / "bin" / "nothing"
@@ -175,9 +187,11 @@ class NodeSide:
             path.chmod(0o755)
         network = {"cniVersion": "0.4.0", "name": "nothing", "plugins": [{"type": "nothing"}]}
         (self._home / "cni" / "conf" / "10-nothing.conflist").write_text(json.dumps(network))
-        snapshotters = [f"snapshotter.v1.{name}" for name in ("btrfs", "zfs", "aufs", "devmapper")]
+        snapshotters = [
+            f"snapshotter.v1.{name}" for name in ("blockfile", "btrfs", "devmapper", "erofs", "zfs")
+        ]
         unused = [*snapshotters, "tracing.processor.v1.otlp", "internal.v1.tracing"]
-        (self._home / "containerd.toml").write_text(f"""version = 2
+        (self._home / "containerd.toml").write_text(f"""version = 3
 root = "{self._home}/containerd/root"
 state = "{self._home}/containerd/state"
 disabled_plugins = {json.dumps([f"io.containerd.{name}" for name in unused])}
@@ -188,15 +202,22 @@ address = "{self._containerd_socket}"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{self._home}/containerd/opt"
 
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{images.PAUSE}"
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{images.PAUSE}"
+
+[plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 disable_apparmor = true
-stream_server_address = "127.0.0.1"
 
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{self._home}/cni/bin"
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{self._home}/cni/bin"]
 conf_dir = "{self._home}/cni/conf"
+
+[plugins."io.containerd.grpc.v1.cri"]
+stream_server_address = "127.0.0.1"
 """)
 
     def _write_kubelet_config(self) -> None:
