@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from deviceplugin.kubelet.podresources import PodResourcesClient
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
-from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.registration import Registrar, Timing
 from deviceplugin.kubelet.service import ContainerGrant, DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb

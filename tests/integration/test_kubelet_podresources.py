@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from deviceplugin.kubelet.podresources import PodResourcesClient
 
 from deviceplugin.errors import (
     PodResourcesError,
@@ -13,10 +14,9 @@ from deviceplugin.errors import (
     PodResourcesTimedOut,
     PodResourcesUnavailable,
 )
-from deviceplugin.kubelet.podresources import PodResourcesClient
+from standins.kubelet.process import Delays
 from standins.kubelet.wire import podresources_pb2 as pb
 from standins.kubelet.wire import podresources_pb2_grpc as rpc
-from standins.kubelet.process import Delays
 from tests.kubelet_world import RESOURCE, pod, short_folder, uid_of, until, world
 
 

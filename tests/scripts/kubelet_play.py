@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
+from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesList
+
 from deviceplugin.errors import PodResourcesError
 from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
-from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesList
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb

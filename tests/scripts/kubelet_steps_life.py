@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-
 from deviceplugin.kubelet.podresources import PodResourcesList
+
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Collection
 
 import pytest
+from deviceplugin.kubelet.podresources import PodResourcesList
 
 from allocator.ledger import Ledger
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import PodResourcesUnavailable, UnitInUseError
-from deviceplugin.kubelet.podresources import PodResourcesList
 from deviceplugin.kubelet.sockets import SocketId
 from deviceplugin.node.account import Account
 from deviceplugin.node.reconciler import Pace, Reconciler

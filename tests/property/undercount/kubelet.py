@@ -16,7 +16,6 @@ from allocator.ledger import BookEntry
 
 from .world import RESOURCE, ModelPod, World
 
-
 START_S = 8.0
 """A container that the kubelet has begun to start runs by then, though its pod was deleted."""
 
@@ -80,7 +79,11 @@ class ModelKubelet:
 
     def _snapshot(self) -> Book:
         return Book(
-            tuple(BookEntry(uid, name, RESOURCE, ids) for uid, mine in self.devices.items() for name, ids in mine.items())
+            tuple(
+                BookEntry(uid, name, RESOURCE, ids)
+                for uid, mine in self.devices.items()
+                for name, ids in mine.items()
+            )
         )
 
     def write(self) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from allocator.ledger_book import Holding, Tracked
 
 from allocator.ledger import Ledger
-from allocator.ledger_book import Holding, Tracked
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Binder
