@@ -3,10 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from allocator.errors import LedgerError, shown
-from allocator.ledger.charges import charged, of_pod
+from allocator.ledger import charges, places, release
 from allocator.ledger.facts import BoundPod, Facts, Slot, Units, demand_of
-from allocator.ledger.places import by_policy, expected, places
-from allocator.ledger.release import waits_its_turn
 from allocator.request import ContainerRequest, Demand, PodRequest
 
 
@@ -19,9 +17,9 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     one whose turn comes later; at last a container that starts again in a pod that runs.
     """
     queue = [
-        b
-        for b in facts.queue()
-        if b.live or b.pod.key in facts.held or waits_its_turn(facts, b.pod.key, now_s)
+        bound
+        for bound in facts.queue()
+        if bound.live or bound.pod.key in facts.held or release.waits_its_turn(facts, bound.pod.key, now_s)
     ]
     if fixed:
         reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
@@ -57,7 +55,7 @@ def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -
     if slot is None or fixed:
         return False
     number, _ = demand_of(facts.pods[slot.uid].pod.request, slot.container)
-    place = places(facts).get((slot.uid, number))
+    place = places.places(facts).get((slot.uid, number))
     return place is not None and not place.on_target
 
 
@@ -89,25 +87,30 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     request = bound.pod.request
     number, demand = demand_of(request, slot.container)
     each = size // demand.cards
-    found = places(facts)
+    found = places.places(facts)
     place = found.get((slot.uid, number))
     # What was served before, and is asked for again since the kubelet lost its book, stays where it was.
     got = tuple(facts.by_card(facts.ids_of(slot.uid, demand.containers)))
+    if not got and request.shared and facts.grants and facts.missing(bound)[0].name != slot.container:
+        # The book is behind: what was granted last was this pod's, for the kubelet admits one at a time.
+        got = tuple(uuid for uuid, _ in facts.grants[-1].shares)
     if not got and bound.admitted:
-        charged_on = tuple(of_pod(facts, slot.uid))
+        charged_on = tuple(charges.of_pod(facts, slot.uid))
         got = charged_on if len(charged_on) == demand.cards else ()
     target = got or (
         place.cards if place is not None and place.on_target else facts.target(bound.pod, demand)
     )
     if target is not None and _has_room(_unheld(facts, offered, slot.uid), target, each):
         return target
-    return _fallback(facts, request, demand, offered, each, expected(found, (slot.uid, number)), target)
+    return _fallback(
+        facts, request, demand, offered, each, places.expected(found, (slot.uid, number)), target
+    )
 
 
 def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:
     """Units by card that the kubelet offers and that nobody else is charged with."""
     free = facts.by_card(offered)
-    mine, promised = of_pod(facts, uid), charged(facts)
+    mine, promised = charges.of_pod(facts, uid), charges.charged(facts)
     return {
         uuid: min(free.get(uuid, 0), card.size_units - promised[uuid] + mine.get(uuid, 0))
         for uuid, card in facts.cards.items()
@@ -131,7 +134,7 @@ def _fallback(
     the `each` units of this container alone, without those that are to share its card.
     """
     free = facts.by_card(offered)
-    promised = charged(facts)
+    promised = charges.charged(facts)
     left = {
         uuid: min(free.get(uuid, 0), card.size_units - promised[uuid]) - others.get(uuid, 0)
         for uuid, card in facts.cards.items()
@@ -158,7 +161,7 @@ def _first_fit(
     facts: Facts, rounds: Iterable[Mapping[str, int]], request: PodRequest, demand: Demand
 ) -> tuple[str, ...] | None:
     for room in rounds:
-        chosen = by_policy(facts, room, request, demand)
+        chosen = places.by_policy(facts, room, request, demand)
         if chosen is not None:
             return chosen
     return None

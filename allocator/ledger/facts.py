@@ -1,7 +1,7 @@
 """What the node knows of its cards and pods: values, no conclusions."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -239,11 +239,6 @@ class Facts:
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
             return None
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
-
-
-def demands(pod: Pod) -> Iterator[tuple[int, Demand]]:
-    """Number the demands of a pod."""
-    return enumerate(pod.request.demands)
 
 
 def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:

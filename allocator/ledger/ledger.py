@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, choice, release
+from allocator.ledger import charges, choice, places, release
 from allocator.ledger.facts import BookEntry, BoundPod, Facts, Grant, Held, Mark, Pod, Slot, Units
-from allocator.ledger.places import reserved
 from allocator.records import Assignment
 
 _ANSWERS: Final = 8
@@ -325,7 +324,7 @@ class Ledger:
 
     def reserved(self) -> Units:
         """Units by card that bound pods will take where the scheduler does not count them."""
-        return reserved(self._facts)
+        return places.reserved(self._facts)
 
     def used(self) -> tuple[int, ...]:
         """Units of each card in word order as published."""

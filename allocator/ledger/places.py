@@ -9,9 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from allocator.cards import Card
-from allocator.ledger.charges import assumed, charged, complete
-from allocator.ledger.facts import BoundPod, Facts, Units, add, demands
+from allocator.ledger import charges
+from allocator.ledger.facts import Facts, Units, add
 from allocator.policy import choose
 from allocator.request import Demand, PodRequest
 
@@ -41,75 +40,119 @@ def shape(request: PodRequest, demand: Demand) -> Hashable:
     return (demand.units_per_card, demand.cards, request.selector)
 
 
-def waiting(facts: Facts, bound: BoundPod) -> list[tuple[int, Demand]]:
-    """Demands with a container that the book does not show yet."""
-    if complete(facts, bound):
-        return []
-    names = {container.name for container in facts.missing(bound)}
-    return [
-        (number, demand) for number, demand in demands(bound.pod) if not names.isdisjoint(demand.containers)
-    ]
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A demand of a living pod with a container that the book does not show yet."""
+
+    uid: str
+    number: int
+    request: PodRequest
+    demand: Demand
+    target: tuple[str, ...] | None
+
+    @property
+    def key(self) -> Key:
+        """What names it in `places`."""
+        return (self.uid, self.number)
+
+
+def waiting(facts: Facts) -> list[Waiting]:
+    """List what is to be served, in the order in which the kubelet hears of the pods."""
+    found = []
+    for bound in facts.queue():
+        if bound.live and not charges.complete(facts, bound):
+            names = {container.name for container in facts.missing(bound)}
+            for number, demand in enumerate(bound.pod.request.demands):
+                if not names.isdisjoint(demand.containers):
+                    target = facts.target(bound.pod, demand)
+                    found.append(Waiting(bound.pod.key, number, bound.pod.request, demand, target))
+    return found
+
+
+class Draft:
+    """Places under way: targets left in the pools, room left on the cards, what is settled."""
+
+    def __init__(self, facts: Facts) -> None:
+        promised = charges.charged(facts)
+        self.facts = facts
+        self.pools = pools(facts)
+        self.room = {
+            uuid: card.size_units - promised[uuid] if card.healthy else 0
+            for uuid, card in facts.cards.items()
+        }
+        self.settled: dict[Key, Place] = {}
+
+    def settle(self, one: Waiting, cards: Iterable[str], units: int, *, on_target: bool) -> None:
+        """Serve a demand on these cards."""
+        place = self.settled[one.key] = Place(tuple(cards), units, on_target)
+        for uuid in place.cards:
+            self.room[uuid] -= units
+
+    def fits(self, cards: Iterable[str], units: int) -> bool:
+        """Whether each card has so much room."""
+        return all(self.room[uuid] >= units for uuid in cards)
+
+    def take(self, one: Waiting, target: tuple[str, ...]) -> bool:
+        """Serve a demand on a target that its pool has left, if it has room; tells whether."""
+        left = self.pools[shape(one.request, one.demand)]
+        if left[target] <= 0 or not self.fits(target, one.demand.units_per_card):
+            return False
+        left[target] -= 1
+        self.settle(one, target, one.demand.units_per_card, on_target=True)
+        return True
+
+
+def _where_it_has_something(draft: Draft, one: Waiting) -> None:
+    got = draft.facts.by_card(draft.facts.ids_of(one.uid, one.demand.containers))
+    if got:
+        draft.settle(one, got, max(0, one.demand.units_per_card - max(got.values())), on_target=True)
+
+
+def _its_own_target(draft: Draft, one: Waiting) -> None:
+    if one.target is not None:
+        draft.take(one, one.target)
+
+
+def _a_target_of_its_pool(draft: Draft, one: Waiting) -> None:
+    any(draft.take(one, target) for target in sorted(draft.pools[shape(one.request, one.demand)]))
+
+
+def _its_own_if_there_is_room(draft: Draft, one: Waiting) -> None:
+    """Others took it for want of their own, say a card that fell sick."""
+    if one.target is not None and draft.fits(one.target, one.demand.units_per_card):
+        draft.settle(one, one.target, one.demand.units_per_card, on_target=False)
+
+
+def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
+    cards = by_policy(draft.facts, draft.room, one.request, one.demand)
+    if cards is not None:
+        draft.settle(one, cards, one.demand.units_per_card, on_target=False)
+
+
+def _on_every_card(draft: Draft, one: Waiting) -> None:
+    everywhere = draft.facts.eligible(one.request, one.demand.units_per_card)
+    draft.settle(one, everywhere, one.demand.units_per_card, on_target=False)
+
+
+STEPS = (
+    _where_it_has_something,
+    _its_own_target,
+    _a_target_of_its_pool,
+    _its_own_if_there_is_room,
+    _by_the_card_policy,
+    _on_every_card,
+)
 
 
 def places(facts: Facts) -> dict[Key, Place]:
-    """Tell where each waiting demand of a living pod will be served.
-
-    In this order: where it has something already; its own target while the pool has it; any target of the
-    pool; its own target if it has room; what the card policy makes of the room that is left; every card.
-    """
-    pool = pools(facts)
-    promised = charged(facts)
-    room = {
-        uuid: card.size_units - promised[uuid] if card.healthy else 0 for uuid, card in facts.cards.items()
-    }
-    out: dict[Key, Place] = {}
-    queue = [
-        (bound, number, demand)
-        for bound in facts.queue()
-        if bound.live
-        for number, demand in waiting(facts, bound)
-    ]
-
-    def settle(bound: BoundPod, number: int, cards: Iterable[str], units: int, *, on_target: bool) -> None:
-        place = Place(tuple(cards), units, on_target)
-        out[bound.pod.key, number] = place
-        for uuid in place.cards:
-            room[uuid] -= units
-
-    def fits(cards: Iterable[str], units: int) -> bool:
-        return all(room[uuid] >= units for uuid in cards)
-
-    for bound, number, demand in queue:
-        got = facts.by_card(facts.ids_of(bound.pod.key, demand.containers))
-        if got:
-            left = max(0, demand.units_per_card - max(got.values()))
-            settle(bound, number, got, left, on_target=True)
-    for bound, number, demand in queue:
-        target, units = facts.target(bound.pod, demand), demand.units_per_card
-        left_here = pool[shape(bound.pod.request, demand)]
-        if (bound.pod.key, number) not in out and target and left_here[target] > 0 and fits(target, units):
-            left_here[target] -= 1
-            settle(bound, number, target, units, on_target=True)
-    for bound, number, demand in queue:
-        if (bound.pod.key, number) in out:
-            continue
-        units, left_here = demand.units_per_card, pool[shape(bound.pod.request, demand)]
-        for target in sorted(target for target, count in left_here.items() if count > 0):
-            if fits(target, units):
-                left_here[target] -= 1
-                settle(bound, number, target, units, on_target=True)
-                break
-    for bound, number, demand in queue:
-        if (bound.pod.key, number) not in out:
-            units, target = demand.units_per_card, facts.target(bound.pod, demand)
-            cards = (
-                target
-                if target and fits(target, units)
-                else by_policy(facts, room, bound.pod.request, demand)
-            )
-            everywhere = tuple(facts.eligible(bound.pod.request, units))
-            settle(bound, number, cards or everywhere, units, on_target=False)
-    return out
+    """Tell where each waiting demand of a living pod will be served: the first of `STEPS` that knows."""
+    draft = Draft(facts)
+    queue = waiting(facts)
+    for step in STEPS:
+        for one in queue:
+            if one.key not in draft.settled:
+                step(draft, one)
+    return draft.settled
 
 
 def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
@@ -119,7 +162,7 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
     """
     pool: defaultdict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for bound in facts.pods.values():
-        for _, demand in demands(bound.pod):
+        for demand in bound.pod.request.demands:
             mine = pool[shape(bound.pod.request, demand)]
             target = facts.target(bound.pod, demand)
             got = tuple(sorted(facts.by_card(facts.ids_of(bound.pod.key, demand.containers))))
@@ -134,7 +177,7 @@ def by_policy(
     facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand
 ) -> tuple[str, ...] | None:
     """Choose cards by the policy that the scheduler uses, given the room on each; None if it does not fit."""
-    cards: list[Card] = [
+    cards = [
         replace(card, used_units=card.size_units - max(0, room.get(uuid, 0)))
         for uuid, card in facts.cards.items()
     ]
@@ -159,7 +202,7 @@ def reserved(facts: Facts) -> Units:
     The scheduler counts a bound pod at its `assigned` cards until the words hold it. Where it will be served
     elsewhere, the words must say so, or its place would be given away.
     """
-    counted = assumed(facts)
+    counted = charges.assumed(facts)
     return {
         uuid: units - counted.get(uuid, 0)
         for uuid, units in expected(places(facts)).items()

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from allocator.ledger.charges import charged_uids
+from allocator.ledger import charges
 from allocator.ledger.facts import Facts, Mark
 
 SETTLE_S: Final = 10.0
@@ -51,7 +51,7 @@ def is_unlisted(facts: Facts, uid: str) -> bool:
 
 def releasable(facts: Facts) -> set[str]:
     """UIDs whose charge ends now."""
-    return {uid for uid in charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
+    return {uid for uid in charges.charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
 
 
 def stale(facts: Facts, now_s: float) -> bool:

@@ -136,12 +136,16 @@ class ModelExtender:
         if not binding.ours:
             return True
         if not binding.heard:
-            self.unheard.append(binding)
+            self._doubt(binding)
         elif not done:
             # What the watch has not brought yet, say that somebody else bound it, counts from now.
             self._read(commitment)
             self._roll_back(commitment)
         return True
+
+    def _doubt(self, binding: Binding) -> None:
+        """A Binding without an answer is looked at again, as `Binder` does."""
+        self.unheard.append(binding)
 
     def read_again(self) -> None:
         """Read pods whose Binding got no answer, once it can no longer take effect, as `Binder` does."""

@@ -127,6 +127,13 @@ class ModelKubelet:
             return True
         return False
 
+    def relist(self) -> None:
+        """Its watch broke: what happened meanwhile comes as one batch, the oldest pod first."""
+        before = len(self.queue)
+        while self.deliver():
+            pass
+        self.queue[before:] = sorted(self.queue[before:], key=lambda uid: self.known[uid].created)
+
     def _learn(self, pod: ModelPod) -> None:
         if pod.ended or pod.uid in self.finished:
             self._forget(pod.uid)
@@ -168,7 +175,7 @@ class ModelKubelet:
             uid = min(batch, key=lambda uid: self.known[uid].created) if batch else self.queue[0]
             self.queue.remove(uid)
             self.admitting = Admission(self.known[uid])
-            if self.random.random() < 0.01:
+            if self.random.random() < 0.03:  # refused before it asks for devices
                 self._refuse(self.admitting.pod, None)
                 return True
         admission = self.admitting

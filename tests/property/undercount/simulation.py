@@ -34,48 +34,56 @@ class Simulation(Scene):
     Args:
         seed: of everything random.
         rules: the extender's rules, or a mutant of them.
+        density: how much more often trouble comes than it usually does.
     """
 
-    def __init__(self, seed: int, rules: type[Rules] = Rules) -> None:
+    def __init__(self, seed: int, rules: type[Rules] = Rules, density: float = 1.0) -> None:
         super().__init__(seed, rules)
         self.names = itertools.count()
-        self.actions = (
-            (14, self._create),
+        work = (
+            (24, self._create),
             (24, self._schedule),
             (20, self._settle_binding),
             (40, self._extender_hears),
             (30, self._daemon_hears),
-            (30, self._kubelet_hears),
-            (40, self._admit),
+            (40, self._kubelet_hears),
+            (50, self._admit),
             (14, self._start),
-            (10, self._reap),
+            (20, self._reap),
             (14, self._run),
             (14, self._read_book),
-            (24, self._publish),
+            (40, self._publish),
             (4, self._annotate),
             (4, self._cgroups),
             (2, self._bookmark),
-            (6, self._force_delete),
-            (8, self._finish),
-            (2, self._restart_kubelet),
-            (8, self._sync_kubelet),
-            (2, self._restart_daemon),
+            (30, self._finish),
             (8, self._view),
+            (24, self._recover),
+        )
+        trouble = (
+            (6, self._force_delete),
+            (2, self._restart_kubelet),
+            (2, self._stop_daemon),
             (1, self._restart_extender),
             (2, self._relist),
-            (4, self._node_object),
+            (1, self._delete_node),
             (2, self._away),
             (3, self._foreign),
-            (1, self._health),
+            (0.5, self._fall_sick),
             (1, self._cordon),
-            (2, self._pressure),
+            (1, self._pressure),
             (1, self._tear),
             (3, self._sleep),
         )
-        # No two histories have the same pace: whoever is slow in one is quick in another.
-        self.weights = [weight * self.random.choice((0.1, 0.4, 1, 1, 2)) for weight, _ in self.actions]
+        self.actions = [(weight * self._pace(), action) for weight, action in work]
+        self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
+        self.weights = [weight for weight, _ in self.actions]
         for node in self.nodes:
             self._settle_node(node)
+
+    def _pace(self) -> float:
+        """No two histories have the same pace: whoever is slow in one is quick in another."""
+        return self.random.choice((0.1, 0.4, 1, 1, 2))
 
     # One step.
 
@@ -122,7 +130,8 @@ class Simulation(Scene):
         )
 
     def _schedule(self) -> None:
-        waiting = [pod for pod in self.world.pods.values() if not pod.node and not pod.ended]
+        known = self.extender.state.pods
+        waiting = [pod for pod in self.world.pods.values() if not pod.node and pod.uid in known]
         if waiting:
             pod = self.random.choice(waiting)
             if self.extender.schedule(pod):
@@ -147,19 +156,22 @@ class Simulation(Scene):
                 node.sick_until = None
 
     def _extender_hears(self) -> None:
-        if self.random.random() < 0.5:
-            self.extender.deliver_node()
-        else:
-            self.extender.deliver_pod()
+        deliver = self.random.choice((self.extender.deliver_node, self.extender.deliver_pod))
+        for _ in range(self.random.choice((1, 4, 8))):
+            deliver()
 
     def _daemon_hears(self) -> None:
         node = self._any()
-        if node.daemon_up:
+        for _ in range(self.random.choice((1, 1, 4)) if node.daemon_up else 0):
             node.daemon.deliver()
 
     def _kubelet_hears(self) -> None:
         node = self._any()
-        if not node.daemon.away:
+        if node.daemon.away:
+            return
+        if self.random.random() < 0.1:
+            node.kubelet.relist()
+        else:
             node.kubelet.deliver()
 
     def _admit(self) -> None:
@@ -195,20 +207,39 @@ class Simulation(Scene):
     def _tear(self) -> None:
         self._any().kubelet.torn = True
 
-    def _health(self) -> None:
+    def _fall_sick(self) -> None:
         node = self._any()
         card = self.random.choice(node.daemon.cards)
-        if card.index in node.daemon.sick:
-            self._say(f"card {card.index} of {node.name} is well")
-            node.daemon.sick.discard(card.index)
-        else:
-            self._say(f"card {card.index} of {node.name} is sick")
-            node.daemon.sick.add(card.index)
-            node.sick_until = UNSAID
-            self._excuse()
-        node.daemon.ledger.set_healthy(card.uuid, healthy=card.index not in node.daemon.sick)
-        sick = {other.uuid for other in node.daemon.cards if other.index in node.daemon.sick}
+        self._say(f"card {card.index} of {node.name} is sick")
+        node.daemon.sick.add(card.index)
+        node.sick_until = UNSAID
+        self._excuse()
+        self._set_health(node)
+
+    def _set_health(self, node: Node) -> None:
+        sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
+        for card in node.daemon.cards:
+            node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
         node.kubelet.sick = frozenset(text for text in node.kubelet.ids if parse_device_id(text)[0] in sick)
+
+    def _recover(self) -> None:
+        """One thing that went wrong on a node is well again."""
+        node = self._any()
+        ways = {
+            self._sync_kubelet: not node.kubelet.synced and not node.daemon.away and node.daemon_up,
+            self._start_stopped_daemon: not node.daemon_up,
+            self._come_back: node.daemon.away,
+            self._create_node: node.name not in self.world.nodes,
+            self._get_well: bool(node.daemon.sick) and self.random.random() < 0.2,
+        }
+        open_ways = [way for way, needed in ways.items() if needed]
+        if open_ways:
+            self.random.choice(open_ways)(node)
+
+    def _get_well(self, node: Node) -> None:
+        self._say(f"all cards of {node.name} are well")
+        node.daemon.sick.clear()
+        self._set_health(node)
 
     def _cordon(self) -> None:
         node = self._any()
@@ -247,7 +278,8 @@ class Simulation(Scene):
 
     def _force_delete(self) -> None:
         if self.world.pods:
-            pod = self.random.choice(list(self.world.pods.values()))
+            bound = [pod for pod in self.world.pods.values() if pod.node]
+            pod = self.random.choice(bound or list(self.world.pods.values()))
             self._say(f"force-delete {pod.name} {pod.uid} on {pod.node!r}")
             self.world.delete(pod.name, pod.uid)
 
@@ -275,19 +307,21 @@ class Simulation(Scene):
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
 
-    def _sync_kubelet(self) -> None:
-        node = self._any()
-        if not node.kubelet.synced and not node.daemon.away and node.daemon_up:
-            self._sync(node)
+    def _sync_kubelet(self, node: Node) -> None:
+        self._say(f"kubelet of {node.name} lists its pods")
+        self._sync(node)
 
-    def _restart_daemon(self) -> None:
+    def _stop_daemon(self) -> None:
         node = self._any()
-        if node.daemon_up and not node.amnesia & node.kubelet.admitted <= self._held(node):
-            return  # what kubelet and daemon both forget before it was written down, nobody can know
-        node.daemon_up = not node.daemon_up
-        self._say(f"daemon of {node.name} up {node.daemon_up}")
-        if node.daemon_up:
-            self._start_daemon(node)
+        # What kubelet and daemon both forget before it was written down, nobody can know.
+        if node.daemon_up and node.amnesia & node.kubelet.admitted <= self._held(node):
+            self._say(f"daemon of {node.name} stops")
+            node.daemon_up = False
+
+    def _start_stopped_daemon(self, node: Node) -> None:
+        self._say(f"daemon of {node.name} starts")
+        node.daemon_up = True
+        self._start_daemon(node)
 
     def _view(self) -> None:
         node = self._any()
@@ -310,28 +344,31 @@ class Simulation(Scene):
         else:
             self.extender.relist_pods()
 
-    def _node_object(self) -> None:
+    def _delete_node(self) -> None:
         node = self._any()
-        if node.name in self.world.nodes:
-            # What kubelet, daemon and Node all forget, nobody can know.
-            knows = node.daemon_up and node.daemon.own.first.is_set()
-            kept = knows or not node.amnesia & node.kubelet.admitted
-            if self.random.random() < 0.3 and kept:
-                self._say(f"Node {node.name} deleted")
-                self.world.delete_node(node.name)
-                node.kubelet.late |= (
-                    node.kubelet.running - node.kubelet.admitted
-                )  # a daemon that restarts now has nothing to remember
-        else:
-            self._say(f"Node {node.name} created again")
-            self.world.put_node(node.name, {}, {})
+        # What kubelet, daemon and Node all forget, nobody can know.
+        knows = node.daemon_up and node.daemon.own.first.is_set()
+        kept = knows or not node.amnesia & node.kubelet.admitted
+        if node.name in self.world.nodes and kept:
+            self._say(f"Node {node.name} deleted")
+            self.world.delete_node(node.name)
+            # A daemon that restarts now has nothing to remember.
+            node.kubelet.late |= node.kubelet.running - node.kubelet.admitted
+
+    def _create_node(self, node: Node) -> None:
+        self._say(f"Node {node.name} created again")
+        self.world.put_node(node.name, {}, {})
 
     def _away(self) -> None:
         node = self._any()
-        node.daemon.away = not node.daemon.away
-        if node.daemon.away:
+        if not node.daemon.away:
+            self._say(f"API server away for {node.name}")
+            node.daemon.away = True
             node.daemon.disconnect(lost=self.random.random() < 0.3)
-        self._say(f"API server away for {node.name}: {node.daemon.away}")
+
+    def _come_back(self, node: Node) -> None:
+        self._say(f"API server back for {node.name}")
+        node.daemon.away = False
 
     def _foreign(self) -> None:
         """Another scheduler binds a pod that fits, when nothing of ours is on its way."""
@@ -364,13 +401,19 @@ class Simulation(Scene):
         self._pass(self.random.choice((2.0, 12.0, 35.0)))
 
 
-def run(seed: int, steps: int, rules: type[Rules] = Rules) -> int:
+def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0) -> int:
     """Run one history; returns the steps done.
+
+    Args:
+        seed: of everything random.
+        steps: how many.
+        rules: the extender's.
+        density: see `Simulation`.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    simulation = Simulation(seed, rules)
+    simulation = Simulation(seed, rules, density)
     for number in range(1, steps + 1):
         simulation.step()
         if number % 250 == 0:
