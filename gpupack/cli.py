@@ -5,7 +5,7 @@ Every command imports what it runs when it runs: the node daemon must not pay fo
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -108,10 +108,18 @@ def _said(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _run(work: Coroutine[Any, Any, None], *errors: type[BaseException]) -> None:
-    """Run to the end; these errors are the user's to mend."""
+def _serve(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], *errors: type[BaseException]) -> None:
+    """Be a daemon until a signal sets the event; these errors are the user's to mend."""
+    from gpupack.logs import tell_loop_trouble
+    from gpupack.signals import told_to_stop
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(tell_loop_trouble)
+        with told_to_stop() as stop:
+            await work(stop)
+
     try:
-        asyncio.run(work)
+        asyncio.run(serve())
     except errors as error:
         _fail(error)
 
@@ -213,7 +221,7 @@ def node(**options: Any) -> None:
     from deviceplugin.settings import Settings
     from kubeapi.errors import KubeApiError
 
-    _run(run(Settings(**options)), DevicePluginError, KubeApiError)
+    _serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
 
 
 def _parameters(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -283,7 +291,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.settings import Settings
 
-    _run(run(Settings(**options)), SchedulerError, KubeApiError)
+    _serve(lambda stop: run(Settings(**options), stop=stop), SchedulerError, KubeApiError)
 
 
 @cli.command(help=TOP_HELP)
