@@ -14,7 +14,7 @@ from allocator.errors import LedgerError
 from allocator.ids import device_id
 from allocator.ledger import Grant, Ledger
 from deviceplugin.errors import RefusedError
-from deviceplugin.kubelet.service import ContainerGrant
+from deviceplugin.node.grant import ContainerGrant
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
