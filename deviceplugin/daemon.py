@@ -1,8 +1,7 @@
-"""`gpupack node`: everything wired together, started in order, stopped by a signal."""
+"""`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
 import gc
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -285,12 +284,8 @@ async def _until(
         raise failures[0]
 
 
-async def run(settings: Settings, *, source: GpuSource | None = None) -> None:
-    """Be the node daemon until SIGTERM or SIGINT.
-
-    Args:
-        settings: how to run.
-        source: the cards; by default those that the settings name.
+async def run(settings: Settings, stop: asyncio.Event) -> None:
+    """Be the node daemon until `stop` is set.
 
     Raises:
         SettingsError: lists every fault.
@@ -299,15 +294,5 @@ async def run(settings: Settings, *, source: GpuSource | None = None) -> None:
     """
     settings.check()
     structlog.contextvars.bind_contextvars(node=settings.node_name)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    # A terminal that goes away must not take the node's daemon with it.
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.info("SIGHUP ignored"))
-    try:
-        await Daemon(settings, source=source).run(stop)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+    await Daemon(settings).run(stop)
     log.info("stopped")

@@ -1,8 +1,15 @@
 """The command line of gpupack, its demo, and the stand-ins for kubelet and API server."""
 
-from importlib.metadata import PackageNotFoundError, version
+__version__: str
 
-try:
-    __version__ = version("gpupack")
-except PackageNotFoundError:  # a source tree on the path that was never installed
-    __version__ = "0.0.0+unknown"
+
+def __getattr__(name: str) -> str:
+    """Look the version up when it is asked for: a daemon heeds signals 40 ms sooner."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("gpupack")
+    except PackageNotFoundError:  # a source tree on the path that was never installed
+        return "0.0.0+unknown"

@@ -5,7 +5,7 @@ Every command imports what it runs when it runs: the node daemon must not pay fo
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -68,10 +68,18 @@ def _prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
         _fail(error)
 
 
-def _run(work: Coroutine[Any, Any, None], *errors: type[BaseException]) -> None:
-    """Run to the end; these errors are the user's to mend."""
+def _serve(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], *errors: type[BaseException]) -> None:
+    """Be a daemon until a signal sets the event; these errors are the user's to mend."""
+    from gpupack.logs import tell_loop_trouble
+    from gpupack.signals import told_to_stop
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(tell_loop_trouble)
+        with told_to_stop() as stop:
+            await work(stop)
+
     try:
-        asyncio.run(work)
+        asyncio.run(serve())
     except errors as error:
         _fail(error)
 
@@ -196,7 +204,7 @@ def node(**options: Any) -> None:
     from kubeapi.errors import KubeApiError
 
     _prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
-    _run(run(Settings(**options)), DevicePluginError, KubeApiError)
+    _serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
 
 
 @cli.command(
@@ -259,7 +267,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.settings import Settings
 
     _prepare(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
-    _run(run(Settings(**options)), SchedulerError, KubeApiError)
+    _serve(lambda stop: run(Settings(**options), stop=stop), SchedulerError, KubeApiError)
 
 
 @cli.command(help=TOP_HELP)

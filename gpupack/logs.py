@@ -1,9 +1,13 @@
 """Logging set-up of the console command: one event a line, key=value, on stderr."""
 
+import asyncio
 import logging
+import os
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TextIO, cast
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
@@ -46,6 +50,47 @@ class _ClientFaults(logging.Filter):
 
 _CLIENT_FAULTS = _ClientFaults()
 
+_STDERR_FD: Final = 2
+_REMIND_S: Final = 60.0
+_OUT_OF_FILES: Final = "socket.accept() out of system resource"
+
+
+class Stderr:
+    """Standard error for logs: a pipe nobody reads any more or a full disk loses lines, and does no harm.
+
+    Unbuffered: what could not be written must not come up again with every later line.
+    """
+
+    def __init__(self) -> None:
+        # Without one, the number belongs to the first file or connection that was opened.
+        self._there = sys.stderr is not None
+
+    def write(self, text: str) -> int:
+        """Write as much as goes."""
+        left = text.encode("utf-8", "backslashreplace") if self._there else b""
+        with suppress(OSError):
+            while left:
+                left = left[os.write(_STDERR_FD, left) :]
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+_reminded_s = float("-inf")
+
+
+def tell_loop_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what an event loop has to say of itself; that no file can be opened it says 100 times a second."""
+    global _reminded_s  # noqa: PLW0603 - one process, one limit of files
+    if context.get("message") != _OUT_OF_FILES:
+        loop.default_exception_handler(context)
+        return
+    now_s = time.monotonic()
+    if now_s - _reminded_s >= _REMIND_S:
+        _reminded_s = now_s
+        logging.getLogger("asyncio").warning("no connection can be taken: %s", context.get("exception"))
+
 
 def configure(level: str) -> None:
     """Set up structlog, and what libraries log, from `level` upwards.
@@ -54,6 +99,7 @@ def configure(level: str) -> None:
         level: debug, info, warning or error; anything else counts as info, for the settings' check tells.
     """
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    stream = Stderr()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -65,9 +111,9 @@ def configure(level: str) -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", stream)),
     )
     logging.basicConfig(
-        stream=sys.stderr, level=max(number, logging.WARNING), format="level=%(levelname)s %(message)s"
+        stream=stream, level=max(number, logging.WARNING), format="level=%(levelname)s %(message)s"
     )
     logging.getLogger("aiohttp.server").addFilter(_CLIENT_FAULTS)

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import gc
-import signal
 import time
 from collections.abc import Callable
 from typing import Final
@@ -37,14 +36,14 @@ log = structlog.get_logger(__name__)
 async def run(
     settings: Settings,
     *,
-    stop: asyncio.Event | None = None,
+    stop: asyncio.Event,
     started: Callable[[str, ClusterState], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or until `stop` is set.
+    """Serve until `stop` is set.
 
     Args:
         settings: How to run.
-        stop: Ends the server; where it is given signals are left alone.
+        stop: Ends the server.
         started: Called once with the server's URL and the live state.
 
     Raises:
@@ -52,11 +51,6 @@ async def run(
         KubeApiError: no usable way to the API server.
     """
     settings.check()
-    if stop is None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
     clock = time.monotonic
     collecting = gc.get_threshold()
     async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:

@@ -17,8 +17,9 @@ from deviceplugin.kubelet.podresources import PodResourcesClient
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
 from deviceplugin.kubelet.registration import Registrar, Timing
-from deviceplugin.kubelet.service import ContainerGrant, DevicePlugin
+from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.node.grant import ContainerGrant
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet
 

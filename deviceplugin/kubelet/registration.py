@@ -22,7 +22,6 @@ import grpc
 import structlog
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.rawserver import add_to_server
 from deviceplugin.kubelet.service import DevicePlugin, DeviceStream
 from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -261,7 +260,7 @@ class Registrar:
     async def _serve(self) -> None:
         clear_socket_path(self._own_path)
         server = grpc.aio.server(options=_SERVER_OPTIONS)
-        add_to_server(self._plugin, server)
+        rpc.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         try:
             server.add_insecure_port(f"unix:{self._own_path}")
             await server.start()

@@ -1,7 +1,7 @@
-"""The device plugin service: what the kubelet asks, checked, passed to an `Allocator`, and answered.
+"""The device plugin service: what the kubelet asks, passed to `Devices`, and answered.
 
-This file knows the wire and nothing of cards. Whatever arrives is answered with a gRPC status and one clear
-line; only the call that was wrong suffers.
+This file knows the wire and nothing of cards. A call that is refused, or fails, is answered with a gRPC
+status and one clear line, and no other call suffers.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ import structlog
 
 from allocator.errors import AllocatorError, shown
 from deviceplugin.errors import RefusalKind, RefusedError
-from deviceplugin.kubelet.devicelist import HEALTHY, UNHEALTHY, first_repeated
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from deviceplugin.node.grant import ContainerGrant
 
 Response = TypeVar("Response")
 
@@ -33,23 +33,12 @@ STATUS_OF: Final[Mapping[RefusalKind, grpc.StatusCode]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerGrant:
-    """What a container gets with its devices.
-
-    Attributes:
-        envs: environment variables.
-        annotations: for the container runtime.
-        cdi_devices: fully qualified CDI names, `nvidia.com/gpu=GPU-...`.
-    """
-
-    envs: Mapping[str, str]
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    cdi_devices: tuple[str, ...] = ()
+HEALTHY: Final = "Healthy"
+UNHEALTHY: Final = "Unhealthy"
 
 
-class Allocator(Protocol):
-    """Who decides. The servicer has checked form; the rest, and the record of it, is the allocator's.
+class Devices(Protocol):
+    """Who decides which devices a container gets, and keeps the record of it.
 
     Refusals are `RefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
     """
@@ -60,7 +49,7 @@ class Allocator(Protocol):
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
-        """Choose exactly `size` of the `available` IDs, all of `must_include` among them."""
+        """Choose exactly `size` of the `available` IDs, all of `must_include` among them, which are known."""
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Grant known, healthy IDs to one container; whether they belong together is for it to check."""
@@ -86,14 +75,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
     """The servicer. All of it, `devices_changed` too, belongs to one event loop.
 
     Args:
-        allocator: who decides.
+        devices: who decides.
         observe: called after every unary call with the method, the seconds it took and the status' name.
     """
 
-    def __init__(
-        self, allocator: Allocator, *, observe: Callable[[str, float, str], None] | None = None
-    ) -> None:
-        self._allocator = allocator
+    def __init__(self, devices: Devices, *, observe: Callable[[str, float, str], None] | None = None) -> None:
+        self._devices = devices
         self._observe = observe
         self._streams: dict[int, DeviceStream] = {}
         self._opened = 0
@@ -147,7 +134,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         try:
             while not stream.stopping:
                 stream.wake.clear()
-                await context.write(device_list(self._allocator.devices()))
+                await context.write(device_list(self._devices.devices()))
                 await stream.wake.wait()
         finally:
             del self._streams[stream.number]
@@ -160,7 +147,6 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Answer each container's request with exactly the IDs to take."""
 
         async def answer() -> pb.PreferredAllocationResponse:
-            _require(request.container_requests, "GetPreferredAllocation without a container request")
             return pb.PreferredAllocationResponse(
                 container_responses=[
                     pb.ContainerPreferredAllocationResponse(deviceIDs=await self._prefer(asked))
@@ -176,12 +162,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Grant each container's IDs, or refuse with the reason, which is final for the pod."""
 
         async def answer() -> pb.AllocateResponse:
-            _require(request.container_requests, "Allocate without a container request")
             for asked in request.container_requests:
                 self._check_granted(asked.devices_ids)
             return pb.AllocateResponse(
                 container_responses=[
-                    _granted(await self._allocator.allocate(tuple(asked.devices_ids)))
+                    _granted(await self._devices.allocate(tuple(asked.devices_ids)))
                     for asked in request.container_requests
                 ]
             )
@@ -194,47 +179,28 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Do nothing, successfully: the options say that we need not be asked."""
         return pb.PreStartContainerResponse()
 
-    async def refuse(self, method: str, error: RefusedError, context: Any) -> None:
-        """Refuse a call that cannot even be read."""
-
-        async def answer() -> None:
-            raise error
-
-        await self._reply(method, answer, context)
-
     # --- checks --------------------------------------------------------------------------------------
 
     async def _prefer(self, asked: pb.ContainerPreferredAllocationRequest) -> list[str]:
         available, required = tuple(asked.available_deviceIDs), tuple(asked.must_include_deviceIDs)
         size = asked.allocation_size
-        _refuse_repeated(available, "available_deviceIDs")
-        _refuse_repeated(required, "must_include_deviceIDs")
-        offered = set(available)
-        missing = [identifier for identifier in required if identifier not in offered]
-        if missing:
-            raise RefusedError("invalid", f"must_include has {shown(missing[0])}, which is not available")
-        if not max(1, len(required)) <= size <= len(available):
-            raise RefusedError(
-                "invalid",
-                f"allocation_size {size}: allowed are {max(1, len(required))} to {len(available)}, "
-                "the numbers of IDs that must be included and that are available",
-            )
-        chosen = list(await self._allocator.preferred(available, required, size))
+        known = self._devices.devices()
+        for identifier in required:
+            # What an init container got before the cards, or the unit, were changed.
+            if identifier not in known:
+                raise _unknown(identifier)
+        chosen = list(await self._devices.preferred(available, required, size))
         taken = set(chosen)
         # The kubelet would fill up a wrong answer at random across cards: better to fail here, and say so.
-        if not (len(chosen) == len(taken) == size and taken <= offered and taken.issuperset(required)):
-            raise RuntimeError(
-                f"the allocator chose {len(chosen)} IDs that do not answer a request for {size}"
-            )
+        if not (len(chosen) == len(taken) == size and taken.issuperset(required) and taken <= set(available)):
+            raise RuntimeError(f"{len(chosen)} IDs were chosen that do not answer a request for {size}")
         return chosen
 
     def _check_granted(self, ids: Sequence[str]) -> None:
-        _require(ids, "Allocate of no device")
-        _refuse_repeated(ids, "devices_ids")
-        health = self._allocator.devices()
+        health = self._devices.devices()
         for identifier in ids:
             if identifier not in health:
-                raise RefusedError("unknown", f"device {shown(identifier)} is not one of this node's")
+                raise _unknown(identifier)
             if not health[identifier]:
                 raise RefusedError("unhealthy", f"device {shown(identifier)} is on a card that is unhealthy")
 
@@ -280,12 +246,5 @@ def _granted(grant: ContainerGrant) -> pb.ContainerAllocateResponse:
     )
 
 
-def _require(items: Collection[object], message: str) -> None:
-    if not items:
-        raise RefusedError("invalid", f"{message}: at least one is needed")
-
-
-def _refuse_repeated(ids: Sequence[str], what: str) -> None:
-    repeated = first_repeated(ids)
-    if repeated is not None:
-        raise RefusedError("invalid", f"{what} has {shown(repeated)} twice: an ID stands once")
+def _unknown(identifier: str) -> RefusedError:
+    return RefusedError("unknown", f"device {shown(identifier)} is not one of this node's")

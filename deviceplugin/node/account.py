@@ -15,7 +15,7 @@ from allocator.ids import device_id
 from allocator.ledger import BookEntry, Grant, Ledger
 from allocator.names import unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
-from deviceplugin.kubelet.service import ContainerGrant
+from deviceplugin.node.grant import ContainerGrant
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""

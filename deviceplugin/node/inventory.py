@@ -1,13 +1,22 @@
 """From GPUs as the driver shows them to cards in units, and whether a kubelet can take them as devices."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import device_id
 from allocator.records import CardRecord
 from deviceplugin.errors import DeviceListError
 from deviceplugin.gpus.source import GpuCard
-from deviceplugin.kubelet.devicelist import MAX_MESSAGE_BYTES, weigh_bytes
+
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""What a kubelet reads at most in one message, and it gets the whole list of devices in one."""
+
+_DEVICE_BYTES: Final = 2 + 2 + (2 + len("Unhealthy"))
+"""What a device adds to the list besides its ID: a key and a length for itself, its ID and its health.
+
+All are weighed as unhealthy, the longer word: a list that was accepted stays acceptable when cards fail.
+"""
 
 
 def cards_in_units(gpus: Sequence[GpuCard], unit_mib: int) -> tuple[Card, ...]:
@@ -69,7 +78,7 @@ def list_bytes(cards: Sequence[Card]) -> int:
         digits, first = 1, 0
         while first < card.size_units:
             last = min(card.size_units, 10**digits)
-            total += (last - first) * weigh_bytes(len(device_id(card.uuid, first)))
+            total += (last - first) * (_DEVICE_BYTES + len(device_id(card.uuid, first)))
             digits, first = digits + 1, last
     return total
 

@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -50,17 +51,15 @@ def free_port():
 
 
 @asynccontextmanager
-async def process(*arguments, **environment):
-    """The command as a process, and where it serves; it must end by itself when told."""
+async def process(*arguments, stderr=asyncio.subprocess.PIPE, **environment):
+    """The command as a process, where it serves, and what it says; it must end by itself when told."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "gpupack", *map(str, arguments), "--http", url.removeprefix("http://")]
-    running = await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | environment
-    )
+    running = await asyncio.create_subprocess_exec(*command, stderr=stderr, env=os.environ | environment)
     lines = []
 
     async def read():
-        while line := await running.stderr.readline():
+        while running.stderr is not None and (line := await running.stderr.readline()):
             lines.append(line.decode())
 
     reading = asyncio.create_task(read())
@@ -130,6 +129,117 @@ async def test_a_node(world, number):
     assert "Traceback" not in "".join(lines)
     # The effective settings are there, once.
     assert len([line for line in lines if "unit_mib=1024" in line and "card_policy=least-used" in line]) == 1
+
+
+@contextmanager
+def full_disk():
+    with Path("/dev/full").open("wb", buffering=0) as device:
+        yield device
+
+
+@contextmanager
+def pipe_that_nobody_reads():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("broken", [full_disk, pipe_that_nobody_reads])
+async def test_a_node_whose_log_goes_nowhere_serves_pods(world, broken):
+    folder, api, kubelet = world
+    arguments = [
+        *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4", "--log-level", "debug"),
+        *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
+        *("--pod-resources-socket", kubelet.pod_resources_socket),
+    ]
+    with broken() as stderr:
+        async with (
+            process(*arguments, stderr=stderr) as (daemon, url, _),
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def ready():
+                return await status_of(session, f"{url}/readyz")
+
+            async def phases():
+                return [api.pod("default", name)["status"].get("phase") for name in ("p", "q")]
+
+            await until(ready, (200, "ok\n"))
+            container = {"name": "c", "image": "none", "resources": {"limits": {GIB: "5"}}}
+            for name in ("p", "q"):
+                api.add_pod(
+                    {"metadata": {"name": name}, "spec": {"nodeName": NODE, "containers": [container]}}
+                )
+            await until(phases, ["Running", "Running"])
+            await until(ready, (200, "ok\n"))
+            daemon.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("broken", [full_disk, pipe_that_nobody_reads])
+async def test_a_scheduler_whose_log_goes_nowhere_answers(world, broken):
+    folder, _, _ = world
+    arguments = ["scheduler", "--kubeconfig", folder / "kubeconfig", "--log-level", "debug"]
+    with broken() as stderr:
+        async with (
+            process(*arguments, stderr=stderr) as (extender, url, _),
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def ready():
+                return (await status_of(session, f"{url}/readyz"))[0]
+
+            await until(ready, 200)
+            for _ in range(2):
+                async with session.post(f"{url}/filter", data=b"rubbish") as answer:
+                    assert answer.status == 400
+            assert await ready() == 200
+            extender.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(extender.wait(), DEADLINE_S) == 0
+
+
+def lowest_free_file(pid):
+    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return min(set(range(len(used) + 1)) - used)
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler"])
+async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
+    """asyncio tries 128 times a second then, and would log a traceback each time."""
+    folder, _, kubelet = world
+    arguments = {
+        "node": [
+            *("node", "--node-name", NODE, "--gpus", "simulated", "--profile", "2xt4"),
+            *("--kubeconfig", folder / "kubeconfig", "--device-plugin-dir", kubelet.device_plugin_dir),
+            *("--pod-resources-socket", kubelet.pod_resources_socket),
+        ],
+        "scheduler": ["scheduler", "--kubeconfig", folder / "kubeconfig"],
+    }[command]
+    async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
+
+        async def ready():
+            return (await status_of(session, f"{url}/readyz"))[0]
+
+        async def told():
+            return any("no connection can be taken" in line for line in lines)
+
+        await until(ready, 200)
+        limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest_free_file(daemon.pid), limits[1]))
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        with socket.create_connection(address), socket.create_connection(address):
+            await until(told, expected=True)
+            before = len(lines)
+            await asyncio.sleep(2.5)  # two more of asyncio's tries
+            assert [line for line in lines[before:] if "Traceback" in line or "accept" in line] == []
+            assert len(lines) - before < 50
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+        await until(ready, 200)
+        daemon.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
 
 
 @pytest.mark.skipif(not MOCK, reason="GPUPACK_NVML_MOCK names no folder with nvml-mock's libnvidia-ml.so.1")

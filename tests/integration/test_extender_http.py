@@ -395,4 +395,4 @@ async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
 
 async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such file"):
-        await run(Settings(kubeconfig=str(tmp_path / "missing")))
+        await run(Settings(kubeconfig=str(tmp_path / "missing")), stop=asyncio.Event())

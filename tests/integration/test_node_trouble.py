@@ -71,7 +71,11 @@ async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_agai
             "from pathlib import PosixPath\n"
             "from deviceplugin.daemon import run\n"
             "from deviceplugin.settings import Settings\n"
-            f"asyncio.run(run({settings!r}))\n"
+            "from gpupack.signals import told_to_stop\n"
+            "async def main():\n"
+            "    with told_to_stop() as stop:\n"
+            f"        await run({settings!r}, stop)\n"
+            "asyncio.run(main())\n"
         )
         registrations = world.kubelet.registrations
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)

@@ -162,7 +162,7 @@ async def test_a_kubelet_that_does_not_read_its_stream_cannot_keep_the_registrar
     """The list is larger than what gRPC sends without being read: `write` waits, and no one wakes it."""
     timing = Timing(settle_s=0.05, grace_s=0.1)
     async with scene(timing) as here:
-        here.plugin._allocator.health = {f"GPU-0::{number}": True for number in range(50_000)}
+        here.plugin._devices.health = {f"GPU-0::{number}": True for number in range(50_000)}
         old, new = Deaf(here.folder), OddKubelet(here.folder, "listens")
         await old.start()
         async with running(here):

@@ -1,9 +1,13 @@
 """How long the daemon's end waits, and for what."""
 
 import asyncio
+from pathlib import Path
 
+import yaml
 from structlog.testing import capture_logs
 
+from deviceplugin.http import SHUTDOWN_S
+from deviceplugin.kubelet.registration import Timing
 from deviceplugin.node.farewell import Patience, say_farewell
 
 FOR_EVER_S = 1e6
@@ -56,3 +60,14 @@ async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limi
         await say_farewell(asyncio.Event().wait, bench.under_way, Patience(publish_s=0.05))
     assert [entry["event"] for entry in logs] == ["the words go on offering cards"]
     assert bench.looks == 0
+
+
+def test_the_longest_end_is_within_the_grace_period_of_the_shipped_pod():
+    manifest = Path(__file__).parents[2] / "manifests" / "node" / "daemonset.yaml"
+    grace_s = yaml.safe_load(manifest.read_text())["spec"]["template"]["spec"][
+        "terminationGracePeriodSeconds"
+    ]
+    patience = Patience()
+    farewell_s = patience.publish_s + patience.admit_s
+    # Streams that are to end, then calls; requests that are slow to come, then answers that are slow to go.
+    assert farewell_s + 2 * Timing().grace_s + 2 * SHUTDOWN_S < grace_s

@@ -5,7 +5,6 @@ import pytest
 from allocator.ids import device_id
 from deviceplugin.errors import DeviceListError
 from deviceplugin.gpus.source import GpuCard
-from deviceplugin.kubelet.devicelist import check_device_ids
 from deviceplugin.kubelet.service import device_list
 from deviceplugin.node.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
 
@@ -60,9 +59,10 @@ def test_mib_units_of_large_cards_are_refused_with_the_unit_that_fits():
     with pytest.raises(DeviceListError, match=f"unit of 1 MiB.*units of {unit_mib} MiB or more"):
         check_units(gpus, 1)
     check_units(gpus, unit_mib)
-    check_device_ids(
-        [device_id(c.uuid, slot) for c in cards_in_units(gpus, unit_mib) for slot in range(c.size_units)]
-    )
+    cards = cards_in_units(gpus, unit_mib)
+    listed = {device_id(card.uuid, slot): False for card in cards for slot in range(card.size_units)}
+    assert device_list(listed).ByteSize() <= 4 * 1024 * 1024
+    assert device_list(dict.fromkeys(listed, True)).ByteSize() < device_list(listed).ByteSize()
     with pytest.raises(DeviceListError):
         check_units(gpus, unit_mib - 1)
 

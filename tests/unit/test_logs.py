@@ -31,13 +31,13 @@ def restored():
 @pytest.mark.parametrize(
     ("level", "heard"), [("info", ["warning", "info"]), ("error", []), ("loud", ["warning", "info"])]
 )
-def test_an_event_is_one_line_of_pairs(capsys, level, heard):
+def test_an_event_is_one_line_of_pairs(capfd, level, heard):
     configure(level)
     log = structlog.get_logger("test")
     log.warning("went wrong", pod="default/p", units=3, text="two\nlines", ok=False)
     log.info("went on")
     log.debug("thought")
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     assert [line.split(" level=")[1].split()[0] for line in lines] == heard
     if heard:
         assert lines[0].endswith('event="went wrong" pod=default/p units=3 text=two\\nlines ok=false')

@@ -1,7 +1,6 @@
 """Profiles of simulated GPUs: the shipped ones have the real sizes, faulty ones name every fault."""
 
 import os
-import reprlib
 from pathlib import Path
 
 import pytest
@@ -102,122 +101,102 @@ def test_versions_that_are_read(version: str) -> None:
     ("old", "new", "fault"),
     [
         ('version: "1.0"', "version: 2", "version: 2; allowed is 1.0"),
-        ('version: "1.0"', "version: true", "version: True; allowed is 1.0"),
-        ('version: "1.0"', "", "version: missing; allowed is 1.0"),
-        ('  name: "Card"\n', "", "devices[0].name: missing; allowed is text"),
-        ('name: "Card"', "name: 5", "device_defaults.name: 5; allowed is text"),
+        ('version: "1.0"', "version: true", "version: expected `int | float | str`, got `bool`"),
+        ('version: "1.0"', "", "profile: object missing required field `version`"),
+        ('  name: "Card"\n', "", "devices[0].name: missing, there and in device_defaults"),
+        ('name: "Card"', "name: 5", "device_defaults.name: expected `str | null`, got `int`"),
+        ("total_bytes: 10737418240, ", "", "devices[0].memory.total_bytes: missing, there and in dev"),
+        ("10737418240", "-5", "device_defaults.memory.total_bytes: expected `int` >= 1048576"),
+        ("10737418240", "1e10", "device_defaults.memory.total_bytes: expected `int | null`, got `str`"),
+        ("10737418240", "true", "device_defaults.memory.total_bytes: expected `int | null`, got `bool`"),
+        ("10737418240", "99999999999999999", "total_bytes: expected `int` <= 17592186044416"),
         (
-            "total_bytes: 10737418240, ",
-            "",
-            "devices[0].memory.total_bytes: missing; allowed are whole numbers",
+            "reserved_bytes: 1",
+            "reserved_bytes: 10737418240",
+            "devices[0].memory: 10737418240 bytes reserved and 0 used do not fit into 10737418240",
         ),
         (
-            "10737418240",
-            "-5",
-            "device_defaults.memory.total_bytes: -5; allowed are whole numbers from 1048576",
+            "reserved_bytes: 1",
+            "used_bytes: 10737418241",
+            "devices[1].memory: 0 bytes reserved and 10737418241 used do not fit into 10737418240",
         ),
-        ("10737418240", "1e10", "device_defaults.memory.total_bytes: '1e10'; allowed are whole numbers"),
-        ("10737418240", "true", "device_defaults.memory.total_bytes: True; allowed are whole numbers"),
-        ("10737418240", "99999999999999999", "allowed are whole numbers from 1048576 to 17592186044416"),
-        ("reserved_bytes: 1", "reserved_bytes: 10737418240", "device_defaults.memory.reserved_bytes: 107"),
-        ("reserved_bytes: 1", "used_bytes: 10737418241", "device_defaults.memory.used_bytes: 1073"),
-        ("GPU-b", "GPU-a", "devices[1].uuid: 'GPU-a'; already that of devices[0]"),
-        ("GPU-b", "card1", "devices[0].uuid: 'card1'; allowed are GPU- and at most 48"),
-        ('name: "Card"', r'name: "x\ud800"', r"device_defaults.name: 'x\ud800'; allowed is text"),
-        ("GPU-b", "GPU-" + "x" * 49, "allowed are GPU- and at most 48"),
-        ("uuid: GPU-b, ", "", "devices[0].uuid: missing; allowed is text"),
-        ("index: 1", "index: 0", "devices[1].index: 0; already that of devices[0]"),
-        ("index: 1", "index: 2", "devices[0].index: 2; allowed are whole numbers from 0 to 1"),
-        ("index: 1, ", "", "devices[0].index: missing; allowed are whole numbers from 0 to 1"),
-        ("minor_number: 7", "minor_number: -1", "devices[1].minor_number: -1; allowed"),
-        (
-            "00000000:1B:00.0",
-            "0000:1a:00.0",
-            "devices[1].pci.bus_id: '0000:1a:00.0'; already that of devices[0]",
-        ),
-        ("00000000:1B:00.0", "1B", "devices[0].pci.bus_id: '1B'; allowed is a PCI address"),
-        ('["0000:1B:00.0"]', '["0000:1a:00.0"]', "already in pcie_topology.root_complexes[0].devices[0]"),
-        (
-            '["0000:1B:00.0"]',
-            '["0000:77:00.0"]',
-            "pcie_topology.root_complexes[0].devices[0]: '0000:77:00.0'",
-        ),
-        ('["0000:1B:00.0"]', "7", "pcie_topology.root_complexes[0].devices: 7; allowed is a list"),
-        ('["0000:1B:00.0"]', "[7]", "pcie_topology.root_complexes[0].devices[0]: 7; allowed is text"),
-        ("numa_node: 1,", "numa_node: x,", "pcie_topology.root_complexes[0].numa_node: 'x'; allowed"),
-        ("  name:", "  mig: {mode_current: enabled}\n  name:", "device_defaults.mig.mode_current: 'enabled'"),
-        ("  name:", "  processes: 3\n  name:", "device_defaults.processes: 3; allowed is a list"),
-        ("  name:", "  processes: [{pid: 0}]\n  name:", "device_defaults.processes[0].pid: 0; allowed"),
+        ("GPU-b", "GPU-a", "devices.uuid: GPU-a stands twice"),
+        ("GPU-b", "card1", "devices[0].uuid: expected `str` matching regex '^(?:GPU|MIG)-"),
+        ("GPU-b", "GPU-" + "x" * 49, "devices[0].uuid: expected `str` matching regex"),
+        ('name: "Card"', r'name: "x\ud800"', "device_defaults.name: expected `str` matching regex"),
+        ("uuid: GPU-b, ", "", "devices[0]: object missing required field `uuid`"),
+        ("index: 1", "index: 0", "devices.index: 0 stands twice"),
+        ("index: 1", "index: 2", "devices[0].index: 2; allowed are 0 to 1"),
+        ("index: 1, ", "", "devices[0]: object missing required field `index`"),
+        ("minor_number: 7", "minor_number: -1", "devices[1].minor_number: expected `int` >= 0"),
+        ("00000000:1B:00.0", "0000:1a:00.0", "devices.pci.bus_id: 0000:1a:00.0 stands twice"),
+        ("00000000:1B:00.0", "1B", "devices[0].pci.bus_id: expected `str` matching regex"),
+        ('["0000:1B:00.0"]', '["0000:1a:00.0"]', "pcie_topology: 0000:1a:00.0 stands twice"),
+        ('["0000:1B:00.0"]', '["0000:77:00.0"]', "pcie_topology: 0000:77:00.0; allowed are the devices'"),
+        ('["0000:1B:00.0"]', "7", "pcie_topology.root_complexes[0].devices: expected `array`, got `int`"),
+        ('["0000:1B:00.0"]', "[7]", "pcie_topology.root_complexes[0].devices[0]: expected `str`"),
+        ("numa_node: 1,", "numa_node: x,", "pcie_topology.root_complexes[0].numa_node: expected `int`"),
+        ("  name:", "  mig: {mode_current: enabled}\n  name:", "devices[0].mig.mode_current: enabled; allow"),
+        ("  name:", "  processes: 3\n  name:", "device_defaults.processes: expected `array | null`"),
+        ("  name:", "  processes: [{pid: 0}]\n  name:", "device_defaults.processes[0].pid: expected `int`"),
         (
             "  name:",
             "  processes: [{pid: 1, used_memory_mib: -1}]\n  name:",
-            "processes[0].used_memory_mib: -1;",
+            "device_defaults.processes[0].used_memory_mib: expected `int` >= 0",
         ),
-        (
-            "  name:",
-            "  failure: {mode: tired}\n  name:",
-            "device_defaults.failure.mode: 'tired'; allowed are healthy,",
-        ),
+        ("  name:", "  failure: {mode: tired}\n  name:", "device_defaults.failure.mode: invalid enum value"),
         (
             "  name:",
             "  failure: {mode: lost, after_calls: -1}\n  name:",
-            "device_defaults.failure.after_calls: -1;",
+            "device_defaults.failure.after_calls: expected `int` >= 0",
         ),
         (
             "  name:",
             "  failure: {mode: lost, xid: {code: 0}}\n  name:",
-            "device_defaults.failure.xid.code: 0;",
+            "device_defaults.failure.xid.code: expected `int` >= 1",
         ),
-        (
-            "  name:",
-            "  failure: {mode: lost, xid: 79}\n  name:",
-            "device_defaults.failure.xid: 79; allowed is a map",
-        ),
-        ("  name:", "  failure: lost\n  name:", "device_defaults.failure: 'lost'; allowed is a mapping"),
+        ("  name:", "  failure: {mode: lost, xid: 79}\n  name:", "device_defaults.failure.xid: expected `ob"),
+        ("  name:", "  failure: lost\n  name:", "device_defaults.failure: expected `object | null`"),
     ],
 )
 def test_a_fault_is_named_with_its_path(old: str, new: str, fault: str) -> None:
     assert old in GOOD
     faults = faults_of(GOOD.replace(old, new))
-    assert any(fault in found for found in faults), faults
+    assert any(found.startswith(fault) or fault in found for found in faults), faults
 
 
-def test_all_faults_come_at_once_and_each_once() -> None:
+def test_every_part_names_its_fault() -> None:
     faults = faults_of(
         """
 version: 3
 device_defaults: {name: Card, memory: {total_bytes: 0}}
-devices: [{index: 9, uuid: GPU-a}, {index: 0, uuid: GPU-a}, 4]
+devices: [{index: -1, uuid: GPU-a}, {index: 0, uuid: GPU-a}, 4]
 """
     )
     assert faults == (
         "version: 3; allowed is 1.0",
-        "device_defaults.memory.total_bytes: 0; allowed are whole numbers from 1048576 to 17592186044416",
-        "devices[0].index: 9; allowed are whole numbers from 0 to 2",
-        "devices[2]: 4; allowed is a mapping",
-        "devices[2].index: missing; allowed are whole numbers from 0 to 2",
-        "devices[2].uuid: missing; allowed is text",
-        "devices[1].uuid: 'GPU-a'; already that of devices[0]",
+        "device_defaults.memory.total_bytes: expected `int` >= 1048576",
+        "devices[0].index: expected `int` >= 0",
+        "devices[2]: expected `object`, got `int`",
     )
+
+
+def test_what_does_not_fit_together_is_named_at_once() -> None:
+    faults = faults_of(GOOD.replace("index: 1", "index: 9").replace("GPU-b", "GPU-a").replace("Card", "C"))
+    assert faults == ("devices[0].index: 9; allowed are 0 to 1", "devices.uuid: GPU-a stands twice")
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "devices: missing; allowed is a list"),
-        ("[]", "profile: []; allowed is a mapping"),
-        ("version: '1.0'\ndevices: []", "devices: '0 entries'; allowed are 1 to 64"),
-        (f"version: 1\ndevices: [{'{}, ' * 65}]", "devices: '65 entries'; allowed are 1 to 64"),
+        ("", "profile: expected `object`, got `null`"),
+        ("[]", "profile: expected `object`, got `array`"),
+        ("version: '1.0'\ndevices: []", "devices: expected `array` of length >= 1"),
+        (f"version: 1\ndevices: [{'{}, ' * 65}]", "devices: expected `array` of length <= 64"),
         ("a: [", "not YAML: while parsing"),
         ("\x00", "not YAML: "),
         ("[" * 5000, "not YAML: "),
         ("device_defaults: !!python/object:os.system {}", "not YAML: could not determine a constructor"),
-        ("a: &a [x]\nb: *a", "not YAML: found an alias (allowed are none) in"),
-        ("a: &a [*a]", "not YAML: found an alias "),
-        ("a: &a {b: c}\nd: {<<: *a}", "not YAML: found an alias "),
-        (f"version: 0x{'f' * 9000}", "not YAML: found a number of 9002 characters (allowed are 64) in"),
-        (f"version: {'9' * 5000}", "not YAML: found a number of 5000 characters (allowed are 64) in"),
-        (f"version: '1.0'\ndevices: {'1:' * 400}1.0", "not YAML: found a number of 803 characters "),
         ("version: !!int ''", "not YAML: string index out of range"),
         ("version: !!bool maybe", "not YAML: 'maybe'"),
         (f"? {'{a: b}'}\n: c", "not YAML: while constructing a mapping"),
@@ -227,28 +206,8 @@ def test_documents_that_are_no_profile(text: str, fault: str) -> None:
     assert any(fault in found for found in faults_of(text))
 
 
-def test_long_values_are_cut() -> None:
+def test_values_are_not_repeated_at_length() -> None:
     assert max(map(len, faults_of(GOOD.replace("GPU-b", "x" * 10_000)))) < 200
-
-
-@pytest.mark.parametrize("value", ["x" * 10_000, "[x, " * 90 + "]" * 90, f"[{'[x, y], ' * 9000}]"])
-def test_large_values_are_cut_before_they_are_written(value: str, mocker) -> None:
-    written = mocker.spy(reprlib.Repr, "repr1")
-    faults = faults_of(f"version: 1\ndevices: []\npcie_topology: {value}")
-    assert max(map(len, faults)) < 200
-    assert 0 < written.call_count < 100
-
-
-def test_more_faults_than_anybody_reads_are_counted() -> None:
-    faults = faults_of(f"version: 1\ndevices: []\npcie_topology: {{root_complexes: [{'x, ' * 500}]}}")
-    assert len(faults) == 33
-    assert faults[-1] == "and 1469 more faults"
-
-
-def test_more_processes_than_a_card_can_have_are_one_fault() -> None:
-    processes = "  processes: [" + "{pid: 1}, " * 1025 + "]\n"
-    faults = faults_of(GOOD.replace("  name:", f"{processes}  name:"))
-    assert faults == ("device_defaults.processes: '1025 entries'; allowed are up to 1024",)
 
 
 def test_a_profile_of_the_users_own(tmp_path: Path) -> None:
@@ -257,19 +216,15 @@ def test_a_profile_of_the_users_own(tmp_path: Path) -> None:
     assert [simulated.card.uuid for simulated in load_profile(str(file)).cards] == ["GPU-a", "GPU-b"]
 
 
-@pytest.mark.parametrize("kind", ["absent", "folder", "binary", "large", "nul"])
+@pytest.mark.parametrize("kind", ["absent", "folder", "binary", "nul"])
 def test_unreadable_files_are_one_clear_error(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     if kind == "folder":
         file.mkdir()
     elif kind == "binary":
         file.write_bytes(b"\xff\xfe\x00")
-    elif kind == "large":
-        file.write_bytes(b"#" * ((1 << 18) + 1))
     name = "a\0b" if kind == "nul" else str(file)
-    with pytest.raises(
-        GpuError, match=r"profile .*(cannot be read: .*allowed are .*8xh200|larger than 262144)"
-    ):
+    with pytest.raises(GpuError, match=r"profile .*cannot be read: .*allowed are .*8xh200"):
         load_profile(name)
 
 

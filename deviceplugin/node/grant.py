@@ -1,0 +1,19 @@
+"""What the node's core gives to a container, in nobody's wire format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerGrant:
+    """What a container gets with its devices.
+
+    Attributes:
+        envs: environment variables.
+        annotations: for the container runtime.
+        cdi_devices: fully qualified CDI names, `nvidia.com/gpu=GPU-...`.
+    """
+
+    envs: Mapping[str, str]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
