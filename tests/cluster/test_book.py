@@ -108,14 +108,14 @@ def test_restarts_leave_the_book_as_it_is(cluster):
 def test_an_entry_is_dropped_while_containers_run(cluster):
     """Deleted by force, the pod leaves the book with the next allocation; its processes run on and count."""
     uid = cluster.create(
-        w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=30)
+        w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=15)
     )
     status = cluster.wait_running("stubborn")["status"]
     container = status["containerStatuses"][0]["containerID"].partition("://")[2]
     (card,) = entries(cluster, uid)["main"]
     cluster.wait_used([0, 8])
     # Asked to end first, with its whole grace, and then deleted by force: the grace goes on.
-    cluster.delete("stubborn", grace_s=30, wait=False)
+    cluster.delete("stubborn", grace_s=15, wait=False)
     cluster.delete("stubborn", grace_s=0)
     cluster.create(w.pod("next", w.container(gib=1)))
     cluster.wait_running("next")

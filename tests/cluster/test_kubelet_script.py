@@ -56,6 +56,10 @@ class RealKubelet:
     async def start(self) -> None:
         self.cluster.host.start_kubelet()
 
+    async def restart(self) -> None:
+        await self.kill()
+        await self.start()
+
     async def api_away(self, away: bool) -> None:
         if away:
             self.cluster.control.kill("kube-apiserver")

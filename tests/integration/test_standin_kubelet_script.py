@@ -46,6 +46,10 @@ class StandIns:
     async def start(self) -> None:
         await self.kubelet.start()
 
+    async def restart(self) -> None:
+        await self.kill()
+        await self.start()
+
     async def api_away(self, away: bool) -> None:
         await self.api.away(away)
 

@@ -65,6 +65,9 @@ class Driver(Protocol):
     async def start(self) -> None:
         """Start the kubelet."""
 
+    async def restart(self) -> None:
+        """Kill the kubelet and start it again."""
+
     async def api_away(self, away: bool) -> None:
         """Take the API server away, or bring it back."""
 
@@ -252,20 +255,15 @@ class Play:
         except PodResourcesError:
             return None
 
-    async def restart(self) -> None:
-        """Kill the kubelet and start it again."""
-        await self.driver.kill()
-        await self.driver.start()
-
     # The book
 
     @property
     def book_path(self) -> Path:
         return self.driver.plugin_dir / BOOK_NAME
 
-    def written(self, name: str) -> dict[str, frozenset[str]]:
-        """What the book says of one pod's containers, ended pods included."""
-        book = self.book.read()
+    def written(self, name: str, book: Book | None = None) -> dict[str, frozenset[str]]:
+        """What the book, that of now if none is given, says of one pod's containers; ended pods included."""
+        book = book or self.book.read()
         return {
             entry.container: entry.ids
             for entry in (book.entries if book is not None else ())

@@ -9,10 +9,11 @@ from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relat
 
 async def written_between_containers(here: Play) -> Answer:
     """Look at the book from inside each Allocate: what was allocated before must be there."""
-    looks: list[list[str]] = []
-    here.plugin.on_allocate = lambda: looks.append(sorted(here.written("many")))
+    books = []
+    here.plugin.on_allocate = lambda: books.append(here.book.read())
     one = await here.admit(ScriptPod("many", (3, 2), init=(1, (2,))))
-    return {"in the book at each Allocate": looks, "after": one.facts("0 1", "0 2", "0 3")["in the book"]}
+    looks = [sorted(here.written("many", book)) for book in books]
+    return {"in the book at each Allocate": looks, "after": one.facts("0 1", "0 2", "0 3")}
 
 
 async def init_stands_beside_main(here: Play) -> Answer:

@@ -136,7 +136,7 @@ async def plugin_stopped(here: Play) -> Answer:
 async def restart(here: Play) -> Answer:
     one = await here.admit(ScriptPod("before-restart", (3,)))
     before, socket, allocated = await _listed(here), here.socket.stat(), len(here.allocator.allocate_calls)
-    await here.restart()
+    await here.driver.restart()
     empty = await here.listed_again(before)
     await here.registered()
     two = await here.admit(ScriptPod("after-restart", (3,)))
@@ -153,7 +153,7 @@ async def restart(here: Play) -> Answer:
 async def restart_with_init_container(here: Play) -> Answer:
     await here.admit(ScriptPod("init-before-restart", (2,), init=(6,)))
     before, allocated = await _listed(here), len(here.allocator.allocate_calls)
-    await here.restart()
+    await here.driver.restart()
     await here.listed_again(before)
     await here.registered()
     again = len(here.allocator.allocate_calls) - allocated
@@ -170,7 +170,7 @@ async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
     """
     await here.admit(pod)
     await here.stop_plugin()
-    await here.restart()
+    await here.driver.restart()
     watched_until = time.monotonic() + 6.0
 
     async def fate() -> tuple[Mapping[str, Any], dict[str, int]] | None:
@@ -198,7 +198,7 @@ async def restart_with_api_server_away(here: Play) -> Answer:
     one = await here.admit(ScriptPod("before-outage", (3,)))
     before = await _listed(here)
     await here.driver.api_away(True)
-    await here.restart()
+    await here.driver.restart()
 
     async def registered() -> bool:
         return here.registrar.registered
