@@ -20,6 +20,7 @@ from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.sockets import name_of_our_own
 from deviceplugin.metrics import CardState, Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
@@ -143,7 +144,7 @@ class Daemon:
         self._registrar = Registrar(
             self._plugin,
             settings.device_plugin_dir,
-            settings.endpoint,
+            name_of_our_own(settings.device_plugin_dir, settings.endpoint),
             settings.resource,
             on_registered=self._on_registered,
             on_kubelet_restart=self._reconciler.kubelet_restarted,

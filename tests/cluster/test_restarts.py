@@ -225,6 +225,28 @@ def test_kubelet_frozen_while_pods_are_bound(cluster):
     assert wait_agree(cluster).used == [5, 5]
 
 
+def test_daemon_restarted_while_the_kubelet_is_frozen(cluster):
+    # It sees the old stream's end and the new registration at once.
+    kubelet = cluster.host.running["kubelet"]
+    kubelet.freeze()
+    try:
+        cluster.daemon.kill()
+        restarted = time.time()
+        cluster.daemon.start(ready=False)
+        until(lambda: "event=cards" in cluster.daemon.tail(3), "the daemon is on its way to the kubelet")
+    finally:
+        kubelet.thaw()
+    cluster.wait_registered(restarted)
+    # It notices the end of the new one as well, and takes the next.
+    cluster.daemon.kill()
+    until(lambda: cluster.allocatable() == 0, "no units without a daemon")
+    restarted = time.time()
+    cluster.daemon.start(ready=False)
+    cluster.wait_registered(restarted)
+    cluster.create(w.pod("one", w.container(gib=5)))
+    cluster.wait_running("one")
+
+
 def test_node_object_deleted_and_made_again(cluster, two):
     before = cluster.state()
     cluster.api.delete(f"/api/v1/nodes/{cluster.node_name}")
