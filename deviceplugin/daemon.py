@@ -20,6 +20,7 @@ from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.sockets import name_of_our_own
 from deviceplugin.metrics import CardState, Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
@@ -146,7 +147,7 @@ class Daemon:
         self._registrar = Registrar(
             self._plugin,
             settings.device_plugin_dir,
-            settings.endpoint,
+            name_of_our_own(settings.device_plugin_dir, settings.endpoint),
             settings.resource,
             on_registered=self._on_registered,
             on_kubelet_restart=ledger.kubelet_restarted,

@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def endpoint(self) -> str:
-        """File name of our socket in the device plugin folder."""
+        """What the file name of our socket in the device plugin folder is made of."""
         return f"{self.resource.replace('/', '-')}.sock"
 
     @property

@@ -5,9 +5,10 @@ What the kubelet does, and what follows for us:
 - It dials our socket and asks for our options before it answers Register: serve first, register then.
 - On its start it deletes every socket in the folder, then it listens: both sockets are watched, from before
   Register, and once we are connected ours must still be there.
-- It knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after a new
-  registration, it takes the new one down: our old stream must be over, and the kubelet must have noticed,
-  before we register. Should it still happen, our new stream ends, and that is a reason to register again.
+- Up to 1.36 it knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after
+  a new registration, it takes the new one down: our old stream must be over, and the kubelet must have
+  noticed, before we register. Should it still happen, our new stream ends, and we register again.
+- From 1.37 on it knows a plugin by its socket too: see `name_of_our_own`.
 """
 
 import asyncio

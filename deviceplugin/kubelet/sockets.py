@@ -1,8 +1,10 @@
 """Socket files in a folder that other programs delete and create again: who is there, and what changed."""
 
 import asyncio
+import secrets
 import stat
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -56,6 +58,24 @@ def clear_socket_path(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise RegistrationError(f"{path} cannot be replaced: {error.strerror}") from error
+
+
+def name_of_our_own(folder: Path, endpoint: str) -> str:
+    """Name a socket as no process before us did, and remove those that they left.
+
+    A kubelet of 1.37 that is asked to register a socket while it still knows a plugin there, as one that was
+    frozen may be, loses sight of both: in the end it offers devices that nobody serves, and refuses that
+    socket until it is restarted.
+
+    Args:
+        folder: where the sockets are; need not exist.
+        endpoint: the name that ours is made of.
+    """
+    name = Path(endpoint)
+    for path in (folder / endpoint, *folder.glob(f"{name.stem}-*{name.suffix}")):
+        with suppress(RegistrationError):
+            clear_socket_path(path)
+    return f"{name.stem}-{secrets.token_hex(3)}{name.suffix}"
 
 
 class FolderWatch:

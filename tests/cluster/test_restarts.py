@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import CLOCK_TICK_S
 from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree
@@ -223,6 +224,34 @@ def test_kubelet_frozen_while_pods_are_bound(cluster):
         if f"p{number}" != left:
             cluster.wait_running(f"p{number}")
     assert wait_agree(cluster).used == [5, 5]
+
+
+def test_daemon_restarted_while_the_kubelet_is_frozen(cluster):
+    # It sees the old stream's end and the new registration at once, in either order: hence three times.
+    for _ in range(3):
+        kubelet = cluster.host.running["kubelet"]
+        kubelet.freeze()
+        try:
+            cluster.daemon.kill()
+            restarted = time.time()
+            cluster.daemon.start(ready=False)
+            until(lambda since=restarted: own_sockets_since(cluster, since), "a socket of the new daemon")
+        finally:
+            kubelet.thaw()
+        cluster.wait_registered(restarted)
+        # It notices the end of this one as well, and takes the next.
+        cluster.daemon.kill()
+        until(lambda: cluster.allocatable() == 0, "no units without a daemon")
+        restarted = time.time()
+        cluster.daemon.start(ready=False)
+        cluster.wait_registered(restarted)
+    cluster.create(w.pod("one", w.container(gib=5)))
+    cluster.wait_running("one")
+
+
+def own_sockets_since(cluster: Cluster, after: float) -> bool:
+    sockets = cluster.host.device_plugin_dir.glob("gpupack*.sock")
+    return any(path.stat().st_mtime > after - CLOCK_TICK_S for path in sockets)
 
 
 def test_node_object_deleted_and_made_again(cluster, two):

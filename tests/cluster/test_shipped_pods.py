@@ -135,7 +135,8 @@ def test_pods_share_cards_and_the_standby_takes_over(cluster):
     (leader,) = [
         pod
         for pod in pods
-        if "Successfully acquired lease" in cluster.host.log_of(pod["metadata"]["uid"], "kube-scheduler")
+        if "successfully acquired lease"
+        in cluster.host.log_of(pod["metadata"]["uid"], "kube-scheduler").lower()
     ]
     cluster.api.delete(f"{DEPLOYMENTS}/{SCHEDULER}-{leader['metadata']['labels']['replica']}")
     cluster.api.delete(f"{SYSTEM_PODS}/{leader['metadata']['name']}")

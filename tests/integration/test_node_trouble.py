@@ -4,12 +4,17 @@ import asyncio
 import sys
 
 import aiohttp
+import grpc
 import pytest
 from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
+from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.integration.node_world import GIB, NODE, Delays, card, node_world, profile_text, until
+from tests.kubelet_world import SimpleAllocator
 
 
 async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
@@ -99,6 +104,28 @@ async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_agai
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+async def test_a_kubelet_that_has_not_noticed_the_end_of_the_daemon_before():
+    """From 1.37 on it refuses a socket at which it knows a plugin, and loses sight of that one too."""
+    async with node_world(8, 8) as world:
+        await world.stop_daemon()
+        endpoint = world.settings().endpoint
+        server = grpc.aio.server()
+        rpc.add_DevicePluginServicer_to_server(DevicePlugin(SimpleAllocator(2, 8)), server)
+        server.add_insecure_port(f"unix:{world.kubelet.device_plugin_dir / endpoint}")
+        await server.start()
+        path = world.kubelet.device_plugin_dir / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=GIB)
+            await rpc.RegistrationStub(channel).Register(request)
+        await world.start_daemon()
+        assert not (world.kubelet.device_plugin_dir / endpoint).exists()
+        await server.stop(None)
+        uid = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {uid})
+        await world.stop_daemon()
+        await until(lambda: world.kubelet.allocatable()[GIB] == 0)
 
 
 async def test_a_restarted_kubelet_keeps_charges():

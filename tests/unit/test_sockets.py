@@ -10,7 +10,13 @@ import pytest
 
 from deviceplugin.errors import RegistrationError
 from deviceplugin.kubelet.registration import Registrar
-from deviceplugin.kubelet.sockets import FolderWatch, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.sockets import (
+    FolderWatch,
+    check_socket_path,
+    clear_socket_path,
+    identify,
+    name_of_our_own,
+)
 from tests.kubelet_world import short_folder, until
 
 
@@ -45,6 +51,20 @@ def test_identity(folder: Path) -> None:
     bind(path)
     os.utime(path, ns=(first.modified_ns + 1, first.modified_ns + 1))
     assert identify(path) != first
+
+
+def test_no_two_processes_have_a_socket_of_one_name_and_none_stays_behind(folder: Path) -> None:
+    ours = name_of_our_own(folder / "none", "gpupack.io-x.sock")
+    assert name_of_our_own(folder, "gpupack.io-x.sock") != ours
+    for name in (ours, "gpupack.io-x.sock", "gpupack.io-other.sock", "kubelet.sock"):
+        bind(folder / name)
+    (folder / "gpupack.io-x-precious.sock").write_text("")
+    name_of_our_own(folder, "gpupack.io-x.sock")
+    assert {path.name for path in folder.iterdir()} == {
+        "gpupack.io-other.sock",
+        "kubelet.sock",
+        "gpupack.io-x-precious.sock",
+    }
 
 
 def test_makes_room_by_removing_sockets_only(folder: Path) -> None:
