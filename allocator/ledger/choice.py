@@ -15,18 +15,21 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
     the first in the kubelet's order whose next container wants so much: pods that are gone included as long
-    as the kubelet may not have heard of it, and pods that were served before the kubelet lost its book. Then
-    one whose turn comes later; at last a container that starts again in a pod that runs.
+    as the kubelet may not have heard of it (whom it dropped from its book, it knows to be gone), and pods that
+    were served before the kubelet lost its book. Then one whose turn comes later; at last a container that
+    starts again in a pod that runs.
     """
+    in_book = {slot.uid for slot in facts.book}
     queue = [
-        b
-        for b in facts.queue()
-        if b.live or b.pod.key in facts.held or waits_its_turn(facts, b.pod.key, now_s)
+        bound
+        for bound in facts.queue()
+        if bound.live
+        or (bound.pod.key in in_book and not bound.pod.terminal)
+        or waits_its_turn(facts, bound.pod.key, now_s)
     ]
     if fixed:
         reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
         queue = reused or queue
-    in_book = {slot.uid for slot in facts.book}
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)

@@ -119,6 +119,77 @@ def test_h4_a_kubelet_that_starts_takes_all_that_it_finds_by_age():
     assert queue(world) == ["a", "b"]
 
 
+# H3: an Allocate that no write shows.
+
+
+def test_h3_an_allocate_that_two_writes_lack_is_dropped_after_two_seconds():
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2))
+    assert not world.ledger.wants_write(world.now + 1.9)
+    assert world.ledger.wants_write(world.now + 2)
+    world.now += 2
+    world.write()
+    assert world.promised == [3]
+    assert world.ledger.unsettled()
+    world.write()
+    assert world.promised == [0]
+    assert not world.ledger.wants_write(world.now)
+    assert not world.ledger.unsettled()
+
+
+def test_h3_two_writes_are_not_enough_within_two_seconds():
+    """An older copy may overwrite a newer one."""
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2))
+    world.write()
+    world.write()
+    assert world.promised == [3]
+    world.ledger.settle(world.now + 2)
+    assert world.promised == [0]
+
+
+def test_h3_time_alone_drops_no_allocate():
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2))
+    world.ledger.settle(world.now + 3600)
+    assert world.promised == [3]
+
+
+def test_h3_what_an_older_copy_lacks_stays_charged():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.admit("a")
+    world.drop("a")
+    world.now += 60
+    world.write()
+    assert world.promised == [3]
+
+
+def test_h3_an_allocate_ends_with_the_entry_that_is_new():
+    """A main container is given exactly the IDs of an init container, which are in the book already."""
+    world = World.of(8)
+    world.bind(pod("a", [("setup", 3, "init"), ("main", 3, "main")], "c0"))
+    world.allocate(ids("c0", 0, 1, 2), ("a", "setup"))
+    grant = world.allocate(ids("c0", 0, 1, 2))
+    world.write()
+    assert world.ledger.facts.grants == [grant]
+    world.book["a", "main"] = grant.ids
+    world.write()
+    assert world.ledger.facts.grants == []
+
+
+def test_h3_an_entry_that_went_and_came_again_is_new():
+    """The kubelet dropped the old pod's entry and gave the same IDs to the same container of that pod."""
+    world = World.of(8)
+    world.allocate(ids("c0", 0), ("a", "main"))
+    world.allocate(ids("c0", 0))
+    world.drop("a")
+    assert len(world.ledger.facts.grants) == 1
+    world.book["a", "main"] = ids("c0", 0)
+    world.write()
+    assert world.ledger.facts.grants == []
+
+
 def test_explain_shows_everything_as_json():
     world = World.of(8, 8)
     world.run(pod("a", 3, "c0"))
