@@ -99,12 +99,13 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     if not got and bound.admitted:
         charged_on = tuple(of_pod(facts, slot.uid))
         got = charged_on if len(charged_on) == demand.cards else ()
-    target = got or (
-        place.cards if place is not None and place.on_target else facts.target(bound.pod, demand)
-    )
+    # Also where the policy sends it: the words have reserved that place and no other.
+    own = got or facts.target(bound.pod, demand)
+    planned = place.cards if place is not None and len(place.cards) == demand.cards else None
+    target = got or planned or own
     if target is not None and _has_room(_unheld(facts, offered, slot.uid), target, each):
         return target
-    return _fallback(facts, request, demand, offered, each, expected(found, (slot.uid, number)), target)
+    return _fallback(facts, request, demand, offered, each, expected(found, (slot.uid, number)), own)
 
 
 def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:

@@ -369,3 +369,17 @@ def test_a_lost_pod_of_which_no_card_is_known_goes_to_its_target():
     assert world.promised == [3, 3]
     assert world.hand(3, "a") == {"c0": 3}
     assert world.promised == [3, 0]
+
+
+def test_a_pod_on_no_place_of_its_own_does_not_take_another_ones():
+    """z's card has room for v alone, whom no other card may have: z goes elsewhere, as the words say."""
+    world = World.of(8, 8, 8)
+    world.bind(pod("x", 4, "c0"))
+    world.ledger.set_healthy("c0", False)
+    world.sick.add("c0")
+    world.bind(pod("z", 4, "c1"))
+    world.bind(pod("v", 4, "c1", selector=Selector.parse(None, "c1")))
+    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
+    assert world.used == [8, 4, 4]
+    assert world.hand(4, "z") == {"c2": 4}
+    assert world.hand(4, "v") == {"c1": 4}
