@@ -50,8 +50,7 @@ def _unserved(facts: Facts, bound: BoundPod) -> list[ContainerRequest]:
 def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
     """Whether a living pod is known that waits for a container of that size."""
     slot = asking(facts, size, fixed, now_s)
-    bound = facts.pods.get(slot.uid) if slot is not None else None
-    return bound is not None and bound.live and bound.pod.key not in facts.lived
+    return slot is not None and facts.pods[slot.uid].live and slot.uid not in facts.lived
 
 
 def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
@@ -86,13 +85,13 @@ def prefer(
 
 def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) -> tuple[str, ...]:
     """Choose the cards of one answer: the place of the pod that asks, or the best that is left."""
-    bound = facts.pods.get(slot.uid) if slot is not None else None
-    if slot is None or bound is None:
-        return _fallback(facts, PodRequest(()), Demand((), size, 1), offered, size, {}, None)
+    found = places(facts)
+    if slot is None:
+        return _fallback(facts, PodRequest(()), Demand((), size, 1), offered, size, expected(found), None)
+    bound = facts.pods[slot.uid]
     request = bound.pod.request
     number, demand = demand_of(request, slot.container)
     each = size // demand.cards
-    found = places(facts)
     place = found.get((slot.uid, number))
     # What was served before, and is asked for again since the kubelet lost its book, stays where it was.
     got = tuple(facts.by_card(facts.ids_of(slot.uid, demand.containers)))

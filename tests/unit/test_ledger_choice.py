@@ -383,3 +383,16 @@ def test_a_pod_on_no_place_of_its_own_does_not_take_another_ones():
     assert world.used == [8, 4, 4]
     assert world.hand(4, "z") == {"c2": 4}
     assert world.hand(4, "v") == {"c1": 4}
+
+
+def test_an_unknown_container_leaves_other_pods_their_cards():
+    world = World.of(8, 8)
+    world.bind(pod("w", 6, "c0"))
+    assert world.hand(4) == {"c1": 4}
+
+
+def test_the_fallback_takes_a_card_that_others_use_rather_than_one_that_a_pod_waits_for():
+    world = World.of(8, 8)
+    world.ledger.set_pressure({"c0": 6})
+    world.bind(pod("w", 6, "c1"))
+    assert world.hand(4) == {"c0": 4}
