@@ -15,9 +15,9 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
     the first in the kubelet's order whose next container wants so much: pods that are gone included as long
-    as the kubelet may not have heard of it (whom it dropped from its book, it knows to be gone), and pods that
-    were served before the kubelet lost its book. Then one whose turn comes later; at last a container that
-    starts again in a pod that runs.
+    as the kubelet may not have heard of it, which it has if it dropped or refused them, and pods that were
+    served before the kubelet lost its book. Then one whose turn comes later; at last a container that starts
+    again in a pod that runs.
     """
     in_book = {slot.uid for slot in facts.book}
     queue = [

@@ -67,7 +67,7 @@ def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
     It hears of a deletion before it hears of any pod bound later. A pod that failed was refused by itself.
     """
     bound = facts.pods[uid]
-    if bound.live or bound.pod.terminal or uid in facts.held:
+    if bound.gone is None or bound.pod.terminal or uid in facts.held:
         return False
     later = any(
         other in facts.held and facts.pods[other].turn > bound.turn for other in facts.pods if other != uid

@@ -245,6 +245,7 @@ def test_a_pod_enters_holds_once_every_container_is_in_the_book():
     assert world.ledger.in_flight()
     world.hand(3, "a", "two")
     assert world.ledger.holds() == {"a": {"c0": 5}}
+    assert world.ledger.allocations() == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
     assert world.ledger.unheld() == frozenset()
     assert not world.ledger.in_flight()
 
