@@ -1,4 +1,4 @@
-"""One ledger with a kubelet and an API server around it; neither ever lies, both may be late."""
+"""One ledger with a kubelet, its book and an API server around it; none of them lies, each may be late."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,9 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
-from allocator.ledger import Grant, Ledger, Listed, Pod
+from allocator.ledger import BookEntry, Grant, Ledger, Pod
 from allocator.request import ContainerRequest, Kind, PodRequest
-from allocator.selector import Selector
+from allocator.selector import ANY_CARD, Selector
+
+RESOURCE = "gpupack.io/gpu-memory-gib"
+SETTLED_S = 11.0
+"""Longer than a container that the kubelet is about to start needs for its cgroup."""
 
 Containers = Sequence[tuple[str, int, Kind]]
 
@@ -26,46 +30,59 @@ def by_card(given: frozenset[str]) -> dict[str, int]:
     return dict(Counter(parse_device_id(text)[0] for text in given))
 
 
-def request(units: int | Containers, count: int = 1, selector: Selector | None = None) -> PodRequest:
+def request(units: int | Containers, count: int = 1, selector: Selector = ANY_CARD) -> PodRequest:
     containers: Containers = [("main", units, "main")] if isinstance(units, int) else units
     return PodRequest(
-        tuple(ContainerRequest(name, size, kind) for name, size, kind in containers),
-        cards=count,
-        selector=selector or Selector(),
+        tuple(ContainerRequest(name, size, kind) for name, size, kind in containers), count, selector
     )
 
 
-def pod(uid: str, units: int | Containers, *on: str, count: int = 1, name: str | None = None) -> Pod:
+def pod(
+    uid: str,
+    units: int | Containers,
+    *on: str,
+    count: int = 1,
+    selector: Selector = ANY_CARD,
+    **more: object,
+) -> Pod:
     """A bound pod; `on` are its assigned cards: for each container, in order, its card or cards."""
-    wanted = request(units, count)
+    wanted = request(units, count, selector)
     assigned = {}
-    if on:
-        for position, container in enumerate(wanted.containers):
-            mine = on[position * count : position * count + count] or on[:count]
-            assigned[container.name] = tuple((card, container.units // count) for card in mine)
-    return Pod(
-        uid=uid,
-        namespace="ns",
-        name=name or f"pod-{uid}",
-        request=wanted,
-        created=uid,
-        assigned=assigned or None,
-    )
+    for position, container in enumerate(wanted.containers):
+        mine = on[position * count : position * count + count] or on[:count]
+        assigned[container.name] = tuple((card, container.units // count) for card in mine)
+    known = {"created": uid, "assigned": assigned if on else None} | more
+    return Pod(uid=uid, namespace="ns", name=f"pod-{uid}", request=wanted, **known)  # type: ignore[arg-type]
 
 
 @dataclass
 class World:
-    """The kubelet's table is `table`; `bind`, `admit`, `start`, `look`, `sync` and `end` move things on."""
+    """`pods` is what the API server has, `book` the kubelet's; each method is one thing that happens.
+
+    Attributes:
+        sick: the kubelet does not offer these cards.
+    """
 
     ledger: Ledger
     now: float = 1000.0
+    version: int = 0
     pods: dict[str, Pod] = field(default_factory=dict)
-    seen: dict[str, Pod] = field(default_factory=dict)
-    table: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    book: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    sick: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, *sizes: int, **options: object) -> "World":
-        return cls(Ledger(cards(*sizes), **options))  # type: ignore[arg-type]
+    def of(cls, *sizes: int, policy: str = "least-used") -> "World":
+        """A ledger that has read an empty book and an empty list of pods."""
+        world = cls(Ledger(cards(*sizes), policy=policy))
+        world.write()
+        world.sync()
+        return world
+
+    def restart_daemon(self) -> None:
+        """Begin with an empty memory and the words that were published; nothing is read or listed yet."""
+        old = self.ledger
+        self.ledger = Ledger(old.installed)
+        self.ledger.remember(old.holds())
 
     @property
     def used(self) -> list[int]:
@@ -75,100 +92,96 @@ class World:
     def promised(self) -> list[int]:
         return list(self.ledger.promised().values())
 
-    def all_ids(self) -> frozenset[str]:
-        return frozenset(self.ledger._card_of)
+    # The kubelet.
 
     def offered(self) -> frozenset[str]:
-        """What the kubelet would offer: everything that no pod in its table holds."""
-        return self.all_ids() - frozenset().union(*self.table.values())
+        """What the kubelet would offer: everything healthy that its book does not have."""
+        healthy = {text for text, card in self.ledger.facts.card_of.items() if card not in self.sick}
+        return frozenset(healthy).difference(*self.book.values())
 
-    def bind(self, bound: Pod) -> Pod:
-        self.pods[bound.uid] = self.seen[bound.uid] = bound
-        self.ledger.pod_changed(bound)
-        return bound
+    def write(self) -> None:
+        """The kubelet writes its book, the daemon reads it."""
+        entries = [BookEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
+        self.ledger.read_book(entries, self.now)
 
-    def change(self, uid: str, **changes: object) -> Pod:
-        changed = replace(self.pods[uid], **changes)  # type: ignore[arg-type]
-        return self.bind(changed)
-
-    def hand(
-        self, size: int, must: frozenset[str] = frozenset(), key: tuple[str, str] | None = None
-    ) -> frozenset[str]:
-        """GetPreferredAllocation and Allocate of a container; without a key its pod fails."""
-        answer = self.ledger.preferred(self.offered() | must, must, size, self.now)
+    def choose(self, size: int, must: frozenset[str] = frozenset()) -> frozenset[str]:
+        """GetPreferredAllocation."""
+        offered = self.offered() | must
+        answer = self.ledger.preferred(offered, must, size, self.now)
         assert len(answer) == size == len(set(answer))
-        assert must <= set(answer) <= self.offered() | must
-        self.allocate(frozenset(answer))
-        self.table[key or ("failed", str(len(self.table)))] = frozenset(answer)
+        assert must <= set(answer) <= offered
         return frozenset(answer)
 
-    def allocate(self, given: frozenset[str]) -> Grant:
-        return self.ledger.allocate(given, self.now)
+    def allocate(self, given: frozenset[str], key: tuple[str, str] | None = None) -> Grant:
+        """Allocate, and the write that shows it; without a key the book never shows it."""
+        grant = self.ledger.allocate(given, self.now)
+        if key is not None:
+            self.book[key] = given
+            self.write()
+        return grant
 
-    def admit(self, uid: str) -> list[frozenset[str]]:
-        """The kubelet admits a pod: devices for each container, init containers' IDs are used again."""
-        given, reusable = [], frozenset[str]()
-        for container in self.seen[uid].request.containers:
-            size = container.units
-            if container.kind == "sidecar":
-                taken = self.hand(size, key=(uid, container.name))
-            elif len(reusable) >= size:
-                taken = frozenset(sorted(reusable)[:size])
-                self.allocate(taken)
-            else:
-                taken = self.hand(size, reusable, (uid, container.name))
-            if container.kind == "init":
-                reusable |= taken
-            given.append(taken)
-            self.table[(uid, container.name)] = taken
-        return given
+    def hand(self, size: int, uid: str = "unknown", container: str = "main") -> dict[str, int]:
+        """The kubelet gives one container devices; returns units by card."""
+        given = self.choose(size)
+        self.allocate(given, (uid, container))
+        return by_card(given)
 
-    def start(self, uid: str) -> None:
-        self.change(uid, started=True)
+    def admit(self, uid: str) -> list[dict[str, int]]:
+        """Devices for each container of a pod; main containers get those of init containers again."""
+        units, reusable = [], frozenset[str]()
+        for container in self.pods[uid].request.containers:
+            must = frozenset(sorted(reusable)[: container.units])
+            given = must if len(must) == container.units else self.choose(container.units, must)
+            self.allocate(given, (uid, container.name))
+            reusable = reusable | given if container.kind == "init" else reusable - given
+            units.append(by_card(given))
+        return units
 
-    def run(self, bound: Pod) -> list[frozenset[str]]:
-        """A pod's whole way to `running`, everything seen."""
-        self.bind(bound)
-        given = self.admit(bound.uid)
-        self.start(bound.uid)
-        self.look()
-        return given
+    def drop(self, uid: str) -> None:
+        """The kubelet takes a pod out of its book."""
+        self.book = {key: given for key, given in self.book.items() if key[0] != uid}
+        self.write()
 
-    def entries(self) -> list[Listed]:
-        """The list of the kubelet: no ordinary init containers."""
-        shown = []
-        for (uid, name), given in self.table.items():
-            if uid not in self.seen:
-                continue
-            described = self.seen[uid]
-            kind = next(c.kind for c in described.request.containers if c.name == name)
-            if kind != "init":
-                shown.append(Listed(described.namespace, described.name, name, given))
-        return shown
+    # The API server.
 
-    def look(self, later: float = 0.0) -> None:
-        """A PodResources list."""
-        self.now += later
-        mark = self.ledger.mark(self.now)
-        self.ledger.listed(self.entries(), mark)
+    def bind(self, bound: Pod) -> Pod:
+        """A pod is bound, or changes: its version is the next one."""
+        self.version += 1
+        newest = replace(bound, version=self.version)
+        self.pods[bound.uid] = newest
+        self.ledger.pod_changed(newest, self.now)
+        return newest
 
-    def sync(self) -> None:
-        """A list of pods from the API server."""
-        self.ledger.pods_synced(list(self.pods.values()), self.ledger.mark(self.now))
-
-    def forget(self, uid: str) -> None:
-        """The kubelet lets go of a pod."""
-        self.table = {key: given for key, given in self.table.items() if key[0] != uid}
+    def change(self, uid: str, **changes: object) -> Pod:
+        return self.bind(replace(self.pods[uid], **changes))  # type: ignore[arg-type]
 
     def delete(self, uid: str) -> None:
-        """The API server lets go of a pod."""
         del self.pods[uid]
-        self.ledger.pod_gone(uid)
+        self.ledger.pod_gone(uid, self.now)
+
+    def sync(self) -> None:
+        """A complete list of pods, begun now."""
+        self.ledger.pods_synced(list(self.pods.values()), self.ledger.mark(self.now))
+
+    # The cgroups.
+
+    def look(self, *alive: str, later: float = 0.0) -> None:
+        """A look at all cgroups that somebody should look for, of which those of `alive` have containers."""
+        self.now += later
+        self.ledger.looked(self.ledger.doubtful(), alive, self.ledger.mark(self.now))
+
+    # A pod's whole way.
+
+    def run(self, bound: Pod) -> list[dict[str, int]]:
+        """From its binding until its containers run, everything seen."""
+        self.bind(bound)
+        units = self.admit(bound.uid)
+        self.look(*self.pods)
+        self.change(bound.uid, admitted=True, ran=True)
+        return units
 
     def end(self, uid: str) -> None:
-        """A pod's whole end, everything seen."""
-        self.forget(uid)
+        """Deleted, dropped from the book, and nothing of it runs, everything seen."""
         self.delete(uid)
-        self.look()
-        assert uid in self.ledger.doubtful()
-        self.ledger.containers_ended(uid)
+        self.drop(uid)
+        self.look(*self.pods)

@@ -9,8 +9,8 @@ from allocator.request import PodRequest
 def of_pod(facts: Facts, uid: str) -> Units:
     """Units by card that one pod is charged with, empty for none.
 
-    The union of its IDs: main containers are given those of init containers again. What is missing of a pod
-    that runs is charged besides, see `_lost`; and what the words had of a pod of which nothing else is known.
+    The union of its IDs: main containers are given those of init containers again. Besides what is missing of
+    a pod that runs, see `_lost`, and what the words had of a pod that the API server has no more.
     """
     held = facts.held.get(uid)
     units = facts.by_card(held.union) if held is not None else {}
@@ -18,8 +18,9 @@ def of_pod(facts: Facts, uid: str) -> Units:
     if bound is not None:
         if is_lost(facts, bound):
             add(units, _lost(facts, bound, units))
-    elif held is None and uid in facts.remembered:
-        add(units, _remembered(facts, uid))
+    elif uid in facts.remembered:
+        for uuid, count in _remembered(facts, uid, known=held is not None).items():
+            units[uuid] = max(count, units.get(uuid, 0))
     return units
 
 
@@ -35,7 +36,7 @@ def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
     """
     pod = bound.pod
     for record in (facts.remembered.get(pod.key), pod.allocation_costs, pod.assigned_costs):
-        if record is not None and record.keys() <= facts.cards.keys():
+        if record and record.keys() <= facts.cards.keys():
             return {uuid: max(0, units - held.get(uuid, 0)) for uuid, units in record.items()}
     if pod.request.shared and held:
         left = pod.request.effective_units - max(held.values())
@@ -49,11 +50,14 @@ def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
     return total
 
 
-def _remembered(facts: Facts, uid: str) -> Units:
-    """What the words had of a pod that may still run: every card whole where they did not say which."""
+def _remembered(facts: Facts, uid: str, *, known: bool) -> Units:
+    """What the words had of a pod that may still run.
+
+    Every card whole where they did not say which and the book does not show the pod either (`known`).
+    """
     units = facts.remembered[uid]
     if units is None:
-        return {uuid: card.size_units for uuid, card in facts.cards.items()}
+        return {} if known else {uuid: card.size_units for uuid, card in facts.cards.items()}
     return {uuid: count for uuid, count in units.items() if uuid in facts.cards}
 
 

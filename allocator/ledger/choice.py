@@ -13,18 +13,21 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
     the first in the kubelet's order whose next container wants so much: pods that are gone included as long
-    as the kubelet may not have heard of it, and pods that were served before the kubelet lost its book. Then
-    one whose turn comes later; at last a container that starts again in a pod that runs.
+    as the kubelet may not have heard of it, which it has if it dropped or refused them, and pods that were
+    served before the kubelet lost its book. Then one whose turn comes later; at last a container that starts
+    again in a pod that runs.
     """
+    in_book = {slot.uid for slot in facts.book}
     queue = [
         bound
         for bound in facts.queue()
-        if bound.live or bound.pod.key in facts.held or release.waits_its_turn(facts, bound.pod.key, now_s)
+        if bound.live
+        or (bound.pod.key in in_book and not bound.pod.terminal)
+        or release.waits_its_turn(facts, bound.pod.key, now_s)
     ]
     if fixed:
         reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
         queue = reused or queue
-    in_book = {slot.uid for slot in facts.book}
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
@@ -45,8 +48,7 @@ def _unserved(facts: Facts, bound: BoundPod) -> list[ContainerRequest]:
 def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
     """Whether a living pod is known that waits for a container of that size."""
     slot = asking(facts, size, fixed, now_s)
-    bound = facts.pods.get(slot.uid) if slot is not None else None
-    return bound is not None and bound.live and bound.pod.key not in facts.lived
+    return slot is not None and facts.pods[slot.uid].live and slot.uid not in facts.lived
 
 
 def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
@@ -81,13 +83,15 @@ def prefer(
 
 def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) -> tuple[str, ...]:
     """Choose the cards of one answer: the place of the pod that asks, or the best that is left."""
-    bound = facts.pods.get(slot.uid) if slot is not None else None
-    if slot is None or bound is None:
-        return _fallback(facts, PodRequest(()), Demand((), size, 1), offered, size, {}, None)
+    found = places.places(facts)
+    if slot is None:
+        return _fallback(
+            facts, PodRequest(()), Demand((), size, 1), offered, size, places.expected(found), None
+        )
+    bound = facts.pods[slot.uid]
     request = bound.pod.request
     number, demand = demand_of(request, slot.container)
     each = size // demand.cards
-    found = places.places(facts)
     place = found.get((slot.uid, number))
     # What was served before, and is asked for again since the kubelet lost its book, stays where it was.
     got = tuple(facts.by_card(facts.ids_of(slot.uid, demand.containers)))
@@ -97,14 +101,14 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     if not got and bound.admitted:
         charged_on = tuple(charges.of_pod(facts, slot.uid))
         got = charged_on if len(charged_on) == demand.cards else ()
-    target = got or (
-        place.cards if place is not None and place.on_target else facts.target(bound.pod, demand)
-    )
+    # Also where the policy sends it: the words have reserved that place and no other.
+    own = got or facts.target(bound.pod, demand)
+    planned = place.cards if place is not None and len(place.cards) == demand.cards else None
+    target = got or planned or own
     if target is not None and _has_room(_unheld(facts, offered, slot.uid), target, each):
         return target
-    return _fallback(
-        facts, request, demand, offered, each, places.expected(found, (slot.uid, number)), target
-    )
+    others = places.expected(found, (slot.uid, number))
+    return _fallback(facts, request, demand, offered, each, others, own)
 
 
 def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:

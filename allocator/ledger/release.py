@@ -64,10 +64,10 @@ def stale(facts: Facts, now_s: float) -> bool:
 def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
     """Whether the kubelet may still ask for a pod that is gone and has nothing.
 
-    It hears of a deletion before it hears of any pod bound later.
+    It hears of a deletion before it hears of any pod bound later. A pod that failed was refused by itself.
     """
     bound = facts.pods[uid]
-    if bound.gone is None or uid in facts.held:
+    if bound.gone is None or bound.pod.terminal or uid in facts.held:
         return False
     later = any(
         other in facts.held and facts.pods[other].turn > bound.turn for other in facts.pods if other != uid

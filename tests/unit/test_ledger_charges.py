@@ -1,361 +1,350 @@
-"""What every card is charged with: one case per rule of the accounting."""
+"""What every card is charged with, and what the words say of it: one case per rule of the accounting."""
 
 import pytest
 
-from allocator.ledger import Ledger, Listed, Pod
-from tests.ledger_world import World, cards, ids, pod, request
+from allocator.errors import LedgerError
+from allocator.ledger import Ledger
+from tests.ledger_world import World, cards, ids, pod
+
+INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]
+TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
-def test_promised_is_a_union_of_ids():
-    world = World.of(8, 8)
-    world.allocate(ids("c0", 0, 1, 2))
-    world.allocate(ids("c0", 1, 2, 3))
-    assert world.promised == [4, 0]
+# Whose IDs.
 
 
-def test_handed_ids_count_before_any_list():
+def test_a_pod_is_charged_from_its_allocate_on():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
-    world.admit("a")
+    assert world.promised == [0]
+    grant = world.allocate(world.choose(3))
+    assert grant.shares == (("c0", 3),)
     assert world.promised == [3]
+    world.book["a", "main"] = grant.ids
+    world.write()
+    assert world.promised == [3]
+    assert world.ledger.facts.grants == []
 
 
-def test_listed_ids_count_although_nobody_saw_them_handed():
+def test_a_pod_in_the_book_is_charged_although_nobody_saw_its_allocate():
     world = World.of(8, 8)
-    world.ledger.listed([Listed("ns", "x", "main", ids("c1", 0, 1))], world.ledger.mark(0.0))
+    world.book["unknown", "main"] = ids("c1", 0, 1)
+    world.write()
     assert world.promised == [0, 2]
+    assert world.ledger.holds() == {}
 
 
-def test_ids_of_cards_that_are_not_there_are_left_out():
+def test_ids_of_cards_that_are_not_there_count_for_nobody():
     world = World.of(8)
-    world.ledger.listed([Listed("ns", "x", "main", ids("gone", 0, 1))], world.ledger.mark(0.0))
-    assert world.promised == [0]
-    assert world.ledger.explain()["holdings"] == []
-
-
-def test_init_units_stay_charged_although_the_list_hides_them():
-    world = World.of(8)
-    world.run(pod("a", [("setup", 6, "init"), ("main", 2, "main")], "c0"))
-    world.look(later=60)
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [6]
-
-
-def test_init_units_are_charged_after_a_restart_that_lost_them():
-    world = World.of(8)
-    world.run(pod("a", [("setup", 6, "init"), ("main", 2, "main")], "c0"))
-    world.ledger = Ledger(cards(8))
-    world.sync()
-    world.look()
-    assert world.promised == [6]
-    assert world.ledger.holds() == {"a"}
-
-
-def test_an_admitted_pod_on_an_unknown_card_counts_on_every_card_that_could_have_it():
-    world = World.of(8, 8, 4)
-    world.bind(pod("a", 5, "c0"))
-    world.start("a")
-    world.look()
-    assert world.promised == [5, 5, 0]
-    assert world.ledger.holds() == {"a"}
-    assert world.ledger.allocations() == {}
-
-
-def test_a_pod_that_is_only_bound_holds_nothing():
-    world = World.of(8)
-    world.bind(pod("a", 5, "c0"))
-    world.look()
-    assert world.promised == [0]
-    assert world.ledger.unheld() == {"a"}
-
-
-def test_the_allocation_annotation_names_the_card_of_what_is_not_listed():
-    world = World.of(8, 8)
-    world.bind(pod("a", 5, "c0"))
-    world.change("a", started=True, allocation={"main": (("c1", 5),)})
-    assert world.promised == [0, 5]
-
-
-@pytest.mark.parametrize(
-    "allocation",
-    [
-        pytest.param({"main": (("c1", 1),)}, id="other units"),
-        pytest.param({"other": (("c1", 5),)}, id="other container"),
-        pytest.param({"main": (("c9", 5),)}, id="no such card"),
-    ],
-)
-def test_an_allocation_that_cannot_be_true_is_ignored(allocation):
-    world = World.of(8, 8)
-    world.bind(pod("a", 5, "c0"))
-    world.change("a", started=True, allocation=allocation)
-    assert world.promised == [5, 5]
-
-
-def test_an_allocation_admits_nobody():
-    world = World.of(8)
-    world.bind(pod("a", 5, "c0"))
-    world.change("a", allocation={"main": (("c0", 5),)})
-    world.look()
-    assert world.promised == [0]
-    assert world.ledger.holds() == frozenset()
-
-
-def test_ids_that_the_kubelet_does_not_offer_are_in_use():
-    world = World.of(8, 8)
-    world.table["failed", "x"] = ids("c1", 0, 1, 2)
-    world.ledger.preferred(world.offered(), (), 1, world.now)
-    assert world.promised == [0, 3]
-
-
-def test_withheld_ids_and_nameless_units_are_not_added_up():
-    world = World.of(8)
-    world.bind(pod("a", 5))
-    world.start("a")
-    world.table["a", "main"] = ids("c0", 0, 1, 2, 3, 4)
-    world.ledger.preferred(world.offered(), (), 1, world.now)
-    assert world.promised == [5]
-
-
-def test_ids_offered_again_are_not_withheld():
-    world = World.of(8)
-    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
-    assert world.promised == [6]
-    world.ledger.preferred(world.all_ids(), (), 1, world.now)
+    world.book["a", "main"] = ids("gone", 0, 1)
+    world.write()
     assert world.promised == [0]
 
 
-def test_withheld_ids_that_are_then_handed_count_once():
+def test_main_containers_use_the_ids_of_init_containers_again():
     world = World.of(8)
-    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
-    world.allocate(ids("c0", 2, 3))
+    assert world.run(pod("a", INIT_AND_MAIN, "c0")) == [{"c0": 6}, {"c0": 2}]
     assert world.promised == [6]
+    assert world.ledger.allocations() == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
 
 
-def test_a_card_just_back_is_not_withheld():
-    """The kubelet may not have heard yet that the card is healthy."""
-    world = World.of(8, 8)
-    world.ledger.set_healthy("c1", False, world.now)
-    world.ledger.set_healthy("c1", True, world.now)
-    world.ledger.preferred(ids("c0", *range(8)), (), 1, world.now + 1)
-    assert world.promised == [0, 0]
-    world.ledger.preferred(ids("c0", *range(8)), (), 1, world.now + 60)
-    assert world.promised == [0, 8]
+def test_sidecars_count_beside_init_containers():
+    world = World.of(8)
+    world.run(pod("a", [("side", 1, "sidecar"), ("setup", 6, "init")], "c0"))
+    assert world.promised == [7]
 
 
-def test_a_released_holding_does_not_come_back_as_withheld():
+def test_ids_of_two_living_pods_count_for_both():
+    """A kubelet that lost its book gives out what containers run with."""
     world = World.of(8)
     world.run(pod("a", 3, "c0"))
-    world.ledger.preferred(world.offered(), (), 1, world.now)
-    world.end("a")
-    assert world.promised == [0]
-
-
-def test_used_never_passes_the_size():
-    world = World.of(8)
-    world.run(pod("a", 6, "c0"))
-    world.ledger.set_pressure({"c0": 5, "c9": 1})
-    assert world.used == [8]
+    world.drop("a")
+    world.bind(pod("b", 3, "c0"))
+    world.allocate(ids("c0", 0, 1, 2), ("b", "main"))
     assert world.promised == [6]
 
 
-def test_pressure_adds_to_what_is_promised():
+def test_h10_a_container_that_starts_again_has_only_its_new_ids():
+    """The book was lost: per container it replaces, over the containers of a pod and over pods it adds."""
     world = World.of(8)
-    world.run(pod("a", 2, "c0"))
-    world.ledger.set_pressure({"c0": 3})
-    assert world.used == [5]
+    world.run(pod("a", TWO, "c0"))
+    world.drop("a")
+    world.allocate(ids("c0", 5, 6, 7), ("a", "two"))
+    assert world.promised == [5]
+    assert world.ledger.facts.held["a"].ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
 
 
-def test_sick_and_cordoned_cards_are_full():
-    world = World.of(8, 8)
-    world.ledger.set_healthy("c0", False, 0.0)
-    world.ledger.set_cordoned({"c1", "c9"})
-    assert world.used == [8, 8]
-    world.ledger.set_healthy("c0", True, 0.0)
-    world.ledger.set_cordoned(())
-    assert world.used == [0, 0]
-
-
-def test_what_is_waited_for_as_assigned_is_not_reserved():
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    assert world.used == [0, 0]
-
-
-def test_a_pod_whose_card_another_got_is_reserved_where_it_goes():
-    """Y took X's place on c0. The scheduler still expects X there; Y's own place must not be given away."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.bind(pod("y", 4, "c1"))
-    # The kubelet admits y first, we take it for x, the older one.
-    given = world.hand(4, key=("y", "main"))
-    assert given == ids("c0", 0, 1, 2, 3)
-    world.start("y")
-    world.look()
-    assert world.ledger.holds() == {"y"}
-    assert world.used == [4, 4]
-    assert world.hand(4, key=("x", "main")) == ids("c1", 0, 1, 2, 3)
-    world.start("x")
-    world.look()
-    assert world.ledger.holds() == {"x", "y"}
-    assert world.used == [4, 4]
-    assert world.ledger.reserved() == {}
-
-
-def test_the_reservation_ends_with_the_pod_that_it_is_for():
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.bind(pod("y", 4, "c1"))
-    world.hand(4, key=("y", "main"))
-    world.start("y")
-    world.look()
-    world.delete("x")
-    assert world.used == [4, 0]
-
-
-def test_the_reservation_outlives_the_pod_that_stood_in():
-    """Y is deleted before X came, its container runs on: X still goes to c1."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.bind(pod("y", 4, "c1"))
-    world.hand(4, key=("y", "main"))
-    world.look()
-    world.delete("y")
-    assert world.used == [4, 4]
-
-
-def test_a_target_on_a_sick_card_moves_and_is_reserved():
-    world = World.of(8, 8)
-    world.bind(pod("x", 4, "c0"))
-    world.ledger.set_healthy("c0", False, 0.0)
-    assert world.used == [8, 4]
-
-
-def test_a_waiting_pod_without_any_room_keeps_what_is_left():
-    world = World.of(8, 8)
-    world.run(pod("a", 6, "c0"))
-    world.run(pod("b", 6, "c1"))
-    world.bind(pod("x", 4, "c0"))
-    assert world.used == [6, 8]
-
-
-def test_a_pod_that_nobody_assigned_is_counted_by_the_scheduler_everywhere():
-    world = World.of(8, 8)
-    world.bind(pod("x", 4))
-    world.bind(pod("y", [("one", 2, "main"), ("two", 1, "sidecar")]))
-    assert world.used == [0, 0]
-
-
-def test_an_assignment_that_cannot_be_true_is_none():
-    world = World.of(8, 8)
-    world.bind(Pod("x", "ns", "x", request(4), assigned={"main": (("c9", 4),)}))
-    assert world.hand(4) == ids("c0", 0, 1, 2, 3)
-
-
-def test_init_units_still_to_come_are_reserved_on_the_card_of_the_first():
-    world = World.of(8, 8)
-    world.bind(pod("x", [("setup", 2, "init"), ("main", 5, "main")], "c0"))
-    world.allocate(ids("c1", 0, 1))
-    assert world.used == [0, 5]
-
-
-def test_words_of_before_stand_for_pods_that_the_api_has_no_more():
-    world = World.of(8, 8)
-    world.ledger.remember({"c0": 5, "c1": 2, "c9": 1}, {"ghost"})
-    world.sync()
-    world.look()
-    assert world.promised == [5, 2]
-    world.bind(pod("a", 1, "c0"))
-    world.admit("a")
-    assert world.promised == [6, 2]
-    assert world.ledger.doubtful() == {"ghost"}
-    world.ledger.containers_ended("ghost")
-    assert world.promised == [1, 0]
-
-
-def test_a_pod_that_may_be_on_any_card_explains_nothing_of_the_words_of_before():
-    world = World.of(8, 8)
-    world.ledger.remember({"c0": 7, "c1": 0}, {"a", "ghost"})
-    world.pods["a"] = pod("a", 4, "c0")
-    world.sync()
-    world.look()
-    assert world.promised == [8, 4]
-    world.bind(world.pods["a"])
-    world.start("a")
-    world.table["a", "main"] = ids("c0", 0, 1, 2, 3)
-    world.look()
-    assert world.promised == [7, 0]
-    world.end("a")
-    assert world.promised == [3, 0]
-
-
-def test_words_of_before_are_not_believed_without_such_pods():
-    world = World.of(8)
-    world.ledger.remember({"c0": 5}, {"a"})
-    world.bind(pod("a", 3, "c0"))
-    world.admit("a")
-    world.sync()
-    world.look()
-    assert world.ledger.explain()["cards"][0]["leftover"] == 0
-
-
-def test_remembered_pods_hold_their_request_although_the_list_forgot_them():
-    world = World.of(8, 8)
-    world.ledger.remember({"c1": 5}, {"a"})
-    world.pods["a"] = pod("a", 5, "c0")
-    world.sync()
-    world.look()
-    assert world.promised == [5, 5]
-    assert world.ledger.holds() == {"a"}
-
-
-def test_promised_never_passes_the_size():
-    world = World.of(8)
-    world.bind(pod("a", 6))
-    world.bind(pod("b", 6))
-    world.start("a")
-    world.start("b")
-    assert world.promised == [8]
+def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
+    world = World.of(4)
+    world.run(pod("a", 3, "c0"))
+    world.drop("a")
+    world.allocate(ids("c0", 0, 1, 2), ("b", "main"))
+    assert world.promised == [4]
+    assert world.ledger.cards()[0].used_units == 4
+    assert world.ledger.explain()["cards"][0]["charged"] == 6
 
 
 def test_promises_tell_whose_units_are_on_a_card():
     world = World.of(8, 8)
-    world.run(pod("a", [("setup", 6, "init"), ("main", 2, "main")], "c0"))
-    world.bind(pod("b", 3, "c1"))
-    world.admit("b")
-    world.bind(pod("w", 1, "c1"))
-    world.allocate(ids("c1", 7))
-    world.allocate(ids("c1", 6))
-    assert world.ledger.promises() == {"c0": {"a": 6}, "c1": {"b": 3, "w": 1}}
-    world.ledger = Ledger(cards(8, 8))
+    world.run(pod("a", INIT_AND_MAIN, "c0"))
+    world.run(pod("b", 3, "c1"))
+    world.bind(pod("c", 1, "c1"))
+    assert world.ledger.promises() == {"c0": {"a": 6}, "c1": {"b": 3}}
+
+
+# H1: the book lacks what runs.
+
+
+def lost(uid: str = "a", wanted=5, **more) -> World:
+    """A kubelet and a daemon that start with nothing, while a pod runs that was assigned to c0."""
+    world = World.of(8, 8, 4)
+    world.bind(pod(uid, wanted, "c0", **more))
+    world.look(uid)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("more", "promised"),
+    [
+        pytest.param({}, [5, 0, 0], id="assigned"),
+        pytest.param({"allocation": {"main": (("c1", 5),)}}, [0, 5, 0], id="allocation before assigned"),
+        pytest.param({"assigned": None}, [5, 5, 0], id="every card that could have it"),
+        pytest.param({"assigned": {"main": (("c9", 5),)}}, [5, 5, 0], id="no such card"),
+        pytest.param({"assigned": {"main": (("c1", 1),)}}, [5, 5, 0], id="cannot be true"),
+    ],
+)
+def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised):
+    world = lost(**more)
+    assert world.promised == promised
+    assert world.ledger.holds().keys() == {"a"}
+    assert world.ledger.unheld() == frozenset()
+    assert world.ledger.allocations() == {}
+    assert world.ledger.reserved() == {}
+
+
+def test_h1_what_the_words_had_goes_before_the_annotations():
+    world = World.of(8, 8)
+    world.run(pod("a", 5, "c0", allocation={"main": (("c0", 5),)}))
+    world.restart_daemon()
+    world.ledger.remember({"a": {"c1": 5}})
+    world.book.clear()
+    world.write()
     world.sync()
-    world.allocate(ids("c1", 7))
-    assert world.ledger.promises()["c0"] == {"a": 6}
+    assert world.promised == [0, 5]
+    assert world.ledger.holds() == {"a": {"c1": 5}}
 
 
-def test_cards_show_what_is_promised_on_them():
-    world = World.of(8, 4)
+def test_h1_words_of_a_card_that_is_not_there_say_nothing_of_a_lost_pod():
+    world = World.of(8, 8)
+    world.pods["a"] = pod("a", 5, "c1")
+    world.ledger = Ledger(cards(8, 8))
+    world.ledger.remember({"a": {"c9": 5}})
+    world.write()
+    world.sync()
+    assert world.promised == [0, 5]
+
+
+def test_h1_words_without_units_say_nothing_of_a_lost_pod():
+    world = World.of(8, 8)
+    world.pods["a"] = pod("a", 5, "c1")
+    world.ledger = Ledger(cards(8, 8))
+    world.ledger.remember({"a": {}})
+    world.write()
+    world.sync()
+    assert world.promised == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("remembered", "promised"),
+    [
+        pytest.param({"c1": 5, "c9": 1}, [0, 5], id="the cards that it was on"),
+        pytest.param(None, [8, 8], id="every card whole where the release before did not write them"),
+    ],
+)
+def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_gone(remembered, promised):
+    world = World(Ledger(cards(8, 8)))
+    world.ledger.remember({"a": remembered})
+    world.write()
+    world.sync()
+    assert world.promised == promised
+    assert world.ledger.holds().keys() == {"a"}
+    assert world.ledger.doubtful() == {"a"}
+    world.look("a", later=60)
+    assert world.promised == promised
+    world.look()
+    assert world.promised == [0, 0]
+    assert world.ledger.holds() == {}
+
+
+def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
+    """The book was lost, one container started again, the pod was deleted by force: the other one runs."""
+    world = World(Ledger(cards(8, 8)))
+    world.ledger.remember({"a": {"c0": 2, "c1": 3}})
+    world.book["a", "one"] = ids("c0", 0, 1)
+    world.write()
+    world.sync()
+    assert world.promised == [2, 3]
+
+
+def test_h1_words_without_cards_add_nothing_to_an_entry():
+    world = World(Ledger(cards(8, 8)))
+    world.ledger.remember({"a": None})
+    world.book["a", "one"] = ids("c0", 0, 1)
+    world.write()
+    world.sync()
+    assert world.promised == [2, 0]
+
+
+def test_h1_containers_of_a_lost_pod_that_start_again_are_not_counted_twice():
+    world = lost("a", TWO)
+    assert world.promised == [5, 0, 0]
+    world.allocate(ids("c0", 0, 1, 2), ("a", "two"))
+    assert world.promised == [5, 0, 0]
+
+
+def test_h1_a_lost_init_container_is_on_the_card_of_the_rest():
+    world = lost("a", INIT_AND_MAIN, assigned=None)
+    assert world.promised == [6, 6, 0]
+    world.allocate(ids("c1", 0, 1), ("a", "main"))
+    assert world.promised == [0, 6, 0]
+
+
+def test_h1_only_the_missing_containers_of_an_unknown_card_count_everywhere():
+    world = World.of(8, 8, 2)
+    world.bind(pod("a", TWO))
+    world.allocate(ids("c0", 0, 1), ("a", "one"))
+    world.look("a")
+    assert world.promised == [5, 3, 0]
+
+
+def test_an_allocation_admits_nobody():
+    world = World.of(8)
+    world.bind(pod("a", 5, "c0", allocation={"main": (("c0", 5),)}))
+    assert world.promised == [0]
+    assert world.ledger.holds() == {}
+
+
+def test_a_pod_that_was_refused_is_not_lost():
+    """UnexpectedAdmissionError: phase Failed, and the kubelet gave it nothing."""
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.change("a", terminal=True)
+    assert world.promised == [0, 0]
+
+
+# What the words say.
+
+
+def test_a_pod_enters_holds_once_every_container_is_in_the_book():
+    world = World.of(8)
+    world.bind(pod("a", TWO, "c0"))
+    assert not world.ledger.in_flight()
+    world.hand(2, "a", "one")
+    assert world.ledger.holds() == {}
+    assert world.ledger.unheld() == {"a"}
+    assert world.ledger.in_flight()
+    world.hand(3, "a", "two")
+    assert world.ledger.holds() == {"a": {"c0": 5}}
+    assert world.ledger.allocations() == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
+    assert world.ledger.unheld() == frozenset()
+    assert not world.ledger.in_flight()
+
+
+def test_an_allocate_that_the_book_lacks_is_in_flight_and_in_nobodys_holds():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.allocate(world.choose(3))
+    assert world.ledger.in_flight()
+    assert world.ledger.holds() == {}
+    assert world.used == [3]
+
+
+def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
+    """For the daemon after this one: the kubelet may drop a pod that was deleted by force while it runs."""
+    world = World.of(8)
     world.run(pod("a", 3, "c0"))
-    assert [(card.uuid, card.size_units, card.used_units) for card in world.ledger.cards()] == [
-        ("c0", 8, 3),
-        ("c1", 4, 0),
-    ]
+    world.delete("a")
+    world.drop("a")
+    assert world.ledger.holds() == {"a": {"c0": 3}}
+    world.look()
+    assert world.ledger.holds() == {}
 
 
-def test_ids_of_two_living_pods_count_for_both():
-    """A kubelet that lost its checkpoint hands out what containers run with."""
+def test_holds_names_a_static_pod_by_the_uid_of_the_api():
     world = World.of(8)
-    for uid in ("a", "b"):
-        world.bind(pod(uid, 3, "c0"))
-        world.allocate(ids("c0", 0, 1, 2))
-        world.table[uid, "main"] = ids("c0", 0, 1, 2)
-        world.start(uid)
-        world.look()
-    assert world.promised == [6]
+    world.bind(pod("mirror", 3, runtime_uid="hash"))
+    world.allocate(ids("c0", 0, 1, 2), ("hash", "main"))
+    assert world.ledger.holds() == {"mirror": {"c0": 3}}
+    assert world.ledger.published_holds() == {"mirror": {0: 3}}
 
 
-def test_health_that_is_told_again_is_no_news():
-    world = World.of(8)
-    world.ledger.set_healthy("c0", True, world.now)
-    world.ledger.preferred(ids("c0", 0), (), 1, world.now)
-    assert world.promised == [7]
+def test_published_holds_leave_out_cards_without_units():
+    world = World.of(8, 8)
+    world.run(pod("a", 3, "c1"))
+    world.drop("a")
+    world.restart_daemon()
+    world.ledger.remember({"a": {"c0": 0, "c1": 3}})
+    world.write()
+    world.sync()
+    assert world.ledger.published_holds() == {"a": {1: 3}}
+
+
+def test_a_static_pod_that_the_words_had_is_looked_for_under_the_kubelets_uid():
+    world = World(Ledger(cards(8)))
+    world.ledger.remember({"mirror": {"c0": 3}})
+    world.pods["mirror"] = pod("mirror", 3, runtime_uid="hash")
+    world.write()
+    world.sync()
+    assert world.promised == [3]
+    assert world.ledger.doubtful() == {"hash"}
+    assert world.ledger.holds() == {"mirror": {"c0": 3}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param([("setup", ids("c0", 0, 1)), ("main", ids("c1", 0))], id="two cards, one to share"),
+        pytest.param([("setup", ids("c9", 0, 1)), ("main", ids("c9", 0))], id="a card that is gone"),
+    ],
+)
+def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
+    world = World.of(8, 8)
+    world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
+    for container, mine in given:
+        world.book["a", container] = mine
+    world.write()
+    assert world.ledger.holds().keys() == {"a"}
+    assert world.ledger.allocations() == {}
+
+
+def test_an_allocation_names_the_units_of_each_card_in_word_order():
+    world = World.of(8, 8)
+    world.run(pod("a", 6, "c1", "c0", count=2))
+    assert world.ledger.allocations() == {"a": {"main": (("c0", 3), ("c1", 3))}}
+
+
+def test_used_is_what_is_charged_and_used_beyond_it_up_to_the_size():
+    world = World.of(8, 8)
+    world.run(pod("a", 6, "c0"))
+    assert world.ledger.set_pressure({"c0": 5, "c1": 2, "c9": 1})
+    assert not world.ledger.set_pressure({"c0": 5, "c1": 2})
+    assert world.used == [8, 2]
+    assert world.promised == [6, 0]
+    assert world.ledger.set_pressure({"c0": 1, "c1": 0})
+    assert world.used == [7, 0]
+
+
+def test_unhealthy_and_cordoned_cards_are_full():
+    world = World.of(8, 8)
+    world.ledger.set_healthy("c0", False)
+    world.ledger.set_cordoned({"c1", "c9"})
+    assert world.used == [8, 8]
+    assert world.promised == [0, 0]
+    world.ledger.set_healthy("c0", True)
+    world.ledger.set_cordoned(())
+    assert world.used == [0, 0]
+
+
+def test_health_of_an_unknown_card_is_refused():
+    with pytest.raises(LedgerError, match='card "c9": allowed are c0, c1'):
+        World.of(8, 8).ledger.set_healthy("c9", False)

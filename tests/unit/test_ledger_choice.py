@@ -2,330 +2,397 @@
 
 import pytest
 
-from allocator.errors import LedgerError
-from allocator.ledger import Ledger, Pod
+from allocator.ledger.choice import asking
 from allocator.selector import Selector
-from tests.ledger_world import World, by_card, cards, ids, pod, request
+from tests.ledger_world import World, ids, pod
+
+TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
-def test_an_unknown_container_gets_exactly_its_size_on_one_card():
-    world = World.of(8, 8)
-    assert by_card(world.hand(3)) == {"c0": 3}
-    assert by_card(world.hand(8)) == {"c1": 8}
+def expects(world: World, size: int) -> bool:
+    return world.ledger.expects(size, (), world.now)
 
 
-def test_the_assigned_card_goes_before_the_policy():
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c1"))
-    assert not world.ledger.displaces(3, world.offered())
-    assert by_card(world.hand(3)) == {"c1": 3}
+def displaces(world: World, size: int) -> bool:
+    return world.ledger.displaces(size, (), world.now)
 
 
-def test_the_oldest_waiting_pod_is_served_first():
+def asks(world: World, size: int) -> tuple[str, str] | None:
+    """Whose container the kubelet seems to be asking for."""
+    return asking(world.ledger.facts, size, frozenset(), world.now)
+
+
+# Who is asking.
+
+
+def test_a_pod_that_nobody_knows_is_not_expected():
+    world = World.of(8)
+    assert asks(world, 3) is None
+    assert not expects(world, 3)
+    assert not displaces(world, 3)
+
+
+def test_h4_the_pod_that_was_bound_first_is_served_first():
     world = World.of(8, 8, 8)
     world.bind(pod("b", 3, "c2"))
     world.bind(pod("a", 3, "c1"))
-    assert by_card(world.hand(3)) == {"c1": 3}
-    assert by_card(world.hand(3)) == {"c2": 3}
+    assert world.hand(3, "b") == {"c2": 3}
+    assert world.hand(3, "a") == {"c1": 3}
+
+
+def test_h4_a_kubelet_that_starts_serves_the_oldest_first():
+    world = World.of(8, 8, 8)
+    world.bind(pod("b", 3, "c2"))
+    world.bind(pod("a", 3, "c1"))
+    world.ledger.kubelet_restarted()
+    assert asks(world, 3) == ("a", "main")
 
 
 def test_a_pod_that_has_begun_is_served_before_older_ones():
     """The kubelet admits one pod at a time."""
     world = World.of(8, 8)
-    world.bind(pod("b", [("one", 2, "main"), ("two", 3, "main")], "c0", "c1"))
-    world.hand(2, key=("b", "one"))
     world.bind(pod("a", 3, "c0"))
-    assert by_card(world.hand(3)) == {"c1": 3}
+    world.bind(pod("b", TWO, "c0", "c1"))
+    world.hand(2, "b", "one")
+    assert asks(world, 3) == ("b", "two")
+    assert world.hand(3, "b", "two") == {"c1": 3}
 
 
-def test_a_container_whose_turn_comes_later_is_not_meant():
+def test_of_pods_that_have_begun_the_last_one_is_served():
+    """The kubelet gave up the other one between two containers."""
+    world = World.of(8, 8)
+    world.bind(pod("a", TWO, "c0", "c0"))
+    world.bind(pod("b", TWO, "c1", "c1"))
+    world.hand(2, "a", "one")
+    world.hand(2, "b", "one")
+    world.book["b", "one"] = ids("c1", 0, 1)
+    world.write()
+    assert asks(world, 3) == ("b", "two")
+
+
+def test_a_container_whose_turn_comes_later_is_not_meant_while_another_fits():
     world = World.of(8, 8)
     world.bind(pod("a", [("one", 5, "main"), ("two", 3, "main")], "c0", "c0"))
-    assert not world.ledger.expects(3, world.offered())
+    assert asks(world, 3) == ("a", "two")
     world.bind(pod("b", 3, "c1"))
-    assert world.ledger.expects(3, world.offered())
-    assert by_card(world.hand(3)) == {"c1": 3}
+    assert asks(world, 3) == ("b", "main")
+    assert world.hand(3, "b") == {"c1": 3}
 
 
 def test_a_pod_of_another_size_is_not_meant():
     world = World.of(8, 8)
     world.bind(pod("a", 4, "c1"))
-    assert not world.ledger.expects(3, world.offered())
-    assert world.ledger.expects(4, world.offered())
+    assert not expects(world, 3)
+    assert expects(world, 4)
 
 
-def test_a_full_assigned_card_falls_back_to_the_policy():
-    world = World.of(8, 8, 8)
-    world.allocate(ids("c1", 0, 1, 2, 3, 4, 5))
-    world.table["x", "x"] = ids("c1", 0, 1, 2, 3, 4, 5)
-    world.bind(pod("a", 3, "c1"))
-    assert by_card(world.hand(3)) == {"c0": 3}
-
-
-def test_the_fallback_leaves_other_pods_their_cards():
+def test_a_pod_that_runs_asks_only_when_no_other_can():
+    """The kubelet lost its book and starts a container again."""
     world = World.of(8, 8)
-    world.bind(pod("w", 6, "c0"))
-    assert by_card(world.hand(4)) == {"c1": 4}
+    world.run(pod("a", 3, "c1"))
+    assert asks(world, 3) is None
+    world.drop("a")
+    assert asks(world, 3) == ("a", "main")
+    assert not expects(world, 3)
+    world.bind(pod("b", 3, "c0"))
+    assert asks(world, 3) == ("b", "main")
+    assert expects(world, 3)
 
 
-def test_the_fallback_avoids_cards_that_others_use():
+def test_ids_that_must_be_included_tell_whose_container_it_is():
     world = World.of(8, 8)
-    world.ledger.set_pressure({"c0": 6})
-    assert by_card(world.hand(4)) == {"c1": 4}
+    shape = [("setup", 2, "init"), ("main", 5, "main")]
+    world.bind(pod("a", shape, "c0"))
+    world.bind(pod("b", shape, "c1"))
+    world.allocate(ids("c0", 0, 1), ("a", "setup"))
+    world.allocate(ids("c1", 0, 1), ("b", "setup"))
+    facts = world.ledger.facts
+    assert asking(facts, 5, ids("c0", 0, 1), world.now) == ("a", "main")
+    assert asking(facts, 5, ids("c1", 0, 1), world.now) == ("b", "main")
+    assert asking(facts, 5, ids("c1", 6), world.now) == ("b", "main")
+    assert not world.ledger.displaces(5, ids("c1", 0, 1), world.now)
 
 
-def test_the_fallback_takes_a_card_that_others_wait_for_rather_than_fail():
-    world = World.of(8)
-    world.bind(pod("w", 6, "c0"))
-    assert by_card(world.hand(4)) == {"c0": 4}
-
-
-def test_ids_that_linger_are_taken_last():
-    world = World.of(8)
-    world.allocate(ids("c0", 0, 1))
-    answer = world.ledger.preferred(world.all_ids(), (), 3, world.now)
-    assert set(answer) == ids("c0", 2, 3, 4)
-
-
-def test_what_a_finished_pod_is_known_to_have_had_is_taken_after_what_it_may_have_had():
-    """It was doubted that pod a got its IDs, so it counts on both cards; its containers may run yet."""
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.hand(3, key=("a", "main"))
-    world.forget("a")
-    assert not world.ledger.expects(3, world.offered())
-    world.start("a")
-    world.delete("a")
-    assert world.promised == [6, 3]
-    world.bind(pod("b", 6))
-    assert by_card(world.hand(6)) == {"c1": 6}
-
-
-def test_a_pod_that_is_gone_may_be_asking_when_it_is_no_other_pods_turn():
-    """The kubelet has not heard of the deletion of g yet, and admits it before b."""
-    world = World.of(8, 8)
-    world.bind(pod("g", 3, "c1"))
-    world.delete("g")
-    world.bind(pod("b", [("first", 2, "main"), ("second", 3, "main")], "c0"))
-    assert by_card(world.hand(3)) == {"c1": 3}
-    assert by_card(world.hand(2)) == {"c0": 2}
-    assert by_card(world.hand(3)) == {"c0": 3}
-
-
-def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger():
-    """Something that nobody is known to have lingers on the assigned card too, but it is on offer."""
-    world = World.of(8, 8)
-    world.run(pod("b", 5, "c0"))
-    world.forget("b")
-    world.delete("b")
-    assert by_card(world.hand(4)) == {"c1": 4}
-    world.forget("failed")
-    world.bind(pod("a", 5, "c1"))
-    assert world.ledger.expects(5, world.offered())
-    assert world.ledger.displaces(5, world.offered())
-    assert by_card(world.hand(5)) == {"c1": 5}
-
-
-def test_the_assigned_card_goes_before_one_where_somebody_may_have_left_something():
-    """Pod u runs, nobody knows where; z has ended on c1; something of nobody known is on offer on c0."""
-    world = World.of(8, 8)
-    world.run(pod("z", 2, "c1"))
-    assert by_card(world.hand(2)) == {"c0": 2}
-    world.forget("failed")
-    world.forget("z")
-    world.delete("z")
-    world.bind(pod("u", 5))
-    world.start("u")
-    world.bind(pod("a", 3, "c0"))
-    assert by_card(world.hand(3)) == {"c0": 3}
-
-
-def test_policies_decide_for_pods_that_nobody_assigned():
-    world = World.of(8, 8, policy="most-used")
-    world.table["x", "x"] = ids("c1", 0, 1)
-    world.allocate(ids("c1", 0, 1))
-    assert by_card(world.hand(3)) == {"c1": 3}
-
-
-def test_two_cards_get_the_same_number_each():
-    world = World.of(8, 8, 8)
-    world.bind(pod("a", 6, "c2", "c0", count=2))
-    assert by_card(world.hand(6)) == {"c0": 3, "c2": 3}
-
-
-def test_selectors_bind_the_fallback():
-    world = World.of(8, 8)
-    world.bind(Pod("a", "ns", "a", request(3, selector=Selector.parse(None, "c1"))))
-    assert by_card(world.hand(3)) == {"c1": 3}
-
-
-def test_a_cordoned_card_is_not_chosen():
-    world = World.of(8, 8)
-    world.ledger.set_cordoned({"c0"})
-    assert by_card(world.hand(3)) == {"c1": 3}
-
-
-def test_a_pod_bound_before_the_cordon_still_gets_its_card():
-    world = World.of(8)
-    world.bind(pod("a", 3, "c0"))
-    world.ledger.set_cordoned({"c0"})
-    assert by_card(world.hand(3)) == {"c0": 3}
-
-
-def test_no_card_with_room_is_refused_with_the_numbers():
+def test_h5_a_pod_that_is_gone_may_be_asking_before_those_bound_later():
+    """x was bound to c0 and deleted by force, then y was bound to c1: the kubelet admits x first."""
     world = World.of(4, 4)
-    with pytest.raises(LedgerError, match=r"no 1 card.*5 free units.*c0.*4"):
-        world.ledger.preferred(world.all_ids(), (), 5, world.now)
+    world.bind(pod("x", 4, "c0"))
+    world.delete("x")
+    world.bind(pod("y", 4, "c1"))
+    assert asks(world, 4) == ("x", "main")
+    assert not displaces(world, 4)
+    assert world.hand(4, "x") == {"c0": 4}
+    world.drop("x")
+    assert world.hand(4, "y") == {"c1": 4}
 
 
-def test_init_ids_stay_on_their_card_and_are_completed_there():
+def test_h5_after_ten_seconds_it_is_not():
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.delete("x")
+    world.bind(pod("y", 4, "c1"))
+    world.now += 10
+    assert asks(world, 4) == ("y", "main")
+
+
+def test_h5_a_pod_that_is_gone_is_not_one_to_wait_for():
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.delete("x")
+    assert asks(world, 4) == ("x", "main")
+    assert not expects(world, 4)
+
+
+def test_a_pod_that_was_dropped_from_the_book_does_not_ask_again():
+    """The kubelet drops whom it knows to be gone; x's containers may run on c0."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.hand(4, "x")
+    world.delete("x")
+    world.bind(pod("y", 4, "c1"))
+    world.drop("x")
+    assert asks(world, 4) == ("y", "main")
+    assert world.hand(4, "y") == {"c1": 4}
+    assert world.used == [4, 4]
+
+
+def test_a_pod_that_is_gone_between_two_containers_may_still_ask():
     world = World.of(8, 8)
-    world.bind(pod("a", [("setup", 2, "init"), ("main", 5, "main")], "c1"))
-    first, second = world.admit("a")
-    assert by_card(first) == {"c1": 2}
-    assert by_card(second) == {"c1": 5}
-    assert first <= second
+    world.bind(pod("x", TWO, "c0", "c1"))
+    world.bind(pod("y", 3, "c0"))
+    world.hand(2, "x", "one")
+    world.delete("x")
+    assert asks(world, 3) == ("x", "two")
+    assert world.hand(3, "x", "two") == {"c1": 3}
 
 
-def test_a_shared_pod_needs_a_card_with_room_for_its_peak():
+def test_h9_a_pod_that_the_kubelet_refused_does_not_ask_again():
+    """x failed another predicate: the scheduler has given its card to w, which may have no other."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.change("x", terminal=True)
+    world.bind(pod("w", 2, "c0", selector=Selector.parse(None, "c0")))
+    world.bind(pod("y", 4, "c1"))
+    assert asks(world, 4) == ("y", "main")
+    assert world.hand(4, "y") == {"c1": 4}
+
+
+def test_h9_a_pod_that_the_kubelet_refused_between_two_containers_does_not_ask_again():
     world = World.of(8, 8)
-    world.table["x", "x"] = ids("c0", 0, 1, 2, 3)
-    world.allocate(ids("c0", 0, 1, 2, 3))
-    world.ledger.set_pressure({"c1": 1})
-    world.bind(pod("a", [("setup", 2, "init"), ("main", 6, "main")]))
-    assert by_card(world.admit("a")[1]) == {"c1": 6}
+    world.bind(pod("x", TWO, "c0", "c0"))
+    world.hand(2, "x", "one")
+    world.change("x", terminal=True)
+    world.bind(pod("y", 3, "c1"))
+    assert asks(world, 3) == ("y", "main")
 
 
-def test_init_ids_on_two_cards_are_refused():
+# Where it goes.
+
+
+def test_an_unknown_container_gets_exactly_its_size_on_one_card():
     world = World.of(8, 8)
-    with pytest.raises(LedgerError, match="must stay on"):
-        world.ledger.preferred(world.all_ids(), ids("c0", 1) | ids("c1", 1), 4, world.now)
+    assert world.hand(3) == {"c0": 3}
+    assert world.hand(8) == {"c1": 8}
 
 
-def test_init_ids_on_a_full_card_are_refused():
-    world = World.of(4, 8)
-    with pytest.raises(LedgerError, match="must stay on"):
-        world.ledger.preferred(world.all_ids(), ids("c0", 1), 6, world.now)
+def test_the_assigned_card_goes_before_the_policy():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c1"))
+    assert not displaces(world, 3)
+    assert world.hand(3, "a") == {"c1": 3}
 
 
 def test_containers_of_one_pod_are_served_on_their_own_cards():
     world = World.of(8, 8)
     world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c1", "c0"))
-    assert [by_card(given) for given in world.admit("a")] == [{"c1": 3}, {"c0": 3}]
+    assert world.admit("a") == [{"c1": 3}, {"c0": 3}]
+
+
+def test_two_cards_get_the_same_number_each():
+    world = World.of(8, 8, 8)
+    world.bind(pod("a", 6, "c2", "c0", count=2))
+    assert world.hand(6, "a") == {"c0": 3, "c2": 3}
+
+
+def test_h6_who_goes_elsewhere_waits_for_all_pods():
+    """Its card is taken, and where the policy would send it another pod may have been bound."""
+    world = World.of(8, 8)
+    world.hand(6)
+    world.bind(pod("a", 3, "c0"))
+    assert displaces(world, 3)
+    world.bind(pod("b", 4, "c1"))
+    assert world.hand(3, "a") == {"c1": 3}
+
+
+def test_the_fallback_leaves_other_pods_their_cards():
+    world = World.of(8, 8, 8)
+    world.allocate(ids("c1", 0, 1, 2, 3, 4, 5), ("x", "main"))
+    world.bind(pod("w", 6, "c0"))
+    world.bind(pod("a", 3, "c1"))
+    assert world.hand(3, "a") == {"c2": 3}
+
+
+def test_the_fallback_avoids_cards_that_others_use():
+    world = World.of(8, 8)
+    world.ledger.set_pressure({"c0": 6})
+    assert world.hand(4) == {"c1": 4}
+
+
+def test_the_fallback_takes_a_card_that_others_wait_for_rather_than_fail():
+    world = World.of(8)
+    world.bind(pod("w", 6, "c0"))
+    assert world.hand(4) == {"c0": 4}
+
+
+def test_a_container_of_an_ended_pod_may_linger_on_a_card_that_is_taken_next_to_last():
+    """The kubelet offers c0 whole; what lingers there is charged, and c1 has room."""
+    world = World.of(8, 8)
+    world.run(pod("z", 6, "c0"))
+    world.delete("z")
+    world.drop("z")
+    assert world.hand(4) == {"c1": 4}
+    assert world.hand(6) == {"c0": 6}
+
+
+def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger():
+    """Something lingers on the assigned card too, but the scheduler counted on it."""
+    world = World.of(8, 8)
+    for uid, card in (("y", "c1"), ("z", "c0")):
+        world.run(pod(uid, 5, card))
+    for uid in ("y", "z"):
+        world.delete(uid)
+        world.drop(uid)
+    assert world.promised == [5, 5]
+    world.bind(pod("a", 5, "c1"))
+    assert expects(world, 5)
+    assert displaces(world, 5)
+    assert world.hand(5, "a") == {"c1": 5}
+
+
+def test_a_free_card_goes_before_the_assigned_one_where_containers_linger():
+    world = World.of(8, 8)
+    world.run(pod("z", 5, "c0"))
+    world.delete("z")
+    world.drop("z")
+    world.bind(pod("a", 5, "c0"))
+    assert world.hand(5, "a") == {"c1": 5}
+
+
+def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
+    world = World.of(4, 8)
+    world.run(pod("z", 6, "c1"))
+    world.delete("z")
+    world.drop("z")
+    world.bind(pod("a", 4, "c0"))
+    world.sick.add("c0")
+    assert world.hand(4, "a") == {"c1": 4}
+
+
+def test_ids_that_linger_are_taken_last():
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1))
+    assert world.choose(3) == ids("c0", 2, 3, 4)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        pytest.param([], "Allocate of", id="nothing"),
-        pytest.param(["c0::8"], "c0::8", id="beyond the card"),
-        pytest.param(["rubbish"], "rubbish", id="no ID"),
-        pytest.param(["c0::1", "c1::1"], "2 cards", id="two cards without an answer"),
-        pytest.param(["c2::1"], "healthy", id="sick card"),
-    ],
+    ("policy", "card"), [pytest.param("least-used", "c0"), pytest.param("most-used", "c1")]
 )
-def test_allocate_refuses(given, message):
+def test_policies_decide_for_pods_that_nobody_assigned(policy, card):
+    world = World.of(8, 8, policy=policy)
+    world.allocate(ids("c1", 0, 1), ("x", "main"))
+    world.bind(pod("a", 3))
+    assert world.hand(3, "a") == {card: 3}
+
+
+def test_a_pods_own_policy_goes_before_the_clusters():
+    world = World.of(8, 8)
+    world.allocate(ids("c1", 0, 1), ("x", "main"))
+    bound = pod("a", 3)
+    object.__setattr__(bound.request, "card_policy", "most-used")
+    world.bind(bound)
+    assert world.hand(3, "a") == {"c1": 3}
+
+
+def test_selectors_bind_the_fallback():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, selector=Selector.parse(None, "c1")))
+    assert world.hand(3, "a") == {"c1": 3}
+
+
+def test_a_cordoned_card_is_not_chosen():
+    world = World.of(8, 8)
+    world.ledger.set_cordoned({"c0"})
+    assert world.hand(3) == {"c1": 3}
+
+
+def test_a_pod_bound_before_the_cordon_still_gets_its_card():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.ledger.set_cordoned({"c0"})
+    assert world.hand(3, "a") == {"c0": 3}
+
+
+def test_h8_a_pod_goes_to_its_own_card_when_the_pool_has_none_for_it():
     world = World.of(8, 8, 8)
-    world.ledger.set_healthy("c2", False, 0.0)
-    with pytest.raises(LedgerError, match=message):
-        world.allocate(frozenset(given))
-    assert world.promised == [0, 0, 0]
+    world.bind(pod("x", 4, "c0"))
+    world.ledger.set_healthy("c0", False)
+    world.sick.add("c0")
+    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
+    world.bind(pod("z", 4, "c1"))
+    assert world.hand(4, "z") == {"c1": 4}
 
 
-def test_two_cards_are_allowed_once_per_answer():
+def test_h1_a_lost_pod_that_asks_again_stays_where_it_was():
     world = World.of(8, 8)
-    world.bind(pod("a", 2, "c0", "c1", count=2))
-    given = world.hand(2)
-    with pytest.raises(LedgerError, match="2 cards"):
-        world.allocate(given)
+    world.run(pod("a", 3, "c0", allocation={"main": (("c1", 3),)}))
+    world.restart_daemon()
+    world.ledger.remember({"a": {"c1": 3}})
+    world.book.clear()
+    world.write()
+    world.sync()
+    assert world.hand(3, "a") == {"c1": 3}
+    assert world.promised == [0, 3]
 
 
-def test_a_grant_lists_cards_in_word_order():
+def test_a_pod_whose_entry_was_lost_asks_again_and_stays_where_it_was():
     world = World.of(8, 8)
-    world.bind(pod("a", 4, "c1", "c0", count=2))
-    answer = world.ledger.preferred(world.all_ids(), (), 4, world.now)
-    assert world.allocate(frozenset(answer)).shares == (("c0", 2), ("c1", 2))
+    world.run(pod("a", 3, "c1"))
+    world.drop("a")
+    assert world.hand(3, "a") == {"c1": 3}
+    assert world.promised == [0, 3]
 
 
-def test_allocate_without_a_question_is_guessed_by_size():
+def test_a_lost_pod_of_which_no_card_is_known_goes_to_its_target():
     world = World.of(8, 8)
-    world.bind(pod("a", 2, "c0"))
-    world.allocate(ids("c1", 0, 1))
-    assert not world.ledger.expects(2, world.all_ids() - ids("c1", 0, 1))
+    world.bind(pod("a", 3))
+    world.look("a")
+    assert world.promised == [3, 3]
+    assert world.hand(3, "a") == {"c0": 3}
+    assert world.promised == [3, 0]
 
 
-def test_an_allocate_on_offer_again_served_nobody():
+def test_a_pod_on_no_place_of_its_own_does_not_take_another_ones():
+    """z's card has room for v alone, whom no other card may have: z goes elsewhere, as the words say."""
+    world = World.of(8, 8, 8)
+    world.bind(pod("x", 4, "c0"))
+    world.ledger.set_healthy("c0", False)
+    world.sick.add("c0")
+    world.bind(pod("z", 4, "c1"))
+    world.bind(pod("v", 4, "c1", selector=Selector.parse(None, "c1")))
+    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
+    assert world.used == [8, 4, 4]
+    assert world.hand(4, "z") == {"c2": 4}
+    assert world.hand(4, "v") == {"c1": 4}
+
+
+def test_an_unknown_container_leaves_other_pods_their_cards():
     world = World.of(8, 8)
-    world.bind(pod("a", 3, "c1"))
-    world.hand(3)
-    assert not world.ledger.expects(3, world.offered())
-    world.forget("failed")
-    assert not world.ledger.expects(3, world.offered())  # it may be over: look first
-    assert by_card(world.hand(3)) == {"c1": 3}
+    world.bind(pod("w", 6, "c0"))
+    assert world.hand(4) == {"c1": 4}
 
 
-def test_what_is_on_offer_was_rather_that_of_a_pod_known_to_be_over():
-    """Both were taken for each other; now b is gone, and the kubelet keeps what seemed to be b's."""
+def test_the_fallback_takes_a_card_that_others_use_rather_than_one_that_a_pod_waits_for():
     world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.bind(pod("b", 3, "c1"))
-    world.hand(3, key=("b", "main"))
-    world.hand(3, key=("a", "main"))
-    world.forget("b")
-    assert not world.ledger.expects(3, world.offered())
-    world.delete("b")
-    assert not world.ledger.expects(3, world.offered())
-    assert [h["pod"] for h in world.ledger.explain()["holdings"]] == ["b", "a"]
-
-
-def test_an_admitted_pod_that_lost_its_ids_may_ask_again():
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c1"))
-    world.start("a")
-    assert not world.ledger.expects(3, world.offered())  # a pod not seen yet is likelier: look first
-    assert by_card(world.hand(3)) == {"c1": 3}
-
-
-def test_equal_uuids_are_refused():
-    with pytest.raises(LedgerError, match="every UUID once"):
-        Ledger([cards(4)[0], cards(4)[0]])
-
-
-def test_health_of_an_unknown_card_is_refused():
-    with pytest.raises(LedgerError, match="c9"):
-        World.of(8).ledger.set_healthy("c9", False, 0.0)
-
-
-def test_a_list_between_question_and_allocate_may_take_the_pod_away():
-    """The answer was for x, and then the list shows that x has an earlier Allocate already."""
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.bind(pod("x", 3, "c1"))
-    world.hand(3, key=("x", "main"))
-    answer = frozenset(world.ledger.preferred(world.offered(), (), 3, world.now))
-    assert by_card(answer) == {"c1": 3}
-    world.start("x")
-    world.look()
-    world.allocate(answer)
-    world.table["a", "main"] = answer
-    assert not world.ledger.expects(3, world.offered())
-
-
-def test_an_allocate_nobody_asked_for_is_guessed_by_its_card():
-    world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.bind(pod("b", 3, "c1"))
-    world.allocate(ids("c1", 0, 1, 2))
-    world.table["b", "main"] = ids("c1", 0, 1, 2)
-    assert by_card(world.hand(3)) == {"c0": 3}
-
-
-def test_an_admitted_pods_allocate_is_not_doubted():
-    """The kubelet offers it again only because it has lost its checkpoint."""
-    world = World.of(8)
-    world.bind(pod("a", 3, "c0"))
-    world.hand(3, key=("a", "main"))
-    world.start("a")
-    world.forget("a")
-    assert not world.ledger.expects(3, world.offered())
-    assert world.promised == [3]
+    world.ledger.set_pressure({"c0": 6})
+    world.bind(pod("w", 6, "c1"))
+    assert world.hand(4) == {"c0": 4}

@@ -3,307 +3,193 @@
 import pytest
 
 from allocator.ledger import Ledger
-from tests.ledger_world import World, cards, ids, pod
+from tests.ledger_world import SETTLED_S, World, cards, ids, pod
+
+TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
 @pytest.fixture
 def running() -> World:
     """Pod a with 3 units on c0, everything seen."""
     world = World.of(8)
-    world.sync()
     world.run(pod("a", 3, "c0"))
     return world
 
 
+@pytest.fixture
+def admitted() -> World:
+    """Pod a with 3 units on c0; no container was ever seen."""
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.admit("a")
+    return world
+
+
+def known(world: World) -> list[str]:
+    return [one["uid"] for one in world.ledger.explain()["pods"]]
+
+
 def test_the_whole_end_of_a_pod(running):
-    running.end("a")
+    assert not running.ledger.unsettled()
+    running.delete("a")
+    assert running.ledger.unsettled()
+    running.drop("a")
+    running.look()
     assert running.promised == [0]
-    assert running.ledger.holds() == frozenset()
-    assert running.ledger.explain()["pods"] == []
+    assert running.ledger.holds() == {}
+    assert known(running) == []
+    assert not running.ledger.unsettled()
+
+
+@pytest.mark.parametrize(
+    "happened",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param(("drop",), id="the book alone"),
+        pytest.param(("delete",), id="the API alone"),
+        pytest.param(("look",), id="the cgroups alone"),
+        pytest.param(("drop", "look"), id="a kubelet that lost its book, and no cgroup found"),
+        pytest.param(("delete", "look"), id="the kubelet has not heard of it yet"),
+        pytest.param(("delete", "drop"), id="nobody looked for its cgroups"),
+        pytest.param(("look", "delete", "drop"), id="a look before the end was seen"),
+        pytest.param(("delete", "look", "drop"), id="a look before the book lacked it"),
+        pytest.param(("delete", "drop", "alive"), id="containers that run"),
+    ],
+)
+def test_less_than_the_whole_end_ends_nothing(running, happened):
+    for step in happened:
+        running.now += SETTLED_S
+        if step == "look":
+            running.ledger.looked(["a"], [], running.ledger.mark(running.now))
+        elif step == "alive":
+            running.look("a")
+        else:
+            getattr(running, step)("a")
+    running.ledger.settle(running.now + 60)
+    assert running.promised == [3]
 
 
 def test_a_finished_pod_is_not_counted_until_its_object_goes(running):
-    running.forget("a")
     running.change("a", terminal=True)
+    running.drop("a")
     running.look()
-    running.ledger.containers_ended("a")
     assert running.promised == [0]
-    running.change("a", terminal=True, version=9)
+    running.change("a", created="later")
     running.sync()
-    assert running.ledger.explain()["pods"] == []
+    assert known(running) == []
+    assert running.ledger.unheld() == frozenset()
 
 
-def test_the_list_alone_ends_nothing(running):
-    running.forget("a")
-    running.look(later=60)
-    assert running.promised == [3]
-    assert running.ledger.doubtful() == frozenset()
-
-
-def test_the_api_alone_ends_nothing(running):
-    running.delete("a")
-    running.look(later=60)
-    assert running.promised == [3]
-    assert running.ledger.doubtful() == frozenset()
-    running.ledger.containers_ended("a")
-    assert running.promised == [3]
-
-
-def test_a_list_from_before_the_end_ends_nothing(running):
-    running.forget("a")
-    running.look()
-    running.delete("a")
-    assert running.ledger.doubtful() == frozenset()
-    assert running.ledger.wants_list()
-    running.look()
-    assert running.ledger.doubtful() == {"a"}
-
-
-def test_living_containers_keep_the_charge(running):
-    running.delete("a")
-    running.forget("a")
-    running.look(later=60)
-    assert running.promised == [3]
-    running.ledger.containers_ended("a")
-    assert running.promised == [0]
-
-
-def test_a_kubelet_that_forgot_its_list_ends_nothing(running):
-    running.forget("a")
-    running.ledger.kubelet_restarted()
-    running.look(later=60)
-    running.sync()
-    running.look(later=60)
-    assert running.promised == [3]
-    assert running.ledger.holds() == {"a"}
-
-
-def test_nothing_is_asked_about_between_a_kubelets_start_and_its_first_list(running):
-    running.forget("a")
-    running.delete("a")
-    running.look()
-    running.ledger.kubelet_restarted()
-    assert running.ledger.doubtful() == frozenset()
-    running.look()
-    assert running.ledger.doubtful() == {"a"}
-
-
-def test_a_list_begun_before_the_kubelets_start_is_ignored(running):
-    running.forget("a")
-    running.delete("a")
-    mark = running.ledger.mark(running.now)
-    running.ledger.kubelet_restarted()
-    running.ledger.listed([], mark)
-    assert running.ledger.doubtful() == frozenset()
-
-
-def test_an_older_list_does_not_replace_a_newer_one(running):
-    old = running.ledger.mark(running.now)
-    running.look()
-    running.ledger.listed([], old)
-    assert running.ledger.explain()["holdings"][0]["listed"]
-
-
-def test_an_allocate_that_no_pod_explains_is_dropped_in_time():
+def test_a_finished_pod_that_nobody_charges_is_never_taken_in():
     world = World.of(8)
-    world.hand(3)
+    world.bind(pod("a", 3, "c0", terminal=True))
+    assert known(world) == []
+
+
+def test_a_finished_pod_that_is_in_the_book_is_charged_until_the_end():
+    world = World(Ledger(cards(8)))
+    world.pods["a"] = pod("a", 3, "c0", terminal=True, ran=True)
+    world.book["a", "main"] = ids("c0", 0, 1, 2)
+    world.write()
     world.sync()
-    world.look()
     assert world.promised == [3]
+    world.drop("a")
+    world.look()
+    assert world.promised == [0]
+
+
+def test_a_finished_pod_that_the_words_had_is_charged_until_the_end():
+    world = World(Ledger(cards(8)))
+    world.ledger.remember({"a": {"c0": 3}})
+    world.pods["a"] = pod("a", 3, "c0", terminal=True, ran=True)
+    world.write()
+    world.sync()
+    assert world.promised == [3]
+    world.look()
+    assert world.promised == [0]
+
+
+# H2: "gone and no cgroup" before the cgroup exists.
+
+
+def test_h2_a_pod_of_which_no_container_was_seen_gets_time_to_start_them(admitted):
+    admitted.delete("a")
+    admitted.drop("a")
+    admitted.look(later=9)
+    assert admitted.promised == [3]
+    admitted.look(later=1)
+    assert admitted.promised == [0]
+
+
+def test_h2_the_time_begins_when_the_book_was_first_read_with_it():
+    """The deletion was seen first; the kubelet hears of it later and may be about to start containers."""
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.delete("a")
+    world.now += 9
+    world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
+    world.drop("a")
     world.look(later=9)
     assert world.promised == [3]
     world.look(later=1)
     assert world.promised == [0]
 
 
-def test_it_is_not_dropped_while_the_pods_were_listed_before_it():
+def test_h2_a_pod_whose_cgroup_was_seen_once_ends_as_soon_as_it_is_gone(admitted):
+    admitted.look("a")
+    admitted.delete("a")
+    admitted.drop("a")
+    admitted.look()
+    assert admitted.promised == [0]
+
+
+def test_h2_a_pod_whose_status_says_that_it_ran_had_a_cgroup(admitted):
+    admitted.change("a", ran=True)
+    admitted.delete("a")
+    admitted.drop("a")
+    admitted.look()
+    assert admitted.promised == [0]
+
+
+def test_h2_a_container_that_comes_up_late_keeps_the_charge(admitted):
+    admitted.delete("a")
+    admitted.drop("a")
+    admitted.look("a", later=9)
+    admitted.look("a", later=60)
+    assert admitted.promised == [3]
+    admitted.look()
+    assert admitted.promised == [0]
+
+
+def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_a_pod_that_it_lacks():
+    """Our view lags: the kubelet has admitted a pod that nobody else has seen."""
     world = World.of(8)
-    world.sync()
-    world.hand(3)
+    mark = world.ledger.mark(world.now)
+    world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
+    world.ledger.pods_synced([], mark)
+    assert world.ledger.wants_view()
+    world.drop("a")
     world.look(later=60)
     assert world.promised == [3]
-    assert world.ledger.wants_view()
     world.sync()
     assert not world.ledger.wants_view()
+    world.look()
+    world.look(later=SETTLED_S)
     assert world.promised == [0]
 
 
-def test_it_is_not_dropped_while_the_pods_were_listed_before_the_kubelets_start():
+def test_h2_a_pod_in_the_book_that_came_into_view_after_a_list_lacked_it_lives():
     world = World.of(8)
-    world.hand(3)
-    world.sync()
-    world.ledger.kubelet_restarted()
-    assert world.ledger.wants_view()
-    assert world.ledger.wants_list()
-    world.look(later=60)
-    assert world.promised == [3]
-    world.sync()
-    assert world.promised == [0]
-
-
-def test_it_is_not_dropped_while_a_living_pod_may_own_it():
-    """After a kubelet restart a running pod may be listed without its devices."""
-    world = World.of(8)
-    world.bind(pod("a", 3, "c0"))
-    world.admit("a")
-    world.forget("a")
-    world.sync()
-    world.look(later=60)
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [3]
-    world.delete("a")
-    world.look()
-    world.ledger.containers_ended("a")
-    assert world.promised == [0]
-
-
-def test_a_pod_that_already_has_its_own_does_not_keep_it():
-    world = World.of(8)
-    world.hand(3)
-    world.run(pod("a", 3, "c0"))
-    assert world.promised == [6]
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [3]
-
-
-def test_a_listed_pod_that_nobody_knows_ends_with_the_list_and_the_pods():
-    world = World.of(8)
-    world.seen["s"] = pod("s", 3)
-    world.hand(3, key=("s", "main"))
-    world.sync()
-    world.look()
-    world.forget("s")
-    world.look()
-    assert world.promised == [3]
-    assert world.ledger.wants_view()
-    world.sync()
-    assert world.promised == [0]
-
-
-def test_a_listed_pod_may_be_a_living_one_that_was_not_seen_started():
-    world = World.of(8)
-    world.seen["s"] = pod("s", 3)
-    world.hand(3, key=("s", "main"))
-    world.look()
-    world.bind(world.seen["s"])
-    world.forget("s")
-    world.look()
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [3]
-
-
-def test_a_pod_that_ended_before_anything_was_proven():
-    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
     world.sync()
     world.bind(pod("a", 3, "c0"))
-    world.admit("a")
-    world.look()
-    world.end("a")
+    world.drop("a")
+    world.look(later=60)
     assert world.promised == [3]
-    world.sync()
-    assert world.promised == [0]
+    assert world.ledger.holds() == {"a": {"c0": 3}}
 
 
-def test_withheld_ids_end_with_a_later_complete_list():
-    world = World.of(8)
-    world.sync()
-    world.look()
-    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
-    world.look(later=60)
-    assert world.promised == [6]
-    world.sync()
-    world.look()
-    assert world.promised == [0]
-
-
-def test_withheld_ids_ask_for_the_list_of_pods_that_ends_them():
-    world = World.of(8)
-    world.sync()
-    world.look()
-    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
-    assert not world.ledger.wants_view()
-    world.look(later=60)
-    assert world.ledger.wants_view()
-    world.sync()
-    world.look()
-    assert not world.ledger.wants_view()
-
-
-def test_withheld_ids_stay_while_a_pods_card_is_unknown():
-    world = World.of(8, 8)
-    world.bind(pod("a", 3))
-    world.start("a")
-    world.ledger.preferred(world.all_ids() - ids("c0", 0, 1, 2, 3), (), 1, world.now)
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [4, 3]
-
-
-def test_withheld_ids_stay_until_the_list_is_late_enough():
-    world = World.of(8)
-    world.ledger.preferred(ids("c0", 0, 1), (), 1, world.now)
-    world.sync()
-    world.look(later=9)
-    assert world.promised == [6]
-
-
-def test_words_of_before_end_with_their_pods_only():
-    world = World.of(8)
-    world.ledger.remember({"c0": 5}, {"ghost"})
-    world.sync()
-    world.look(later=60)
-    world.sync()
-    world.look(later=60)
-    assert world.promised == [5]
-
-
-def test_what_the_list_shows_stays_although_no_pod_explains_it():
-    world = World.of(8)
-    world.seen["ghost"] = pod("ghost", 3)
-    world.table["ghost", "main"] = ids("c0", 0, 1, 2)
-    world.look()
-    world.sync()
-    assert world.promised == [3]
-
-
-def test_a_ghost_is_not_asked_about_while_the_list_shows_a_pod_that_nobody_knows():
-    world = World.of(8)
-    world.seen["ghost"] = pod("ghost", 3)
-    world.table["ghost", "main"] = ids("c0", 0, 1, 2)
-    world.ledger.remember({"c0": 3}, {"ghost"})
-    world.sync()
-    world.look()
-    # Nobody knows that the IDs are the ghost's: they count beside what the words said.
-    assert world.promised == [6]
-    assert world.ledger.doubtful() == frozenset()
-    world.forget("ghost")
-    world.look()
-    world.sync()
-    assert world.promised == [6]
-    assert world.ledger.doubtful() == {"ghost"}
-    world.ledger.containers_ended("ghost")
-    assert world.promised == [0]
-
-
-def test_a_pod_that_is_late_comes_not_back_to_life(running):
-    last = running.pods["a"]
-    running.end("a")
-    running.bind(last)
-    assert running.ledger.explain()["pods"] == []
-
-
-def test_an_older_state_of_a_pod_is_ignored(running):
-    running.change("a", version=7, terminal=True)
-    running.change("a", version=6, terminal=False)
-    running.forget("a")
-    running.look()
-    assert running.ledger.doubtful() == {"a"}
-
-
-def test_a_pod_first_seen_after_a_list_of_pods_began_is_not_gone():
+def test_a_pod_first_seen_after_a_list_began_is_not_gone():
     world = World.of(8)
     mark = world.ledger.mark(world.now)
     world.bind(pod("a", 3, "c0"))
@@ -313,46 +199,180 @@ def test_a_pod_first_seen_after_a_list_of_pods_began_is_not_gone():
     assert world.ledger.unheld() == frozenset()
 
 
-def test_an_older_list_of_pods_does_not_move_the_view_back():
+def test_an_older_list_does_not_move_the_view_back():
     world = World.of(8)
     old = world.ledger.mark(world.now)
-    world.ledger.kubelet_restarted()
     world.sync()
+    newest = world.ledger.facts.view
     world.ledger.pods_synced([], old)
+    assert world.ledger.facts.view == newest
+
+
+def test_a_list_ends_pods_that_it_lacks(running):
+    del running.pods["a"]
+    running.sync()
+    running.drop("a")
+    running.look()
+    assert running.promised == [0]
+
+
+def test_a_pod_that_is_late_comes_not_back_to_life(running):
+    last = running.pods["a"]
+    running.end("a")
+    running.bind(last)
+    assert known(running) == []
+
+
+def test_an_older_state_of_a_pod_is_ignored(running):
+    old = running.pods["a"]
+    running.change("a", terminal=True)
+    running.ledger.pod_changed(old, running.now)
+    assert running.ledger.facts.pods["a"].pod.terminal
+
+
+def test_a_static_pods_new_mirror_is_another_pod():
+    """The kubelet makes it anew when somebody deletes it; the containers run on under the same UID."""
+    world = World.of(8)
+    world.bind(pod("one", 3, runtime_uid="hash"))
+    world.allocate(ids("c0", 0, 1, 2), ("hash", "main"))
+    world.bind(pod("two", 3, runtime_uid="hash"))
+    world.ledger.pod_gone("one", world.now)
+    assert world.ledger.holds() == {"two": {"c0": 3}}
+    world.drop("hash")
+    world.look(later=60)
+    assert world.promised == [3]
+
+
+def test_the_end_of_an_unknown_pod_is_nothing():
+    world = World.of(8)
+    world.ledger.pod_gone("nobody", world.now)
+    world.ledger.looked(["nobody"], [], world.ledger.mark(world.now))
+    assert known(world) == []
+    assert world.ledger.facts.deaths == {}
+
+
+def test_a_second_deletion_does_not_move_the_end(admitted):
+    admitted.delete("a")
+    admitted.now += 9
+    admitted.ledger.pod_gone("a", admitted.now)
+    admitted.drop("a")
+    admitted.look(later=1)
+    assert admitted.promised == [0]
+
+
+# H5: pods that are gone and were not served.
+
+
+def test_h5_a_pod_that_is_gone_keeps_its_turn_until_a_later_one_is_in_the_book():
+    world = World.of(8, 8)
+    world.bind(pod("x", 3, "c0"))
+    world.bind(pod("y", 3, "c1"))
+    world.delete("x")
+    assert known(world) == ["x", "y"]
+    world.allocate(ids("c1", 0, 1, 2), ("y", "main"))
+    assert known(world) == ["y"]
+
+
+def test_h5_an_earlier_pod_in_the_book_says_nothing_of_a_later_ones_turn():
+    world = World.of(8, 8)
+    world.run(pod("x", 3, "c0"))
+    world.bind(pod("y", 3, "c1"))
+    world.delete("y")
+    assert known(world) == ["x", "y"]
+
+
+def test_h5_a_pod_that_is_gone_keeps_its_turn_for_ten_seconds():
+    world = World.of(8)
+    world.bind(pod("x", 3, "c0"))
+    world.delete("x")
+    world.ledger.settle(world.now + 9.9)
+    assert known(world) == ["x"]
+    assert world.ledger.unsettled()
+    world.ledger.settle(world.now + 10)
+    assert known(world) == []
+
+
+# H11: the kubelet's first batch is admitted against its book as it finds it.
+
+
+def test_h11_the_kubelet_is_made_to_clean_its_book_before_a_release(running):
+    assert not running.ledger.wants_write(running.now)
+    running.delete("a")
+    assert not running.ledger.wants_write(running.now)
+    running.look("a")
+    assert not running.ledger.wants_write(running.now)
+    running.look()
+    assert running.ledger.wants_write(running.now)
+    running.look(later=3600)
+    assert running.promised == [3]
+    running.drop("a")
+    assert not running.ledger.wants_write(running.now)
+    assert running.promised == [3]
+    running.look()
+    assert running.promised == [0]
+
+
+def test_h11_an_entry_that_an_older_copy_brought_back_is_charged_again(running):
+    running.delete("a")
+    running.drop("a")
+    running.book["a", "main"] = ids("c0", 0, 1, 2)
+    running.write()
+    running.look(later=60)
+    assert running.promised == [3]
+    running.drop("a")
+    running.look()
+    assert running.promised == [0]
+
+
+def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_there():
+    world = World.of(8)
+    world.book["unknown", "main"] = ids("c0", 0)
+    world.write()
+    world.sync()
+    world.look(later=3600)
+    assert world.promised == [1]
+    assert world.ledger.wants_write(world.now)
+
+
+# What is asked for.
+
+
+def test_nothing_is_complete_before_the_book_and_a_list_of_pods():
+    world = World(Ledger(cards(8)))
+    assert not world.ledger.complete
+    world.sync()
+    assert not world.ledger.complete
+    world.write()
+    assert world.ledger.complete
+
+
+def test_the_book_alone_is_not_complete_either():
+    world = World(Ledger(cards(8)))
+    world.write()
+    assert not world.ledger.complete
+
+
+def test_cgroups_are_looked_for_until_a_container_was_seen_and_again_at_the_end():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    assert world.ledger.doubtful() == {"a"}
+    world.admit("a")
+    world.look("a")
+    assert world.ledger.doubtful() == frozenset()
+    world.delete("a")
+    assert world.ledger.doubtful() == {"a"}
+
+
+def test_a_pod_that_only_the_words_had_asks_for_a_list_of_pods():
+    world = World(Ledger(cards(8)))
+    world.ledger.remember({"a": {"c0": 3}})
+    assert world.ledger.wants_view()
+    world.sync()
     assert not world.ledger.wants_view()
 
 
-def test_nothing_is_complete_before_both_lists():
-    world = World.of(8)
-    assert not world.ledger.complete
-    assert world.ledger.wants_list()
-    assert world.ledger.wants_view()
-    world.sync()
-    assert not world.ledger.complete
-    world.look()
-    assert world.ledger.complete
-    assert not world.ledger.wants_list()
-
-
-def test_a_refused_pod_charges_nothing_anywhere():
-    """UnexpectedAdmissionError: the kubelet sets startTime and phase Failed at once."""
-    world = World.of(8, 8)
-    world.sync()
-    world.bind(pod("a", 3, "c0"))
-    world.change("a", started=True, terminal=True)
-    assert world.promised == [0, 0]
-
-
-def test_gone_of_an_unknown_pod_is_nothing():
-    ledger = Ledger(cards(8))
-    ledger.pod_gone("nobody")
-    ledger.containers_ended("nobody")
-    assert ledger.explain()["pods"] == []
-
-
-def test_an_allocate_is_what_a_list_is_wanted_for(running):
-    assert not running.ledger.wants_list()
-    running.hand(2)
-    assert running.ledger.wants_list()
-    running.look()
-    assert not running.ledger.wants_list()
+def test_nothing_is_kept_of_a_pod_that_has_ended(running):
+    running.end("a")
+    facts = running.ledger.facts
+    kept = (facts.pods, facts.held, facts.gone, facts.lived, facts.unlisted, facts.deaths)
+    assert not any(kept)
