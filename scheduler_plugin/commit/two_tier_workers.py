@@ -16,8 +16,7 @@ import numpy as np
 from allocator.place import Placement
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.commit.committer import Candidate
-from scheduler_plugin.commit.two_tier import Rescore, Turn, Turns, decide
+from scheduler_plugin.commit.two_tier import Candidate, Rescore, Turn, Turns, decide
 from scheduler_plugin.commit.two_tier_shared import SharedRows
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.filtering import Query, fitting
