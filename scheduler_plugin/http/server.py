@@ -194,7 +194,7 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse verbs to clients without a certificate; one of a strange authority fails the handshake."""
+    """Refuse verbs to clients without a certificate; one of an unknown authority fails the handshake."""
     transport = request.transport
     if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
         return web.Response(

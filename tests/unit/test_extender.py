@@ -33,7 +33,7 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
     world.node("broken", (80,), healthy=(False,))
     world.node("silent", (80,), allocatable_units=0)
     world.node("large", (80,), (80,))
-    answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "strange"])
+    answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "unknown"])
     small = "no healthy card of 40 GiB or more"
     assert answer["NodeNames"] == []
     assert answer["FailedNodes"] == {"large": "no card with 40 GiB free"}
@@ -46,20 +46,20 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
         "other": "gpupack words of another unit on the node",
         "silent": "the node's kubelet has no gpupack device plugin at the moment",
         "foreign": "corrupt gpupack words on the node",
-        "strange": "node not known to the gpupack scheduler yet",
+        "unknown": "node not known to the gpupack scheduler yet",
     }
     assert answer["Error"] == ""
 
 
 def test_unknown_nodes_do_not_disturb_others(world: World) -> None:
-    names = ["strange", "a", "b", "c", "stranger"]
+    names = ["unknown", "a", "b", "c", "unknown-too"]
     assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
     assert world.prioritize(pod_object("p", 8), names) == {
         "b": 10,
         "a": 9,
         "c": 0,
-        "strange": 0,
-        "stranger": 0,
+        "unknown": 0,
+        "unknown-too": 0,
     }
 
 
@@ -286,23 +286,23 @@ def test_the_same_names_in_another_order(world: World) -> None:
 
 
 def test_long_lists_are_read_as_arrays(world: World) -> None:
-    strange = [f"strange-{index:04d}" for index in range(400)]
-    for names in ([*strange, "b", "a"], ["a", *strange, "b"], ["a", "b", *strange], ["a", *strange, "b"]):
+    unknown = [f"unknown-{index:04d}" for index in range(400)]
+    for names in ([*unknown, "b", "a"], ["a", *unknown, "b"], ["a", "b", *unknown], ["a", *unknown, "b"]):
         body = world.body(pod_object("p", 8), names)
         assert len(body) > 6000
         assert world.filter(pod_object("p", 8), names)["NodeNames"] == ["b", "a"]
         assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
         scores = world.prioritize(pod_object("p", 8), names)
         assert (scores["b"], scores["a"], len(scores)) == (10, 9, 402)
-        answer = world.filter(pod_object("p", 16), [*strange, "a"])
+        answer = world.filter(pod_object("p", 16), [*unknown, "a"])
         assert answer["FailedNodes"] == {"a": "no card with 16 GiB free"}
-        assert set(answer["FailedAndUnresolvableNodes"]) == set(strange)
+        assert set(answer["FailedAndUnresolvableNodes"]) == set(unknown)
     world.state.delete_node("b", "99", 0)
-    assert world.filter(pod_object("p", 8), ["a", *strange, "b"])["NodeNames"] == ["a"]
+    assert world.filter(pod_object("p", 8), ["a", *unknown, "b"])["NodeNames"] == ["a"]
 
 
 def test_a_long_list_after_rubbish_is_rubbish(world: World) -> None:
-    names = [f"strange-{index:04d}" for index in range(400)]
+    names = [f"unknown-{index:04d}" for index in range(400)]
     body = world.body(pod_object("p", 8), names)
     world.extender.filter(body, 0)
     for bad in (body.replace(b'{"Pod":', b'{"Pod":]', 1), body.replace(b'"Pod"', b'"Pot"', 1)):
