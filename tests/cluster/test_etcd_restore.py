@@ -1,4 +1,4 @@
-"""A real etcd restored from an older copy: the extender that runs goes on binding, and gives nothing twice."""
+"""A real etcd restored from an older copy: the extender that runs goes on, and gives nothing twice."""
 
 import json
 
