@@ -233,9 +233,6 @@ class Binder:
         except (KubeApiError, *UNREADABLE) as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
             return Outcome.UNKNOWN
-        if not current.metadata.uid:
-            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error="the answer is not a pod")
-            return Outcome.UNKNOWN
         if current.metadata.uid != pod.uid:
             return Outcome.GONE
         self.committer.state.apply_pod(current, self.clock())
