@@ -175,8 +175,8 @@ def dump_holds(holds: Holds) -> str:
     uids = sorted(holds.uids)
     record: dict[str, object] = {"seen": str(holds.seen), "uids": uids}
     if not holds.units.keys() <= holds.uids:
-        strange = sorted(holds.units.keys() - holds.uids)
-        raise PackingError(f"units of {shown(strange)}: allowed are pods that are held")
+        unheld = sorted(holds.units.keys() - holds.uids)
+        raise PackingError(f"units of {shown(unheld)}: allowed are pods that are held")
     if holds.units:
         record["units"] = [dict(sorted(holds.units.get(uid, {}).items())) for uid in uids]
     return _compact(record)

@@ -15,7 +15,7 @@ from kubeapi.lease import LeaseElector
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
-from scheduler_plugin.commit.committer import Committer, Offers
+from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.listening import listeners
@@ -56,17 +56,16 @@ async def run(
     async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
-        offers = Offers()
         watcher = Watcher(client, state, clock, settings.stale_s)
         watcher.filled.connect(_settle_memory)
         news = News()
         watcher.changed.connect(news.note)
         elector = _elector(settings, client)
-        committer = Committer(state, policies, offers)
+        committer = Committer(state, policies)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         watcher.restored.connect(binder.begin_anew)
         service = Service(
-            extender=Extender(state, policies, offers, settings.shortlist),
+            extender=Extender(state, policies, settings.shortlist),
             binder=binder,
             watcher=watcher,
             metrics=Metrics(),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Offers
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
 from tests.cluster_builders import node
@@ -17,8 +16,8 @@ class World:
     def __init__(self, shortlist: int = 16, policy: str = "least-requested") -> None:
         self.state = ClusterState()
         self.policies = Policies(policy)
-        self.offers = Offers()
-        self.extender = Extender(self.state, self.policies, self.offers, shortlist)
+        self.extender = Extender(self.state, self.policies, shortlist)
+        self.offers = self.extender.offers
         self.version = 1
 
     def node(self, name: str, *args: Any, **options: Any) -> None:
@@ -32,7 +31,7 @@ class World:
     def filter(
         self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any
     ) -> dict[str, Any]:
-        return check(json.loads(self.extender.filter(self.body(the_pod, names), 0, **more)))
+        return check(json.loads(self.extender.filter(self.body(the_pod, names), 0, **more).answer))
 
     def prioritize(
         self, the_pod: Mapping[str, Any], names: Sequence[str] | None = None, **more: Any

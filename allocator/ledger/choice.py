@@ -174,7 +174,7 @@ def _first_fit(
 def _pick(
     facts: Facts, cards: Collection[str], offered: frozenset[str], fixed: frozenset[str], size: int
 ) -> tuple[str, ...]:
-    """Take as many IDs on each card: those that must be in, then those nobody is charged with, in slot order."""
+    """Take as many IDs on each card: those that must be in, then those that nobody is charged with."""
     taken = frozenset().union(*(h.union for h in facts.held.values()), *(g.ids for g in facts.grants))
     each = size // len(cards)
     answer: list[str] = []

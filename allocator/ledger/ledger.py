@@ -141,7 +141,7 @@ class Ledger:
         fixed = frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
-                f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node's cards"
+                f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
         answer = choice.prefer(self._facts, offered, fixed, size, now_s)
         self._answers.append(frozenset(answer))
@@ -188,7 +188,7 @@ class Ledger:
     # The API server.
 
     def remember(self, holds: Mapping[str, Units | None]) -> None:
-        """Take the own Node's `holds` as it was before this daemon; must come before the first list of pods."""
+        """Take the own Node's `holds` of before this daemon; must come before the first list of pods."""
         self._facts.remembered = dict(holds)
 
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
@@ -249,7 +249,7 @@ class Ledger:
     # The cgroups.
 
     def doubtful(self) -> frozenset[str]:
-        """UIDs whose cgroups somebody should look for: of pods that are over, and of those not seen to run."""
+        """UIDs whose cgroups are to be looked for: of pods that are over, and of those not seen to run."""
         facts = self._facts
         over = {uid for uid in charges.charged_uids(facts) if release.over_since(facts, uid) is not None}
         return frozenset(over | {uid for uid, bound in facts.pods.items() if uid not in facts.lived})
@@ -351,7 +351,7 @@ class Ledger:
         }
 
     def unsettled(self) -> bool:
-        """Something will change without any event: a pod that is over is still charged, an Allocate not in the book."""
+        """Something ends without any event: a pod that is over is charged, or an Allocate not in the book."""
         facts = self._facts
         return bool(facts.grants) or any(
             release.over_since(facts, uid) is not None

@@ -74,9 +74,10 @@ class PodView:
                 self._seat(item)
         self._account.ledger.pods_synced(pods, self._mark)
         self.connected, self._relisting = True, False
-        self.seen = version_of(resource_version)
-        # While nobody watched, a pod may have come and gone.
-        self.owed = self.seen if self._missed else min(self.owed, self.seen)
+        before, self.seen = self.seen, version_of(resource_version)
+        if self._missed or self.seen < before:
+            # While nobody watched, a pod may have come and gone.
+            self.owed = self.seen
         self._missed = False
         self._account.changed()
 

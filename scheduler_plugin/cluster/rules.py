@@ -130,7 +130,7 @@ class Rules:
             if take.pod.charged is not None and uid not in book.pods and not self.holds(book, uid):
                 yield Claim(uid, take.pod.charged, take.assigned)
 
-    def buried(self, book: Book) -> Iterator[Claim]:
+    def vanished(self, book: Book) -> Iterator[Claim]:
         """A pod that vanished unheld counts until its tombstone ends."""
         for tombstone in book.tombstones.values():
             yield tombstone.claim
@@ -189,7 +189,7 @@ class Rules:
 
     def claims(self, book: Book) -> list[Claim]:
         """Everything that counts on the node beyond its words."""
-        return [*self.bound(book), *self.taken(book), *self.buried(book)]
+        return [*self.bound(book), *self.taken(book), *self.vanished(book)]
 
     def assumed(self, book: Book, claims: list[Claim]) -> list[int]:
         """Add the claims up, by card."""

@@ -210,7 +210,7 @@ class ClusterState:
         for old in before:
             current = self.pods.get(old.uid)
             if old.node and not old.ended and (current is None or current.node != old.node):
-                self._entomb(old, old.node, old.assigned, version, now)
+                self._leave_tombstone(old, old.node, old.assigned, version, now)
         self._pod_versions.listed(version)
         self._books.settle(now)
         return restored
@@ -230,7 +230,7 @@ class ClusterState:
             book.seen = -1
         for take in list(self._takes.values()):
             self._drop_take(take)
-            self._entomb(take.pod, take.node, take.assigned, version, now)
+            self._leave_tombstone(take.pod, take.node, take.assigned, version, now)
 
     def _read_pod(self, pod: PodLite, now: float) -> None:
         """Take a pod, unless this very version of it is known."""
@@ -262,7 +262,7 @@ class ClusterState:
                 book.pods[record.uid] = record
             self._books.changed(record.node)
         elif old is None or not old.ended:
-            self._bury(record, record.node, record.assigned, record.version, now)
+            self._note_vanished(record, record.node, record.assigned, record.version, now)
 
     def _end_pod(self, uid: str, node: str, version: int, now: float) -> None:
         """Remove a pod that vanished at `version`; a commitment of it may have been carried out."""
@@ -283,7 +283,7 @@ class ClusterState:
             node, assigned = node or take.node, take.assigned
         node = node or old.node
         if node and not old.ended:
-            self._bury(old, node, assigned, version, now)
+            self._note_vanished(old, node, assigned, version, now)
 
     def _unbook(self, record: PodRecord) -> None:
         """Undo what a bound pod did to its book."""
@@ -294,7 +294,7 @@ class ClusterState:
             book.pods.pop(record.uid, None)
             self._books.changed(record.node)
 
-    def _bury(
+    def _note_vanished(
         self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
     ) -> None:
         """Leave a tombstone where the rules want one."""
@@ -302,9 +302,9 @@ class ClusterState:
             return
         self._books.changed(node)
         if self.rules.needs_tombstone(self._books.of(node), record.uid, version):
-            self._entomb(record, node, assigned, version, now)
+            self._leave_tombstone(record, node, assigned, version, now)
 
-    def _entomb(
+    def _leave_tombstone(
         self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
     ) -> None:
         if record.charged is not None:

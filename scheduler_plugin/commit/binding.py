@@ -14,7 +14,6 @@ from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.objects import PodLite
 from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.http.protocol import BindArgs
 
 log = structlog.get_logger(__name__)
 
@@ -108,15 +107,15 @@ class Binder:
         self._settling: set[asyncio.Task[None]] = set()
         self._ending = False
 
-    async def bind(self, args: BindArgs) -> str:
-        """Bind a pod.
+    async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
+        """Bind the pod of this name and UID to a node.
 
         Returns:
             Empty when it is bound, else why not, in words.
         """
         try:
             # No await between the last check in here and the request.
-            commitment = await self._begin(args)
+            commitment = await self._begin(namespace, name, uid, node)
         except CommitError as error:
             return str(error)
         except TimeoutError:
@@ -128,7 +127,7 @@ class Binder:
             self._doubt(commitment)
             raise
 
-    async def _begin(self, args: BindArgs) -> Commitment:
+    async def _begin(self, namespace: str, name: str, uid: str, node: str) -> Commitment:
         """Take the cards; while this process may not bind yet, hold them, and check again when it may.
 
         Held they keep the filters that run meanwhile from choosing the same cards for everybody.
@@ -141,9 +140,7 @@ class Binder:
         def begin() -> Commitment:
             if self._ending:
                 raise CommitError("this gpupack scheduler is ending; it is tried again with the next one")
-            return self.committer.begin(
-                args.pod_namespace, args.pod_name, args.pod_uid, args.node, self.clock()
-            )
+            return self.committer.begin(namespace, name, uid, node, self.clock())
 
         if self._term() == self._opened:
             return begin()
@@ -235,9 +232,6 @@ class Binder:
             return Outcome.GONE
         except (KubeApiError, *UNREADABLE) as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
-            return Outcome.UNKNOWN
-        if not current.metadata.uid:
-            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error="the answer is not a pod")
             return Outcome.UNKNOWN
         if current.metadata.uid != pod.uid:
             return Outcome.GONE

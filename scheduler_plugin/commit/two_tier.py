@@ -1,7 +1,7 @@
 """Two-tier scheduling of batches: many look at snapshots, one commits (algorithm 6).
 
-The steps for one list are `commit.merge` and `commit.commit`; here are the order of pods, the retries, and
-the time that both tiers need. `two_tier_workers` runs the first tier in processes.
+`merge`, `commit` and `decide` are the committer's steps for one list; `Turns` has the order of pods and their
+retries. `two_tier_workers` runs the first tier in processes.
 """
 
 from collections import deque
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, Literal
 
-from scheduler_plugin.commit.committer import Candidate, commit, merge
 from scheduler_plugin.errors import SettingsError
 
 Rescore = Literal["on-epoch", "on-version"]
@@ -76,6 +75,73 @@ class Turns:
         wait_s = min(_LONGEST_BACKOFF_S, self.backoff_s * 2**turn.attempt)
         self._queue.append(Turn(turn.pod, turn.attempt + 1, now_s + wait_s))
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that the first tier found.
+
+    Attributes:
+        node: Its name.
+        score: Lower is better.
+        version: Of the node's record that was scored.
+        epoch: Of the weights that it was scored with.
+    """
+
+    node: str
+    score: float
+    version: int
+    epoch: int = 0
+
+
+def merge(
+    offered: Sequence[Candidate],
+    version: Callable[[str], int | None],
+    rescore: Callable[[str], float | None],
+    *,
+    epoch: int = 0,
+) -> list[Candidate]:
+    """Turn the first tier's list into the order in which to try nodes.
+
+    Args:
+        offered: List 1.
+        version: The node's latest version, None when it is gone.
+        rescore: Filters and scores a node's latest record; None when the pod no longer fits.
+        epoch: Of the weights in force; a candidate of another epoch is scored anew.
+
+    Returns:
+        Lists 2 and 4 together, by (score, name).
+    """
+    merged: list[Candidate] = []
+    for candidate in offered:
+        latest = version(candidate.node)
+        if latest is None:
+            continue
+        if latest == candidate.version and epoch == candidate.epoch:
+            merged.append(candidate)
+            continue
+        score = rescore(candidate.node)
+        if score is not None:
+            merged.append(replace(candidate, score=score, version=latest, epoch=epoch))
+    return sorted(merged, key=lambda candidate: (candidate.score, candidate.node))
+
+
+def commit(order: Sequence[Candidate], bind: Callable[[str], bool]) -> tuple[str | None, list[str]]:
+    """Try candidates in order until one binds.
+
+    Args:
+        order: What `merge` returned.
+        bind: Binds the pod to a node and updates its record, or says no and leaves it alone.
+
+    Returns:
+        The node, None when all failed, and the nodes tried.
+    """
+    tried: list[str] = []
+    for candidate in order:
+        tried.append(candidate.node)
+        if bind(candidate.node):
+            return candidate.node, tried
+    return None, tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.commit.committer import Candidate
-from scheduler_plugin.commit.two_tier import Rescore, Turn, Turns, decide
+from scheduler_plugin.commit.two_tier import Candidate, Rescore, Turn, Turns, decide
 from scheduler_plugin.commit.two_tier_shared import SharedRows
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.cluster_policies import Policies

@@ -1,16 +1,17 @@
 """The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
-from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, has_preferences
 from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests, read_request
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Candidate, Offer, Offers
+from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.http.protocol import (
     CallDecoder,
     Candidates,
@@ -35,30 +36,39 @@ REMEMBERED_SETTLED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """What filter found.
+
+    Attributes:
+        answer: For kube-scheduler.
+        refused: UID of a pod that only found no room, else empty.
+    """
+
+    answer: bytes
+    refused: str = ""
+
+
 class Extender:
     """The first, optimistic tier: looks at a snapshot and takes nothing.
 
     Args:
         state: The cluster.
         policies: Of the cluster.
-        offers: Where the versions and scores of returned nodes are kept for the commit.
         shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
     """
 
-    def __init__(
-        self, state: ClusterState, policies: Policies, offers: Offers, shortlist: int = SHORTLIST
-    ) -> None:
+    def __init__(self, state: ClusterState, policies: Policies, shortlist: int = SHORTLIST) -> None:
         self.state = state
         self.policies = policies
-        self.offers = offers
+        self.offers = Offers()
         self.shortlist = shortlist
-        self.refused = ""
         self._calls = CallDecoder()
         self._settled_uids: dict[str, None] = {}
         state.settled.connect(self._settled)
 
-    def filter(self, body: bytes, now: float, stale: str = "") -> bytes:
-        """Answer a filter call; afterwards `refused` is the pod's UID if it only found no room.
+    def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
+        """Answer a filter call.
 
         Args:
             body: The request.
@@ -69,17 +79,16 @@ class Extender:
             ProtocolError: the body is rubbish.
         """
         pod, candidates = self._calls.decode(body)
-        self.refused = ""
         if not asks(pod, self.state.resource):
             return self._pass_all(candidates)
         if stale:
-            return encode_filter_error(stale)
+            return Filtered(encode_filter_error(stale))
         self.state.expire(now)
         try:
             query = self._query(pod)
         except RequestError as error:
             everywhere = (str(error), False, range(len(candidates.rows(self.state.nodes))))
-            return encode_refused(candidates, self.state.nodes, [everywhere])
+            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]))
         if query is None:
             return self._pass_all(candidates)
         rows, at = self._known(candidates)
@@ -90,14 +99,13 @@ class Extender:
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
-            self.refused = pod.metadata.uid
-            return self._refuse(pod, candidates, query, rows, at, fits)
+            return Filtered(self._refuse(pod, candidates, query, rows, at, fits), pod.metadata.uid)
         positions = np.flatnonzero(fits)
         chosen = (positions if at is None else at[positions])[first].tolist()
         chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
-        if not ranks_by_itself:
-            self._offer(pod, query, fitting_rows[first], scores[first])
-        return encode_passed(candidates, self.state.nodes, chosen)
+        if not ranks_by_itself and len(first) <= MOST_NODES:
+            self._offer(pod, query, fitting_rows[first])
+        return Filtered(encode_passed(candidates, self.state.nodes, chosen))
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
@@ -160,6 +168,7 @@ class Extender:
 
     def _settled(self, pod: PodRecord) -> None:
         """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
+        self.offers.forget(pod.uid)
         self._settled_uids[pod.uid] = None
         if len(self._settled_uids) > REMEMBERED_SETTLED:
             del self._settled_uids[next(iter(self._settled_uids))]
@@ -168,10 +177,10 @@ class Extender:
             ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
             learner.settled(pod.uid, ask)
 
-    def _pass_all(self, candidates: Candidates) -> bytes:
+    def _pass_all(self, candidates: Candidates) -> Filtered:
         """Answer for a pod that asks for nothing of ours."""
         nodes = self.state.nodes
-        return encode_passed(candidates, nodes, range(len(candidates.rows(nodes))))
+        return Filtered(encode_passed(candidates, nodes, range(len(candidates.rows(nodes)))))
 
     def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
         """Order nodes as filter did a moment ago.
@@ -185,12 +194,10 @@ class Extender:
         if offer is None or not names:
             return None
         places = {name: position for position, name in enumerate(names)}
-        asked = [candidate for candidate in offer.candidates if candidate.node in places]
-        if len(asked) != len(names):
+        asked = [name for name in offer.versions if name in places]
+        if len(asked) != len(names) or not offer.holds(self.state.nodes, asked):
             return None
-        if not all(offer.still_holds(self.state.nodes, candidate) for candidate in asked):
-            return None
-        return [places[candidate.node] for candidate in asked]
+        return [places[name] for name in asked]
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
@@ -254,18 +261,13 @@ class Extender:
             groups.append((text, misfit in EVICTABLE, np.flatnonzero(codes == code).tolist()))
         return encode_refused(candidates, self.state.nodes, groups)
 
-    def _offer(self, pod: PodLite, query: Query, rows: RowArray, scores: FloatArray) -> None:
-        """Remember versions and scores of the best nodes for the commit."""
+    def _offer(self, pod: PodLite, query: Query, rows: RowArray) -> None:
+        """Remember the best nodes and their versions for prioritize."""
         nodes = self.state.nodes
         policy = self.policies.of(query.request)
-        epoch = policy.epoch
-        candidates = tuple(
-            Candidate(nodes.names[row], score, version, epoch)
-            for row, score, version in zip(
-                rows.tolist(), scores.tolist(), nodes.version[rows].tolist(), strict=True
-            )
-        )
-        self.offers.put(pod.metadata.uid, Offer(policy, candidates))
+        names = [nodes.names[row] for row in rows.tolist()]
+        versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
+        self.offers.put(pod.metadata.uid, Offer(policy, policy.epoch, versions))
 
     def _with_nominated(
         self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray

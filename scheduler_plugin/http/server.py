@@ -13,7 +13,7 @@ from kubeapi.errors import cut
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder, Leadership
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.extender import Extender, Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import WAIT_S, Patience
 from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error
@@ -68,28 +68,28 @@ class Service:
         """POST /filter."""
         body = await _body(request)
         began = perf_counter()
-        answer = self.extender.filter(body, self.clock(), self.watcher.stale)
+        found = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
-        if self.extender.refused:
-            answer = await self._reconsidered(self.extender.refused, body, answer)
-        return self._done("filter", perf_counter() - took_s, answer)
+        if found.refused:
+            found = await self._reconsidered(body, found)
+        return self._done("filter", perf_counter() - took_s, found.answer)
 
-    async def _reconsidered(self, uid: str, body: bytes, refusal: bytes) -> bytes:
+    async def _reconsidered(self, body: bytes, refusal: Filtered) -> Filtered:
         """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
-        answer, patience = refusal, self.patience
+        found, patience, uid = refusal, self.patience, refusal.refused
 
-        def found() -> bool:
-            nonlocal answer
-            answer = self.extender.filter(body, self.clock(), self.watcher.stale)
-            return not self.extender.refused
+        def passes() -> bool:
+            nonlocal found
+            found = self.extender.filter(body, self.clock(), self.watcher.stale)
+            return not found.refused
 
         if patience.is_worth_it(uid):
-            if await patience.news.until(found, WAIT_S):
+            if await patience.news.until(passes, WAIT_S):
                 patience.note_passed(uid)
-                return answer
+                return found
             patience.note_in_vain()
         patience.note_refused(uid)
-        return answer
+        return found
 
     async def prioritize(self, request: web.Request) -> web.Response:
         """POST /prioritize."""
@@ -105,7 +105,9 @@ class Service:
         args = decode_bind(body)
         # kube-scheduler may have read of the pod before us.
         await self.patience.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
-        error = self.watcher.stale or await self.binder.bind(args)
+        error = self.watcher.stale or await self.binder.bind(
+            args.pod_namespace, args.pod_name, args.pod_uid, args.node
+        )
         if error:
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
@@ -192,7 +194,7 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse verbs to clients without a certificate; one of a strange authority fails the handshake."""
+    """Refuse verbs to clients without a certificate; one of an unknown authority fails the handshake."""
     transport = request.transport
     if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
         return web.Response(

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from allocator.names import POD_NODE_POLICY
+from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
+from allocator.records import Holds, dump_holds
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.policies import make
@@ -133,8 +134,8 @@ def cluster(make_cluster: Any) -> Cluster:
 
 
 def publish(cluster: Cluster, name: str, used: Sequence[int]) -> None:
-    """What the node's daemon would publish; `seen` says that it knows of every pod that has ended."""
-    made: Any = node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS, seen=1 << 40)
+    """What the node's daemon would publish."""
+    made: Any = node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
     del made["metadata"]["resourceVersion"]
     amounts = {**made["status"]["allocatable"], RESOURCE: str(CARD * CARDS)}
     status = {
@@ -168,6 +169,16 @@ def start(cluster: Cluster) -> Iterator[Callable[..., Extender]]:
 def delete_all(cluster: Cluster) -> None:
     cluster.api.call("DELETE", PODS, query={"labelSelector": "part!=filler", "gracePeriodSeconds": 0})
     until(lambda: len(cluster.api.get(PODS)["items"]) == len(NODES), "only the fillers left")
+    # Every node's daemon says that it knows.
+    holds = dump_holds(Holds(int(cluster.api.get(PODS)["metadata"]["resourceVersion"]), frozenset()))
+    for name in NODES:
+        cluster.api.merge(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {NODE_HOLDS: holds}}})
+
+
+def wait_nothing_assumed(extender: Extender) -> None:
+    """Return once the extender counts no pod beside what the nodes publish."""
+    wanted = 'gpupack_scheduler_units{kind="assumed"} 0.0'
+    until(lambda: wanted in extender.http("/metrics").splitlines(), "nothing assumed")
 
 
 def wait_cached(extender: Extender, pods: int) -> None:
@@ -218,6 +229,7 @@ def test_policy_of_the_cluster_and_of_a_pod(cluster: Cluster, start: Any, policy
     assert place_all(cluster, other) == PLACES[other]
     delete_all(cluster)
     wait_cached(extender, len(NODES))
+    wait_nothing_assumed(extender)
     assert place_all(cluster) == PLACES[policy]
 
 

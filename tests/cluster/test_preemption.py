@@ -48,9 +48,14 @@ def run(api: Api, name: str) -> Any:
     )
 
 
+def newest(api: Api) -> int:
+    """The newest version of pods, as a daemon that has seen all of them knows it."""
+    return int(api.get(PODS)["metadata"]["resourceVersion"])
+
+
 def publish(api: Api, used: tuple[int, int], held: list[str]) -> None:
     """What the node's daemon would publish."""
-    made: Any = node_object(NODE, (8, 8), used, holds=held, seen=1 << 40)
+    made: Any = node_object(NODE, (8, 8), used, holds=held, seen=newest(api))
     del made["metadata"]["resourceVersion"]
     amounts = {**made["status"]["allocatable"], RESOURCE: "16"}
     status = {

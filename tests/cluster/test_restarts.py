@@ -270,3 +270,20 @@ def test_node_object_deleted_and_made_again(cluster, two):
     uuid = cluster.environment("c")["NVIDIA_VISIBLE_DEVICES"]
     until(lambda: cluster.state().used_by_uuid[uuid] >= 3, "words hold the new pod")
     cluster.clear()
+
+
+def test_nothing_is_bound_where_the_device_plugin_is_gone(cluster):
+    def found() -> dict[str, str]:
+        call = {"Pod": w.pod("asks", w.container(gib=1)), "NodeNames": [cluster.node_name]}
+        return cluster.extender.call("filter", call)["FailedAndUnresolvableNodes"]
+
+    since = time.time()
+    cluster.daemon.kill()
+    reason = "the node's kubelet has no gpupack device plugin at the moment"
+    until(lambda: found() == {cluster.node_name: reason}, "the extender refuses the node", 30)
+    assert cluster.state().used == [0, 0], "the words offer cards all the while"
+    cluster.daemon.start()
+    cluster.wait_registered(since)
+    until(lambda: not found(), "the extender offers the node again", 30)
+    cluster.create(w.pod("a", w.container(gib=5)))
+    cluster.wait_running("a")

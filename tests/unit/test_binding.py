@@ -10,12 +10,11 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, Malformed, NotFound, ServerError, TimedOut
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Binder
-from scheduler_plugin.commit.committer import Committer, Offers
-from scheduler_plugin.http.protocol import BindArgs
+from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.placement.cluster_policies import Policies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
-ARGS = BindArgs("p", "default", "uid-p", "n")
+ARGS = ("default", "p", "uid-p", "n")
 T = 4.0
 
 
@@ -62,7 +61,7 @@ class World:
         self.gates: asyncio.Queue[asyncio.Event] = asyncio.Queue()
         self.state = ClusterState()
         self.api = Api()
-        committer = Committer(self.state, Policies(), Offers())
+        committer = Committer(self.state, Policies())
         self.refreshed: list[float] = []
         self.binder = Binder(
             committer,
@@ -117,7 +116,7 @@ def bound(version: int = 4, on: str = "n") -> dict[str, object]:
 async def test_a_binding_names_version_and_cards() -> None:
     world = World()
     world.api.during = lambda: assert_(world.assumed() == 8)
-    assert await world.binder.bind(ARGS) == ""
+    assert await world.binder.bind(*ARGS) == ""
     assigned = {POD_ASSIGNED: '{"main":[["GPU-n-0",8]]}'}
     assert world.api.calls == [("default", "p", "uid-p", "n", assigned, "3", T)]
     assert world.assumed() == 8
@@ -130,7 +129,7 @@ def assert_(condition: bool) -> None:
 async def test_a_pod_that_does_not_ask_is_bound_without_annotations() -> None:
     world = World()
     world.state.apply_pod(pod("p", version=4, containers=[{"name": "c"}]), 0)
-    assert await world.binder.bind(ARGS) == ""
+    assert await world.binder.bind(*ARGS) == ""
     assert world.api.calls[0][4:6] == ({}, "4")
 
 
@@ -138,23 +137,23 @@ async def test_a_failure_for_such_a_pod_leaves_nothing_behind() -> None:
     world = World()
     world.state.apply_pod(pod("p", version=4, containers=[{"name": "c"}]), 0)
     world.fails(Forbidden("no", status=403))
-    assert await world.binder.bind(ARGS) == "Binding refused: no"
+    assert await world.binder.bind(*ARGS) == "Binding refused: no"
     world.fails(TimedOut("late"))
-    assert "without an answer" in await world.binder.bind(ARGS)
+    assert "without an answer" in await world.binder.bind(*ARGS)
     assert world.gates.empty()
 
 
 async def test_what_cannot_be_committed_is_not_sent() -> None:
     world = World()
     world.state.apply_node(node("n", (16, 16), (16, 16), version=5), 0)
-    assert "no longer fits" in await world.binder.bind(ARGS)
+    assert "no longer fits" in await world.binder.bind(*ARGS)
     assert world.api.calls == []
 
 
 async def test_a_definite_refusal_gives_the_cards_back() -> None:
     world = World()
     world.fails(Forbidden("not allowed", status=403))
-    assert await world.binder.bind(ARGS) == "Binding refused: not allowed"
+    assert await world.binder.bind(*ARGS) == "Binding refused: not allowed"
     assert world.assumed() == 0
 
 
@@ -163,7 +162,7 @@ async def test_a_conflict_shows_the_pod_before_the_cards_are_given_back() -> Non
     world.state.apply_node(node("m", (16, 16), version=5), 0)
     world.fails(Conflict("already assigned to node m"))
     world.api.pod = bound(on="m")
-    assert "Binding refused" in await world.binder.bind(ARGS)
+    assert "Binding refused" in await world.binder.bind(*ARGS)
     assert world.state.pods["uid-p"].node == "m"
     assert int(world.state.nodes.assumed[world.state.nodes.rows["n"]].sum()) == 0
     assert int(world.state.nodes.assumed[world.state.nodes.rows["m"]].sum()) > 0
@@ -176,7 +175,7 @@ async def test_a_binding_without_an_answer_that_was_done(error: KubeApiError) ->
     world = World()
     world.fails(error)
     world.api.pod = bound()
-    assert await world.binder.bind(ARGS) == ""
+    assert await world.binder.bind(*ARGS) == ""
     assert world.assumed() == 8
     assert world.state.taken("uid-p") is None
     await world.pass_time()
@@ -186,7 +185,7 @@ async def test_a_binding_without_an_answer_that_was_done(error: KubeApiError) ->
 async def test_a_binding_without_an_answer_keeps_its_cards() -> None:
     world = World()
     world.fails(TimedOut("late"))
-    await world.binder.bind(ARGS)
+    await world.binder.bind(*ARGS)
     assert world.assumed() == 8
     await world.binder.close()
 
@@ -194,9 +193,9 @@ async def test_a_binding_without_an_answer_keeps_its_cards() -> None:
 async def test_a_binding_without_an_answer_that_was_not_done() -> None:
     world = World()
     world.fails(TimedOut("late"))
-    assert await world.binder.bind(ARGS) == "Binding without an answer, its cards stay taken for now: late"
+    assert await world.binder.bind(*ARGS) == "Binding without an answer, its cards stay taken for now: late"
     assert world.assumed() == 8
-    assert "under way" in await world.binder.bind(ARGS)
+    assert "under way" in await world.binder.bind(*ARGS)
     await world.pass_time()
     assert world.assumed() == 0
     assert world.slept == [T]
@@ -205,7 +204,7 @@ async def test_a_binding_without_an_answer_that_was_not_done() -> None:
 async def test_a_binding_that_takes_effect_late_is_found_although_the_watch_is_late() -> None:
     world = World()
     world.fails(TimedOut("late"))
-    await world.binder.bind(ARGS)
+    await world.binder.bind(*ARGS)
     world.api.pod = bound()
     await world.pass_time()
     assert world.assumed() == 8
@@ -216,7 +215,7 @@ async def test_while_the_pod_cannot_be_read_its_cards_stay_taken() -> None:
     world = World()
     world.fails(TimedOut("late"))
     world.api.pod = TimedOut("away")
-    assert "without an answer" in await world.binder.bind(ARGS)
+    assert "without an answer" in await world.binder.bind(*ARGS)
     await world.pass_time()
     await world.pass_time()
     assert world.assumed() == 8
@@ -232,7 +231,7 @@ async def test_a_pod_that_is_gone_may_have_been_bound_so_the_watch_decides(how: 
     world.api.pod = (
         NotFound("gone", status=404) if how == "deleted" else pod_object("p", 8, uid="new", version=9)
     )
-    await world.binder.bind(ARGS)
+    await world.binder.bind(*ARGS)
     await world.pass_time()
     assert world.assumed() == 8
     world.state.delete_pod(pod("p", 8, version=6), "6", world.now)
@@ -244,7 +243,7 @@ async def test_rubbish_instead_of_a_pod_is_no_answer(rubbish: dict[str, object])
     world = World()
     world.fails(TimedOut("late"))
     world.api.pod = rubbish
-    await world.binder.bind(ARGS)
+    await world.binder.bind(*ARGS)
     await world.pass_time()
     assert world.assumed() == 8
     world.api.pod = pod_object("p", 8, version=3)
@@ -256,7 +255,7 @@ async def test_a_2xx_of_something_else_than_the_api_server_leaves_no_take_for_ev
     world = World()
     world.fails(Malformed("no API server answers so: {}", maybe_done=True))
     world.api.pod = NotFound("404 page not found", status=404)
-    assert "without an answer" in await world.binder.bind(ARGS)
+    assert "without an answer" in await world.binder.bind(*ARGS)
     await world.pass_time()
     assert world.assumed() == 8
     world.api.pod = pod_object("p", 8, version=3)
@@ -274,7 +273,7 @@ async def test_a_caller_that_goes_away_leaves_the_outcome_open() -> None:
         await asyncio.Event().wait()
 
     world.api.bind = never  # type: ignore[method-assign]
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     await reached.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -293,7 +292,7 @@ async def test_a_fault_of_ours_leaves_the_outcome_open() -> None:
 
     world.api.binding = fault
     with pytest.raises(KeyError):
-        await world.binder.bind(ARGS)
+        await world.binder.bind(*ARGS)
     assert world.assumed() == 8
     await world.pass_time()
     assert world.assumed() == 0
@@ -303,20 +302,20 @@ async def test_a_fault_of_ours_leaves_the_outcome_open() -> None:
 async def test_closing_stops_waiting() -> None:
     world = World()
     world.fails(TimedOut("late"))
-    await world.binder.bind(ARGS)
+    await world.binder.bind(*ARGS)
     await world.binder.close()
     assert world.assumed() == 8
 
 
 async def test_only_the_leader_binds() -> None:
     world = World(Leader(is_leader=False, since=None))
-    assert "not the leader" in await world.binder.bind(ARGS)
+    assert "not the leader" in await world.binder.bind(*ARGS)
     assert world.api.calls == []
 
 
 async def test_a_new_leader_waits_for_the_former_one_s_bindings_and_then_looks() -> None:
     world = World(Leader(is_leader=True, since=103.0))
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
     assert world.refreshed == []
     world.now = 107.0
@@ -328,7 +327,7 @@ async def test_a_new_leader_waits_for_the_former_one_s_bindings_and_then_looks()
 
 async def test_a_bind_that_waits_when_the_end_comes_sends_nothing() -> None:
     world = World(Leader(is_leader=True, since=103.0))
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
     world.binder.end()
     world.now = 107.0
@@ -353,20 +352,20 @@ async def test_each_term_as_the_leader_opens_once() -> None:
 async def test_a_new_process_waits_for_the_bindings_of_the_one_before() -> None:
     world = World()
     world.now -= T
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     await world.pass_time()
     assert await call == ""
     assert world.slept == [T]
     assert world.refreshed == [104.0]
     world.state.apply_pod(pod("q", 4, version=9), 0)
-    assert await world.binder.bind(BindArgs("q", "default", "uid-q", "n")) == ""
+    assert await world.binder.bind("default", "q", "uid-q", "n") == ""
     assert world.refreshed == [104.0]
 
 
 async def test_cards_are_held_while_this_process_may_not_bind_yet() -> None:
     world = World()
     world.now -= T
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     await world.gates.get()
     assert world.state.taken("uid-p") is not None
     assert world.api.calls == []
@@ -378,7 +377,7 @@ async def test_cards_are_held_while_this_process_may_not_bind_yet() -> None:
 async def test_what_the_list_shows_decides_about_cards_held_before_it() -> None:
     world = World()
     world.now -= T
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
     world.state.apply_pod(pod("p", 4, version=9, node="n"), 0)
     gate.set()
@@ -389,7 +388,7 @@ async def test_what_the_list_shows_decides_about_cards_held_before_it() -> None:
 async def test_leadership_lost_while_waiting() -> None:
     leader = Leader(is_leader=True, since=103.0)
     world = World(leader)
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
     leader.is_leader = False
     gate.set()
@@ -400,7 +399,7 @@ async def test_leadership_lost_while_waiting() -> None:
 async def test_leadership_lost_and_won_again_while_waiting() -> None:
     leader = Leader(is_leader=True, since=103.0)
     world = World(leader)
-    call = asyncio.create_task(world.binder.bind(ARGS))
+    call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
     leader.since, world.now = 106.0, 107.0
     gate.set()
@@ -420,18 +419,18 @@ async def test_a_list_that_does_not_come_is_an_answer_too() -> None:
         await asyncio.Event().wait()
 
     world.binder.refresh = never
-    assert "has not listed the pods" in await world.binder.bind(ARGS)
+    assert "has not listed the pods" in await world.binder.bind(*ARGS)
     assert world.api.calls == []
 
 
 async def test_after_an_etcd_restore_it_waits_as_after_a_start() -> None:
     world = World()
-    assert await world.binder.bind(ARGS) == ""
+    assert await world.binder.bind(*ARGS) == ""
     assert world.slept == []
     assert world.refreshed == [100.0 + T]
     world.state.apply_pod(pod("q", 8, version=4), 0)
     world.binder.begin_anew()
-    binding = asyncio.create_task(world.binder.bind(BindArgs("q", "default", "uid-q", "n")))
+    binding = asyncio.create_task(world.binder.bind("default", "q", "uid-q", "n"))
     await world.pass_time()
     assert await binding == ""
     assert world.slept == [T]

@@ -4,20 +4,18 @@ import pytest
 
 from allocator.names import POD_ASSIGNED
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Candidate, Commitment, Committer, Offer, Offers
+from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import make
 from tests.cluster_builders import container, node, pod, pod_object, uuid
 
 
 class World:
     def __init__(self, policy: str = "least-requested") -> None:
         self.state = ClusterState()
-        self.offers = Offers()
         self.policies = Policies(policy)
-        self.committer = Committer(self.state, self.policies, self.offers)
+        self.committer = Committer(self.state, self.policies)
         self.state.apply_node(node("n", (16, 16), (8, 0), version=2), 0)
         self.state.apply_pod(pod("p", 8, version=3), 0)
 
@@ -91,19 +89,11 @@ def test_several_containers_and_cards(world: World) -> None:
     assert world.assumed() == [6, 6]
 
 
-def test_an_unchanged_node_has_not_moved(world: World) -> None:
-    row = world.state.nodes.rows["n"]
-    candidate = Candidate("n", 0.5, int(world.state.nodes.version[row]))
-    world.offers.put("uid-p", Offer(make("balanced"), (candidate,)))
-    assert not world.begin().moved
-
-
-def test_a_changed_node_is_filtered_again(world: World) -> None:
-    row = world.state.nodes.rows["n"]
-    candidate = Candidate("n", 0.5, int(world.state.nodes.version[row]))
-    world.offers.put("uid-p", Offer(make("balanced"), (candidate,)))
-    world.state.apply_node(node("n", (16, 16), (8, 4), version=5), 0)
-    assert world.begin().moved
+def test_a_node_that_changed_since_the_filter_gives_what_it_has_now(world: World) -> None:
+    world.state.apply_node(node("n", (16, 16), (0, 9), version=5), 0)
+    made = world.begin()
+    assert made.assigned is not None
+    assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 8]]}
 
 
 def test_a_node_without_inventory_binds_without_naming_cards(world: World) -> None:
@@ -162,13 +152,3 @@ def test_refusals_in_words(world: World, case: str, message: str) -> None:
             uid="uid-x" if case == "unknown" else "uid-p",
         )
     assert world.assumed() == before
-
-
-def test_rescore(world: World) -> None:
-    record = world.state.pods["uid-p"]
-    assert record.request is not None
-    query = world.policies.query(world.state.nodes, record.request, 0, 0)
-    assert world.committer.rescore(query, "n") == pytest.approx((0 + 0 + 16 / 32) / 3)
-    assert world.committer.rescore(query, "m") is None
-    world.state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
-    assert world.committer.rescore(query, "n") is None

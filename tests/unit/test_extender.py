@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from scheduler_plugin.commit.committer import Candidate, Offer, Offers
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.placement.policies import make
 from tests.cluster_builders import container, node_object, pod, pod_object, uuid
 from tests.extender_world import World, check
@@ -33,7 +33,7 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
     world.node("broken", (80,), healthy=(False,))
     world.node("silent", (80,), allocatable_units=0)
     world.node("large", (80,), (80,))
-    answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "strange"])
+    answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "unknown"])
     small = "no healthy card of 40 GiB or more"
     assert answer["NodeNames"] == []
     assert answer["FailedNodes"] == {"large": "no card with 40 GiB free"}
@@ -46,20 +46,20 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
         "other": "gpupack words of another unit on the node",
         "silent": "the node's kubelet has no gpupack device plugin at the moment",
         "foreign": "corrupt gpupack words on the node",
-        "strange": "node not known to the gpupack scheduler yet",
+        "unknown": "node not known to the gpupack scheduler yet",
     }
     assert answer["Error"] == ""
 
 
 def test_unknown_nodes_do_not_disturb_others(world: World) -> None:
-    names = ["strange", "a", "b", "c", "stranger"]
+    names = ["unknown", "a", "b", "c", "unknown-too"]
     assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
     assert world.prioritize(pod_object("p", 8), names) == {
         "b": 10,
         "a": 9,
         "c": 0,
-        "strange": 0,
-        "stranger": 0,
+        "unknown": 0,
+        "unknown-too": 0,
     }
 
 
@@ -69,8 +69,8 @@ def test_a_shortlist_by_rank() -> None:
         world.node(f"n{index}", (16,), (index,))
     assert world.filter(pod_object("p", 8))["NodeNames"] == ["n0", "n1"]
     assert world.filter(pod_object("p", 13))["NodeNames"] == ["n0", "n1"]
-    everything = Extender(world.state, world.policies, world.offers, 0)
-    answer = json.loads(everything.filter(world.body(pod_object("p")), 0))
+    everything = Extender(world.state, world.policies, 0)
+    answer = json.loads(everything.filter(world.body(pod_object("p")), 0).answer)
     assert answer["NodeNames"] == [f"n{index}" for index in range(5)]
 
 
@@ -107,11 +107,11 @@ def test_a_nominated_node_is_not_cut_off() -> None:
 def test_whole_nodes_in_whole_nodes_out(world: World) -> None:
     items = [node_object("a"), node_object("b"), node_object("c")]
     body = json.dumps({"Pod": pod_object("p", 9), "Nodes": {"items": items}, "NodeNames": None}).encode()
-    answer = check(json.loads(world.extender.filter(body, 0)))
+    answer = check(json.loads(world.extender.filter(body, 0).answer))
     assert answer["NodeNames"] is None
     assert answer["Nodes"]["items"] == [node_object("b")]
     body = json.dumps({"Pod": pod_object("p", 17), "Nodes": {"items": items}, "NodeNames": None}).encode()
-    answer = check(json.loads(world.extender.filter(body, 0)))
+    answer = check(json.loads(world.extender.filter(body, 0).answer))
     assert answer["Nodes"]["items"] == []
     assert set(answer["FailedAndUnresolvableNodes"]) == {"a", "b", "c"}
 
@@ -120,7 +120,7 @@ def test_no_nodes_no_answer(world: World) -> None:
     assert world.filter(pod_object("p", 8), [])["NodeNames"] == []
     assert world.prioritize(pod_object("p", 8), []) == {}
     body = json.dumps({"Pod": pod_object("p", 8), "Nodes": {}}).encode()
-    assert json.loads(world.extender.filter(body, 0))["Nodes"]["items"] == []
+    assert json.loads(world.extender.filter(body, 0).answer)["Nodes"]["items"] == []
 
 
 def test_a_pod_that_does_not_ask_passes_everywhere(world: World) -> None:
@@ -229,25 +229,37 @@ def test_a_busy_name_without_a_node_is_harmless(world: World) -> None:
     assert world.filter(pod_object("p", 8))["NodeNames"] == ["b", "a"]
 
 
-def test_what_was_answered_is_remembered_for_the_commit(world: World) -> None:
+def test_what_was_answered_is_remembered_until_the_pod_is_bound(world: World) -> None:
     world.filter(pod_object("p", 8))
-    taken = world.offers.take("uid-p", "a")
-    row = world.state.nodes.rows["a"]
-    assert taken is not None
-    assert (taken[1].node, taken[1].version) == ("a", int(world.state.nodes.version[row]))
-    assert taken[0].still_holds(world.state.nodes, taken[1])
-    assert world.offers.take("uid-p", "a") is None
+    offer = world.offers.look("uid-p")
+    nodes = world.state.nodes
+    assert offer is not None
+    assert dict(offer.versions) == {name: int(nodes.version[nodes.rows[name]]) for name in ("b", "a")}
+    assert offer.holds(nodes, ["a", "b"])
+    assert not offer.holds(nodes, ["a", "c"])
+    assert not offer.holds(nodes, ["a", "gone"])
+    world.state.apply_pod(pod("p", 8, node="a", version=60), 0)
+    assert world.offers.look("uid-p") is None
 
 
 def test_offers_are_bounded() -> None:
     offers = Offers(limit=2)
-    candidate = Candidate("n", 0.0, 1)
-    offer = Offer(make("balanced"), (candidate,))
+    offer = Offer(make("balanced"), 0, {"n": 1})
     for name in "abc":
         offers.put(name, offer)
-    assert offers.take("a", "n") is None
-    assert offers.take("b", "m") is None
-    assert offers.take("c", "n") == (offer, candidate)
+    assert offers.look("a") is None
+    assert offers.look("b") is offers.look("c") is offer
+
+
+def test_a_whole_cluster_is_not_remembered_for_a_pod() -> None:
+    world = World(shortlist=0)
+    for index in range(MOST_NODES + 1):
+        world.node(f"n{index:03d}", (16,))
+    names = sorted(world.state.nodes.rows)
+    assert len(world.filter(pod_object("p", 8), names)["NodeNames"]) == MOST_NODES + 1
+    assert world.offers.look("uid-p") is None
+    world.filter(pod_object("p", 8), names[1:])
+    assert world.offers.look("uid-p") is not None
 
 
 def test_prioritize_repeats_filter_s_order_while_nothing_changes(world: World) -> None:
@@ -255,7 +267,7 @@ def test_prioritize_repeats_filter_s_order_while_nothing_changes(world: World) -
     offer = world.offers.look("uid-p")
     assert offer is not None
     # An order of its own shows that it is the remembered one.
-    world.offers.put("uid-p", Offer(offer.policy, offer.candidates[::-1]))
+    world.offers.put("uid-p", Offer(offer.policy, offer.epoch, dict(reversed(offer.versions.items()))))
     assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"a": 10, "b": 9}
     assert world.prioritize(pod_object("p", 4), ["b"]) == {"b": 10}
     assert world.prioritize(pod_object("p", 4), ["c", "b", "a"]) == {"b": 10, "a": 9, "c": 0}
@@ -274,30 +286,30 @@ def test_the_same_names_in_another_order(world: World) -> None:
 
 
 def test_long_lists_are_read_as_arrays(world: World) -> None:
-    strange = [f"strange-{index:04d}" for index in range(400)]
-    for names in ([*strange, "b", "a"], ["a", *strange, "b"], ["a", "b", *strange], ["a", *strange, "b"]):
+    unknown = [f"unknown-{index:04d}" for index in range(400)]
+    for names in ([*unknown, "b", "a"], ["a", *unknown, "b"], ["a", "b", *unknown], ["a", *unknown, "b"]):
         body = world.body(pod_object("p", 8), names)
         assert len(body) > 6000
         assert world.filter(pod_object("p", 8), names)["NodeNames"] == ["b", "a"]
         assert world.filter(pod_object("p", 9), names)["NodeNames"] == ["b"]
         scores = world.prioritize(pod_object("p", 8), names)
         assert (scores["b"], scores["a"], len(scores)) == (10, 9, 402)
-        answer = world.filter(pod_object("p", 16), [*strange, "a"])
+        answer = world.filter(pod_object("p", 16), [*unknown, "a"])
         assert answer["FailedNodes"] == {"a": "no card with 16 GiB free"}
-        assert set(answer["FailedAndUnresolvableNodes"]) == set(strange)
+        assert set(answer["FailedAndUnresolvableNodes"]) == set(unknown)
     world.state.delete_node("b", "99", 0)
-    assert world.filter(pod_object("p", 8), ["a", *strange, "b"])["NodeNames"] == ["a"]
+    assert world.filter(pod_object("p", 8), ["a", *unknown, "b"])["NodeNames"] == ["a"]
 
 
 def test_a_long_list_after_rubbish_is_rubbish(world: World) -> None:
-    names = [f"strange-{index:04d}" for index in range(400)]
+    names = [f"unknown-{index:04d}" for index in range(400)]
     body = world.body(pod_object("p", 8), names)
     world.extender.filter(body, 0)
     for bad in (body.replace(b'{"Pod":', b'{"Pod":]', 1), body.replace(b'"Pod"', b'"Pot"', 1)):
         with pytest.raises(ProtocolError):
             world.extender.filter(bad, 0)
     odd = world.body(pod_object("p", 8), [*names, 'quo"te'])
-    assert 'quo"te' in json.loads(world.extender.filter(odd, 0))["FailedAndUnresolvableNodes"]
+    assert 'quo"te' in json.loads(world.extender.filter(odd, 0).answer)["FailedAndUnresolvableNodes"]
 
 
 def test_names_that_need_escapes() -> None:
@@ -322,7 +334,7 @@ def test_any_layout_of_the_call_is_read(world: World) -> None:
     ):
         for separators in ((",", ":"), (", ", ": ")):
             body = json.dumps(call, separators=separators).encode()
-            assert json.loads(world.extender.filter(body, 0))["NodeNames"] == ["b"]
+            assert json.loads(world.extender.filter(body, 0).answer)["NodeNames"] == ["b"]
 
 
 @pytest.mark.parametrize(

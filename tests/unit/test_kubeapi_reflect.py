@@ -61,6 +61,7 @@ class Api:
         self.open = 0
         self.newest = "999"
         self.probes = 0
+        self.rubbish = False
 
     async def _next(self, kind, *asked) -> list:
         self.asked.append((kind, *asked))
@@ -74,7 +75,7 @@ class Api:
     async def pages(self, path, limit, **params) -> AsyncIterator[bytes]:
         if limit == 1:
             self.probes += 1
-            yield page(self.newest, item("any"), more="x")
+            yield b"<html>" if self.rubbish else page(self.newest, item("any"), more="x")
             raise AssertionError("nobody wants a second page of that")
         for each in await self._next("list", path, limit, params):
             if isinstance(each, Exception):
@@ -289,6 +290,19 @@ async def test_the_newest_version_is_asked_for_after_an_interruption_only() -> N
     )
     assert versions(api) == ["9", "9", "10", "10"]
     assert api.probes == 1
+
+
+async def test_a_newest_version_that_cannot_be_read_leads_to_a_list() -> None:
+    api = Api(("list", [page("10")]), ("watch", [Unreachable("reset")]), ("list", [page("11")]))
+    api.rubbish = True
+    async with running(api) as (reflector, sink):
+        await asyncio.wait_for(api.idle.wait(), 5)
+    assert sink.calls[1:] == [
+        ("disconnected", Unreachable),
+        ("disconnected", Malformed),
+        ("replace", [], "11"),
+    ]
+    assert reflector.lists == 2
 
 
 @pytest.mark.parametrize("version", ["", "rubbish", "10"])

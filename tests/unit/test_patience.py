@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from scheduler_plugin.http.extender import Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import REMEMBERED, REST_S, News, Patience
 from scheduler_plugin.http.server import Service
@@ -87,11 +88,10 @@ class FullUntil:
     """An extender whose only node has room once enough news came."""
 
     def __init__(self, news: News, count: int) -> None:
-        self.news, self.count, self.refused = news, count, ""
+        self.news, self.count = news, count
 
-    def filter(self, body: bytes, _now: float, _stale: str) -> bytes:
-        self.refused = "" if self.news.count >= self.count else body.decode()
-        return b"refused" if self.refused else b"passed"
+    def filter(self, body: bytes, _now: float, _stale: str) -> Filtered:
+        return Filtered(b"passed") if self.news.count >= self.count else Filtered(b"refused", body.decode())
 
 
 def make_service(patience: Patience, clock: Clock, room_at: int) -> Service:

@@ -7,7 +7,6 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Offers
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -19,7 +18,7 @@ class World:
 
     def __init__(self) -> None:
         self.state = ClusterState()
-        self.extender = Extender(self.state, Policies(), Offers())
+        self.extender = Extender(self.state, Policies())
         self.version = 1
 
     def node(

@@ -114,6 +114,13 @@ def test_a_commitment_ends_and_counts_like_a_pod_that_was_bound() -> None:
     assert free(state) == [8, 16]
 
 
+def test_a_pod_that_asks_for_nothing_leaves_nothing_behind() -> None:
+    state = before()
+    state.apply_pod(pod("web", node="n", version=1010, containers=[{"name": "c"}]), 1)
+    state.replace_pods([bound("held", 8, 0, 200)], "320", 2, restored=True)
+    assert state.books["n"].tombstones.keys() == {"uid-late"}
+
+
 def test_a_deleted_pod_that_is_back_is_known_again() -> None:
     state = before()
     state.delete_pod(bound("late", 4, 1, 950), "960", 1)

@@ -1,7 +1,6 @@
 import pytest
 
-from scheduler_plugin.commit.committer import Candidate
-from scheduler_plugin.commit.two_tier import Turn, Turns, commit_times, decide
+from scheduler_plugin.commit.two_tier import Candidate, Turn, Turns, commit_times, decide
 from scheduler_plugin.errors import SettingsError
 
 

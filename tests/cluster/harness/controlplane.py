@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,28 @@ class ControlPlane:
                 "initial-cluster": f"default={peer}",
             },
         )
+
+    def copy_etcd(self) -> Path:
+        """Copy etcd's data as a snapshot would have it; etcd and the API server are away for a moment."""
+        copy = self._home / "etcd-copy"
+        self._without_etcd(lambda: shutil.copytree(self._home / "etcd", copy))
+        return copy
+
+    def restore_etcd(self, copy: Path) -> None:
+        """Put a copy in the place of etcd's data, the revisions of then included."""
+
+        def restore() -> None:
+            shutil.rmtree(self._home / "etcd")
+            shutil.copytree(copy, self._home / "etcd")
+
+        self._without_etcd(restore)
+
+    def _without_etcd(self, work: Callable[[], object]) -> None:
+        for name in ("kube-apiserver", "etcd"):
+            self.kill(name)
+        work()
+        self.start_etcd()
+        self.start_api_server()
 
     def compact_etcd(self) -> None:
         """Forget all history up to now, as etcd does for an API server every five minutes."""

@@ -5,7 +5,7 @@ from random import Random
 
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Commitment, Committer, Offers
+from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.placement.cluster_policies import Policies
 
@@ -47,8 +47,7 @@ class ModelExtender:
         """Begin with an empty memory and consistent lists; requests of the one before may still land."""
         self.state = ClusterState(UNIT_MIB, rules=self.rules())
         self.committers = [
-            Committer(self.state, Policies(card_policy_name=policy), Offers())
-            for policy in ("least-used", "most-used")
+            Committer(self.state, Policies(card_policy_name=policy)) for policy in ("least-used", "most-used")
         ]
         self.unheard.clear()
         for binding in self.bindings:

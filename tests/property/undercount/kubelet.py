@@ -250,7 +250,7 @@ class ModelKubelet:
     # What it does by itself.
 
     def run_one(self) -> bool:
-        """The containers of one admitted pod begin to run; also of one that is gone, if they were under way."""
+        """The containers of one admitted pod begin to run; also of one that is gone since a moment ago."""
         for uid, latest in sorted(self.starting.items()):
             del self.starting[uid]
             if self.now <= latest:

@@ -10,10 +10,8 @@ import pytest
 
 from allocator.ledger import Ledger, charges, choice, places, release
 from allocator.ledger.facts import BoundPod, Facts, Units, add
-from deviceplugin.node.views import NodeView
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
-from tests.property.undercount.daemon import ModelDaemon
 from tests.property.undercount.extender import ModelExtender
 
 
