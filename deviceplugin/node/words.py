@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
 from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
@@ -160,7 +162,7 @@ def farewell(node: NodeObject, revision: int) -> dict[str, Any] | None:
     if words is None:
         return None
     resources = node_resources(replace(words, used=words.sizes, revision=revision))
-    inventory = [replace(card, healthy=False) for card in cards or ()]
+    inventory = [msgspec.structs.replace(card, healthy=False) for card in cards or ()]
     return {
         "metadata": {"annotations": {NODE_CARDS: dump_cards(inventory)} if inventory else {}},
         "status": {"capacity": resources, "allocatable": resources},

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import grpc
 
-
 from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
