@@ -56,12 +56,12 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
         owed: resourceVersion that its `seen` must reach, 0 for none.
 
     Returns:
-        `lost` (words missing, corrupt, of other cards or with no revision after theirs), `released` (units
-        or pods are gone, or a pod vanished that the scheduler still counts), `gained`, or None when it says
-        it all.
+        `lost` (words missing, corrupt, of other cards or with no revision after theirs; a `seen` of versions
+        that are still to come, as after an etcd restore), `released` (units or pods are gone, or a pod
+        vanished that the scheduler still counts), `gained`, or None when it says it all.
     """
     words, holds = node.words(), node.holds()
-    if words is None or holds is None or words.revision > LAST_REVISION:
+    if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen:
         return "lost"
     if words.layout != wanted.layout or words.sizes != wanted.sizes:
         return "lost"
@@ -100,7 +100,7 @@ def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
         found.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         found.append(PACKED_REVISION)
-    if holds is None or _holds_differ(wanted, holds) or holds.seen < owed:
+    if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen:
         found.append(NODE_HOLDS)
     if node.cards() != wanted.inventory:
         found.append(NODE_CARDS)

@@ -82,6 +82,14 @@ def test_words_whose_revision_has_no_next_one_are_lost():
     assert urgency(wanted(), node_saying(wanted(), LAST_REVISION + 1), 0) == "lost"
 
 
+def test_a_seen_of_versions_still_to_come_is_taken_back():
+    """After an etcd restore: a pod that vanishes later must not count as seen already."""
+    said = node_saying(wanted(seen=501))
+    assert urgency(wanted(seen=50), said, 0) == "lost"
+    assert differences(wanted(seen=50), said, 0) == [NODE_HOLDS]
+    assert urgency(wanted(seen=501), said, 0) is None
+
+
 def test_holds_of_the_release_before_lack_the_units_and_are_written_anew():
     said = node_saying(wanted())
     assert said.metadata.annotations is not None
