@@ -1,6 +1,7 @@
 """A hand-made HTTP/2 listener on a unix socket: says exactly the frames it is told to, and nothing else."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,11 @@ from pathlib import Path
 SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 # Length 8, type 7, no flags, stream 0; last stream 0, NO_ERROR.
 GOAWAY = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
+
+
+def resident_mib() -> float:
+    """MiB of memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Listener:

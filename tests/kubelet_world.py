@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from deviceplugin.kubelet.podresources import PodResourcesClient
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
@@ -22,6 +21,7 @@ from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.node.grant import ContainerGrant
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet
+from tests.podresources import PodResourcesList, list_pod_resources
 
 RESOURCE = "gpupack.io/gpu-memory-gib"
 _uids = itertools.count(1)
@@ -194,7 +194,6 @@ class World:
         self.allocator = allocator
         self.plugin = ScriptedPlugin(allocator)
         self.events: list[str] = []
-        self.resources = PodResourcesClient(kubelet.pod_resources_socket, gap_s=0.01)
         self.registrar = self.new_registrar()
         self._task: asyncio.Task[None] | None = None
 
@@ -237,6 +236,10 @@ class World:
         self.kubelet.api_away = False
         await self.kubelet.synced()
 
+    async def listed(self) -> PodResourcesList:
+        """What PodResources says."""
+        return await list_pod_resources(self.kubelet.pod_resources_socket)
+
     def ids(self, manifest: Mapping[str, Any], container: str) -> frozenset[str]:
         """What the kubelet's device manager says that a container holds."""
         return self.kubelet.held(uid_of(manifest), container).get(RESOURCE, frozenset())
@@ -258,5 +261,4 @@ async def world(
             yield here
         finally:
             await here.stop_registrar()
-            await here.resources.close()
             await kubelet.stop()

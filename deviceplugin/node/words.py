@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
 from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
@@ -54,12 +56,12 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
         owed: resourceVersion that its `seen` must reach, 0 for none.
 
     Returns:
-        `lost` (words missing, corrupt, of other cards or with no revision after theirs), `released` (units
-        or pods are gone, or a pod vanished that the scheduler still counts), `gained`, or None when it says
-        it all.
+        `lost` (words missing, corrupt, of other cards or with no revision after theirs; a `seen` of versions
+        that are still to come, as after an etcd restore), `released` (units or pods are gone, or a pod
+        vanished that the scheduler still counts), `gained`, or None when it says it all.
     """
     words, holds = node.words(), node.holds()
-    if words is None or holds is None or words.revision > LAST_REVISION:
+    if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen:
         return "lost"
     if words.layout != wanted.layout or words.sizes != wanted.sizes:
         return "lost"
@@ -98,7 +100,7 @@ def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
         found.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         found.append(PACKED_REVISION)
-    if holds is None or _holds_differ(wanted, holds) or holds.seen < owed:
+    if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen:
         found.append(NODE_HOLDS)
     if node.cards() != wanted.inventory:
         found.append(NODE_CARDS)
@@ -160,7 +162,7 @@ def farewell(node: NodeObject, revision: int) -> dict[str, Any] | None:
     if words is None:
         return None
     resources = node_resources(replace(words, used=words.sizes, revision=revision))
-    inventory = [replace(card, healthy=False) for card in cards or ()]
+    inventory = [msgspec.structs.replace(card, healthy=False) for card in cards or ()]
     return {
         "metadata": {"annotations": {NODE_CARDS: dump_cards(inventory)} if inventory else {}},
         "status": {"capacity": resources, "allocatable": resources},

@@ -96,7 +96,7 @@ async def test_a_pod_that_finishes() -> None:
         await until(lambda: phase(api, "a") == "Running")
         here.kubelet.finish(created["metadata"]["uid"])
         await until(lambda: phase(api, "a") == "Succeeded")
-        assert not (await here.resources.list()).pods
+        assert not (await here.listed()).pods
 
 
 async def test_restart_with_the_api_server_away() -> None:
@@ -107,11 +107,11 @@ async def test_restart_with_the_api_server_away() -> None:
         await api.away(True)
         await here.kubelet.restart()
         await here.registered()
-        assert not (await here.resources.list()).entries
+        assert not (await here.listed()).entries
         assert here.ids(created, "m0") == held
         await api.away(False)
         await here.kubelet.synced()
-        assert set((await here.resources.list()).entries["default", "a", "m0"][RESOURCE]) == held
+        assert set((await here.listed()).entries["default", "a", "m0"][RESOURCE]) == held
 
 
 async def test_statuses_wait_for_the_api_server() -> None:

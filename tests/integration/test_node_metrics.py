@@ -14,7 +14,7 @@ from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.source import GpuSample
 from tests.integration.node_world import DEADLINE_S, GIB, NodeWorld, card, node_world, profile_text, until
 
-ERRORS = ("annotation_errors", "patch_errors", "reconcile_errors", "sample_errors")
+ERRORS = ("annotation_errors", "clean_errors", "patch_errors", "sample_errors")
 
 
 class SimulatedGpusOfADriver(SimulatedGpus):
@@ -94,9 +94,9 @@ async def test_every_kind_of_error_is_counted(name: str) -> None:
 
         world.api.http.intercept = refuse
         match name:
-            case "reconcile_errors":
+            case "clean_errors":
                 await world.kubelet.kill()
-                await world.daemon._reconciler._once()
+                await world.daemon._cleaner.clean()
             case "sample_errors":
                 source.driver_works = False
                 await world.daemon._sampler._once()

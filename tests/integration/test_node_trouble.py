@@ -24,7 +24,7 @@ async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
         before = world.words()
         await world.kill_daemon()
         await world.start_daemon()
-        await until(lambda: world.daemon._publisher._wanted().holds == {uid})
+        await until(lambda: world.daemon._publisher._wanted().holds == {uid: {1: 5}})
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 5)
         assert world.words() == before
@@ -214,11 +214,36 @@ async def test_a_force_deleted_pod_is_charged_while_its_container_runs():
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})
         world.api.delete_pod("default", "a", 0)
-        await until(lambda: not world.kubelet.held(uid, "main"))
+        await until(lambda: world.kubelet._alive().pod(uid) is None)
         await world.daemon._reconciler._once()
         assert (world.used, world.holds) == ([3], {uid})
+        # The kubelet drops the pod at its next allocation: its IDs are free for it, its card is not.
+        other = await world.run("b", 5, on=0)
+        assert not world.kubelet.held(uid, "main")
+        await world.settled([8], {uid, other})
         world.kubelet._runtime.stop_pod(uid)
-        await world.settled([0], set())
+        await world.settled([5], {other})
+
+
+async def test_after_an_etcd_restore_the_node_goes_on():
+    async with node_world(8, 8) as world:
+        kept = await world.run("kept", 3, on=0)
+        await world.settled([3, 0], {kept})
+        backup = world.api.store.backup()
+        for number in range(50):
+            world.api.patch_node(NODE, {"metadata": {"annotations": {"beat": str(number)}}})
+        await until(lambda: world.daemon._pods.seen > backup.version)
+        await world.api.restored(backup)
+        await until(lambda: world.daemon._pods.connected and world.daemon._pods.seen <= backup.version)
+        # Kubelets are restarted after a restore: they would wait for the versions that they know.
+        await world.kubelet.restart()
+        await until(lambda: world.daemon._registrar.registered)
+        await until(lambda: world.kubelet.allocatable()[GIB] == 16)
+        await world.kubelet.synced()
+        other = await world.run("b", 4, on=1)
+        await world.settled([3, 4], {kept, other})
+        world.api.delete_pod("default", "kept")
+        await world.settled([0, 4], {other})
 
 
 async def test_a_pod_of_an_old_name_is_another_pod():
@@ -283,7 +308,7 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
         world.api.delete_node(NODE)
         await world.start_daemon()
         await until(lambda: world.daemon._node_view.missing)
-        await until(world.daemon._reconciler.listed.is_set)
+        await until(world.daemon._reconciler.read.is_set)
         assert world.kubelet.allocatable()[GIB] == 8
         readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
         async with session.get(readyz) as answer:
@@ -307,7 +332,7 @@ async def test_another_unit_in_use_stops_the_start():
     async with node_world(8) as world:
         await world.run("a", 3, on=0)
         await world.stop_daemon()
-        with pytest.raises(UnitInUseError, match=r"default/a holds gpupack.io/gpu-memory-gib.*drain"):
+        with pytest.raises(UnitInUseError, match=r"pod \S+ holds gpupack.io/gpu-memory-gib.*drain"):
             await world.start_daemon(unit_mib=512)
 
 

@@ -1,7 +1,6 @@
 """Connections to the kubelet that die at the wrong moment cost neither memory nor a wake-up."""
 
 import asyncio
-import os
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
-from tests.http2_listener import GOAWAY, SETTINGS, listening
+from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
 from tests.integration.test_registrar_trouble import OddKubelet
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
 
@@ -55,10 +54,6 @@ async def running(here: Scene):
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 async def test_a_connection_that_says_goaway_at_once_costs_one_call_and_no_memory():

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
-from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesList
+import grpc
 
-from deviceplugin.errors import PodResourcesError
 from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from tests.kubelet_world import ScriptedPlugin, SimpleAllocator, cards_of
+from tests.podresources import PodResourcesList, list_pod_resources
 
 RESOURCE = "script.gpupack.io/unit"
 ENDPOINT = "script.sock"
@@ -168,7 +168,6 @@ class Play:
         self.driver = driver
         self.allocator = SimpleAllocator(CARDS, UNITS)
         self.plugin = RecordingPlugin(self.allocator)
-        self.resources = PodResourcesClient(driver.pod_resources)
         self.book = BookReader(driver.plugin_dir)
         self.registrar = self._new_registrar()
         self._task: asyncio.Task[None] | None = None
@@ -186,7 +185,6 @@ class Play:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop_plugin()
-        await self.resources.close()
 
     # The plugin
 
@@ -251,8 +249,8 @@ class Play:
     async def list(self) -> PodResourcesList | None:
         """Ask PodResources; None while nobody answers."""
         try:
-            return await self.resources.list()
-        except PodResourcesError:
+            return await list_pod_resources(self.driver.pod_resources)
+        except grpc.aio.AioRpcError:
             return None
 
     # The book

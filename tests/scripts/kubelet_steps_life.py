@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from deviceplugin.kubelet.podresources import PodResourcesList
 
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from tests.podresources import PodResourcesList
 from tests.scripts.kubelet_play import RESOURCE, Answer, Play, ScriptPod, Step, until
 
 

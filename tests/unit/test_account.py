@@ -1,14 +1,16 @@
-"""The kubelet's questions against the ledger, and the wait for a pod that is not in view yet."""
+"""The kubelet's questions against the ledger: the book read before each answer, and what is waited for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger
-from deviceplugin.errors import RefusedError
+from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.node.account import Account
-from tests.ledger_world import cards, pod
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE, cards, ids, pod
 
 
 class SteppingClock:
@@ -22,97 +24,241 @@ class SteppingClock:
         return self.now_s
 
 
-def account(*sizes: int, step_s: float = 0.0, **options) -> Account:
-    return Account(Ledger(cards(*sizes)), 1024, clock=SteppingClock(step_s), **options)
+class Node:
+    """An account with its book; `bind` is a pod that comes into view."""
+
+    def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
+        self.book = FakeBook()
+        self.ledger = Ledger(cards(*sizes))
+        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=SteppingClock(step_s), **options)
+        self.lists = 0
+        self.account.want_list = self.count
+
+    def count(self) -> None:
+        self.lists += 1
+
+    def bind(self, *bound) -> None:
+        for each in bound:
+            self.ledger.pod_changed(each, self.account.now_s())
+        self.account.changed()
+
+    def list_pods(self, *listed) -> None:
+        self.ledger.pods_synced(listed, self.ledger.mark(self.account.now_s()))
+        self.account.changed()
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return tuple(self.account.devices())
+
+    async def preferred(self, size: int, available: Sequence[str] | None = None) -> Collection[str]:
+        return await self.account.preferred(self.ids if available is None else available, (), size)
+
+    def ask(self, size: int) -> asyncio.Task[Collection[str]]:
+        return asyncio.create_task(self.preferred(size))
+
+    @property
+    def granted(self) -> int:
+        """Allocates that the book does not show."""
+        return len(self.ledger.facts.grants)
 
 
-def ids(of: Account) -> Sequence[str]:
-    return tuple(of.devices())
+def on(chosen: Collection[str]) -> set[str]:
+    return {text.split("::")[0] for text in chosen}
 
 
 async def test_a_known_pod_is_served_at_once():
-    node = account(8, 8)
-    node.ledger.pod_changed(pod("a", 3, "c1"))
-    chosen = await node.preferred(ids(node), (), 3)
-    assert {text.split("::")[0] for text in chosen} == {"c1"}
+    node = Node(8, 8)
+    node.bind(pod("a", 3, "c1"))
+    assert on(await node.preferred(3)) == {"c1"}
+    assert node.lists == 0
 
 
 async def test_a_pod_that_comes_into_view_late_is_waited_for():
-    node = account(8, 8)
-    asking = asyncio.create_task(node.preferred(ids(node), (), 3))
+    node = Node(8, 8)
+    asking = node.ask(3)
     await asyncio.sleep(0)
     assert not asking.done()
-    node.ledger.pod_changed(pod("other", 5, "c0"))
-    node.changed()
+    node.bind(pod("other", 5, "c0"))
     await asyncio.sleep(0)
     assert not asking.done()
-    node.ledger.pod_changed(pod("a", 3, "c1"))
-    node.changed()
-    assert {text.split("::")[0] for text in await asking} == {"c1"}
+    node.bind(pod("a", 3, "c1"))
+    assert on(await asking) == {"c1"}
 
 
 async def test_a_pod_that_never_comes_gets_one_card_in_the_end():
-    node = account(8, 8, step_s=10.0)
-    chosen = await node.preferred(ids(node), (), 3)
-    assert {text.split("::")[0] for text in chosen} == {"c0"}
+    assert on(await Node(8, 8, step_s=10.0).preferred(3)) == {"c0"}
 
 
 async def test_several_cards_are_waited_for_when_no_card_has_room():
     """Only the API server can say that a container asked for two cards."""
-    node = account(8, 8, view_wait_s=0.0, room_wait_s=3600.0)
-    asking = asyncio.create_task(node.preferred(ids(node), (), 12))
+    node = Node(8, 8, view_wait_s=0.0, room_wait_s=3600.0)
+    asking = node.ask(12)
     await asyncio.sleep(0)
     assert not asking.done()
-    node.ledger.pod_changed(pod("a", 12, "c0", "c1", count=2))
-    node.changed()
+    node.bind(pod("a", 12, "c0", "c1", count=2))
     chosen = await asking
     assert sorted(text.split("::")[0] for text in chosen) == ["c0"] * 6 + ["c1"] * 6
 
 
 async def test_no_room_is_refused_with_the_reason_after_the_wait():
-    node = account(8, 8, view_wait_s=0.0, room_wait_s=0.0)
+    node = Node(8, 8, view_wait_s=0.0, room_wait_s=0.0)
     with pytest.raises(RefusedError, match="12 free units") as caught:
-        await node.preferred(ids(node), (), 12)
+        await node.preferred(12)
     assert caught.value.kind == "no-room"
 
 
 async def test_a_known_pod_without_room_is_refused_after_one_look():
-    node = account(8, view_wait_s=0.0, room_wait_s=3600.0)
-    node.ledger.pod_changed(pod("a", 5, "c0"))
+    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
+    node.bind(pod("a", 5, "c0"))
     with pytest.raises(RefusedError, match="5 free units"):
-        await node.preferred(ids(node)[:4], (), 5)
-
-
-async def test_a_pod_whose_card_is_taken_waits_until_all_pods_are_known():
-    node = account(8, 8, 8)
-    await node.allocate(ids(node)[:6])
-    node.ledger.pod_changed(pod("a", 3, "c0"))
-    asking = asyncio.create_task(node.preferred(ids(node)[6:], (), 3))
-    await asyncio.sleep(0)
-    assert not asking.done()
-    node.ledger.pod_changed(pod("b", 6, "c1"))
-    node.ledger.pod_gone("a")
-    node.ledger.pod_changed(pod("c", 3, "c2"))
-    node.changed()
-    assert {text.split("::")[0] for text in await asking} == {"c2"}
+        await node.preferred(5, node.ids[:4])
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():
-    node = account(8, view_wait_s=0.0, room_wait_s=3600.0)
-    asking = asyncio.create_task(node.preferred(ids(node), (), 12))
+    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
+    asking = node.ask(12)
     await asyncio.sleep(0)
-    node.ledger.pod_changed(pod("a", 12, "c0"))
-    node.changed()
+    node.bind(pod("a", 12, "c0"))
     with pytest.raises(RefusedError, match="12 free units"):
         await asking
 
 
+def off_target(step_s: float = 0.0) -> Node:
+    """Pod `a` was sent to c0, where a pod that nobody has shown yet holds 6 of 8."""
+    node = Node(8, 8, 8, step_s=step_s)
+    node.book.write("x", ids("c0", *range(6)))
+    node.bind(pod("a", 3, "c0"))
+    return node
+
+
+async def test_a_pod_goes_elsewhere_only_after_a_fresh_list_of_all_pods():
+    node = off_target()
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    assert (asking.done(), node.lists) == (False, 1)
+    node.bind(pod("other", 8, "c2"))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.list_pods(pod("a", 3, "c0"), pod("b", 8, "c1"))
+    assert on(await asking) == {"c2"}
+
+
+async def test_a_pod_whose_target_is_free_again_waits_for_no_list():
+    node = Node(8, 8)
+    node.ledger.set_healthy("c0", False)
+    node.bind(pod("a", 3, "c0"))
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.ledger.set_healthy("c0", True)
+    node.account.changed()
+    assert on(await asking) == {"c0"}
+
+
+async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
+    assert on(await off_target(step_s=0.2).preferred(3)) == {"c1"}
+
+
+# The book.
+
+
+async def test_the_book_is_read_before_a_preference():
+    node = Node(8, 8, view_wait_s=0.0)
+    node.account.refresh()
+    node.book.write("x", ids("c0", *range(6)))
+    assert on(await node.preferred(3)) == {"c1"}
+
+
+async def test_the_book_is_read_before_an_allocate():
+    """Its init container had these IDs before: the book does not show this Allocate yet."""
+    node = Node(8)
+    node.book.write("a", ids("c0", 0, 1), container="setup")
+    await node.account.allocate(("c0::0", "c0::1"))
+    node.account.refresh()
+    assert node.granted == 1
+    node.book.write("a", ids("c0", 0, 1), container="main")
+    node.account.refresh()
+    assert node.granted == 0
+
+
+async def test_a_book_that_was_not_written_again_proves_nothing_of_an_allocate():
+    node = Node(8, step_s=10.0)
+    node.book.write()
+    node.account.refresh()
+    await node.account.allocate(("c0::0",))
+    for _ in range(5):
+        node.account.refresh()
+    assert node.granted == 1
+    for _ in range(2):
+        node.book.write()
+        node.account.refresh()
+    assert node.granted == 0
+
+
+async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
+    node = Node(8, 8, view_wait_s=0.0)
+    node.book.write("x", ids("c0", *range(6)))
+    node.account.refresh()
+    node.list_pods()
+    assert (node.account.book_problem, node.ledger.complete) == (None, True)
+    node.book.problem = "torn"
+    with capture_logs() as logs:
+        assert on(await node.preferred(3)) == {"c1"}
+        await node.account.allocate(("c1::0",))
+    assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
+    assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 1})
+    node.book.problem = None
+    node.account.refresh()
+    assert node.account.book_problem is None
+
+
+def test_nothing_is_complete_before_the_first_readable_book():
+    node = Node(8)
+    assert "not read yet" in str(node.account.book_problem)
+    node.book.problem = "unknown layout"
+    node.list_pods()
+    node.account.refresh()
+    assert (node.account.book_problem, node.ledger.complete) == ("unknown layout", False)
+    node.book.problem = None
+    node.account.refresh()
+    assert (node.account.book_problem, node.ledger.complete) == (None, True)
+
+
+def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
+    """A kubelet that lost its book: its containers run on."""
+    node = Node(8)
+    node.book.write("a", ids("c0", 0, 1))
+    node.account.refresh()
+    node.book.contents = None
+    node.account.refresh()
+    assert (node.account.book_problem, node.ledger.facts.book) == (None, {})
+    assert node.ledger.promised() == {"c0": 2}
+
+
+def test_another_unit_in_use_is_an_error_that_names_pod_and_resource():
+    node = Node(8)
+    node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
+        node.account.refresh()
+
+
+def test_other_resources_are_not_looked_at():
+    node = Node(8)
+    node.book.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
+    node.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
+    node.account.refresh()
+    assert (node.ledger.promised(), node.ledger.facts.held) == ({"c0": 0}, {})
+
+
+# What a container gets.
+
+
 async def test_what_a_container_is_told():
-    node = account(8, 8, cdi=True)
-    node.ledger.pod_changed(pod("a", 6, "c1", "c0", count=2))
+    node = Node(8, 8, cdi=True)
+    node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
-    node.follow(lambda: told.append(node.ledger.promised()))
-    grant = await node.allocate(tuple(await node.preferred(ids(node), (), 6)))
+    node.account.follow(lambda: told.append(node.ledger.promised()))
+    grant = await node.account.allocate(tuple(await node.preferred(6)))
     assert grant.envs == {
         "NVIDIA_VISIBLE_DEVICES": "c0,c1",
         "GPUPACK_MEMORY_MIB": "3072",
@@ -123,15 +269,14 @@ async def test_what_a_container_is_told():
 
 
 async def test_ids_that_do_not_belong_together_are_refused():
-    node = account(8, 8)
     with pytest.raises(RefusedError, match="2 cards") as caught:
-        await node.allocate(("c0::0", "c1::0"))
+        await Node(8, 8).account.allocate(("c0::0", "c1::0"))
     assert caught.value.kind == "spans-cards"
 
 
 def test_devices_follow_the_cards_health():
-    node = account(2, 1)
-    assert node.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
-    node.ledger.set_healthy("c0", False, 0.0)
-    node.health_changed()
-    assert node.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}
+    node = Node(2, 1)
+    assert node.account.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
+    node.ledger.set_healthy("c0", False)
+    node.account.health_changed()
+    assert node.account.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}

@@ -54,14 +54,15 @@ def test_a_pod_as_the_ledger_wants_it():
     assert (read.uid, read.namespace, read.name, read.version) == ("u1", "ns", "a", 17)
     assert read.request.effective_units == 3
     assert read.assigned == {"main": (("c0", 3),)}
-    assert (read.started, read.terminal, read.allocation) == (False, False, None)
+    assert (read.admitted, read.ran, read.terminal, read.allocation) == (False, False, False, None)
 
 
 @pytest.mark.parametrize(
-    ("status", "started", "terminal"),
+    ("status", "admitted", "ran", "terminal"),
     [
         pytest.param(
             {"phase": "Running", "startTime": "x", "conditions": [{"type": "Ready"}]},
+            True,
             True,
             False,
             id="running",
@@ -70,9 +71,10 @@ def test_a_pod_as_the_ledger_wants_it():
             {"phase": "Succeeded", "startTime": "x", "conditions": [{"type": "Ready"}]},
             True,
             True,
+            True,
             id="ended",
         ),
-        pytest.param({"phase": "Pending", "startTime": "x"}, False, False, id="about to be refused"),
+        pytest.param({"phase": "Pending", "startTime": "x"}, False, False, False, id="about to be refused"),
         pytest.param(
             {
                 "phase": "Pending",
@@ -81,17 +83,25 @@ def test_a_pod_as_the_ledger_wants_it():
             },
             False,
             False,
+            False,
             id="bound",
         ),
-        pytest.param({"conditions": [{"type": "Ready"}]}, False, False, id="no start"),
-        pytest.param({"phase": "Failed"}, False, True, id="failed"),
-        pytest.param({"phase": "Pending"}, False, False, id="pending"),
+        pytest.param({"conditions": [{"type": "Ready"}]}, False, False, False, id="no start"),
+        pytest.param({"phase": "Failed"}, False, False, True, id="failed"),
+        pytest.param({"phase": "Pending"}, False, False, False, id="pending"),
+        pytest.param(
+            {"phase": "Pending", "startTime": "x", "conditions": [{"type": "Initialized"}]},
+            True,
+            False,
+            False,
+            id="init containers run",
+        ),
     ],
 )
-def test_how_far_a_pod_is(status, started, terminal):
+def test_how_far_a_pod_is(status, admitted, ran, terminal):
     read, _ = pod(status=status).read(GIB)
     assert read is not None
-    assert (read.started, read.terminal) == (started, terminal)
+    assert (read.admitted, read.ran, read.terminal) == (admitted, ran, terminal)
 
 
 def test_a_pod_that_does_not_ask_is_none():
@@ -141,9 +151,11 @@ def test_only_the_pods_own_allocation_counts(text, known):
     assert (read.allocation is not None) is known
 
 
-def test_a_static_pods_cgroups_have_another_uid():
-    assert pod().cgroup_uid == "u1"
-    assert pod({MIRROR: "abc"}).cgroup_uid == "abc"
+def test_the_kubelet_runs_a_static_pod_under_another_uid():
+    for annotations, key in (({}, "u1"), ({MIRROR: "abc"}, "abc")):
+        read, _ = pod(annotations).read(GIB)
+        assert read is not None
+        assert (read.uid, read.key) == ("u1", key)
 
 
 def test_a_nodes_words_and_annotations():

@@ -3,9 +3,10 @@
 import json
 
 import msgspec
+import pytest
 from structlog.testing import capture_logs
 
-from allocator.ledger import Ledger
+from allocator.ledger import BookEntry, Ledger
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
@@ -13,13 +14,13 @@ from deviceplugin.node.account import Account
 from deviceplugin.node.objects import MIRROR, NodeObject, PodObject
 from deviceplugin.node.views import NodeView, PodView
 from kubeapi.errors import Unreachable
-from tests.ledger_world import cards
-
-GIB = "gpupack.io/gpu-memory-gib"
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE as GIB
+from tests.ledger_world import cards, ids
 
 
 def account() -> Account:
-    return Account(Ledger(cards(8, 8)), 1024)
+    return Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024)
 
 
 def pods(of: Account) -> PodView:
@@ -108,12 +109,13 @@ def test_a_list_is_asked_for_once_until_it_came_or_failed():
     assert asked == ["list", "list", "list"]
 
 
-def test_a_list_after_a_disconnection_proves_what_happened_before():
+def test_only_a_list_that_begins_later_proves_that_a_pod_of_the_book_is_gone():
     of = account()
     view = pods(of)
     view.replace([], "7")
-    of.ledger.kubelet_restarted()
+    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0))], 0.0)
     assert of.ledger.wants_view()
+    # Began before the book was read: the pod may have been bound in between.
     view.replace([], "8")
     assert of.ledger.wants_view()
     view.disconnected(Unreachable("gone"))
@@ -121,10 +123,45 @@ def test_a_list_after_a_disconnection_proves_what_happened_before():
     assert not of.ledger.wants_view()
 
 
-def test_static_pods_have_another_uid_in_cgroups():
+def test_a_list_that_is_asked_for_begins_now():
+    of = account()
+    view = pods(of)
+    view.replace([], "7")
+    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0))], 0.0)
+    of.want_list()
+    view.replace([], "8")
+    assert not of.ledger.wants_view()
+
+
+def test_after_an_etcd_restore_seen_goes_back_with_the_list():
+    """A complete list of another history: a `seen` from before it would be waited for in vain."""
     view = pods(account())
-    view.replace([pod("a", 4, **{MIRROR: "static"}), pod("b", 5)], "7")
-    assert (view.cgroup_uid("a"), view.cgroup_uid("b"), view.cgroup_uid("x")) == ("static", "b", "x")
+    view.replace([pod("a", 400)], "500")
+    view.event("DELETED", pod("a", 501), "501")
+    assert (view.seen, view.owed) == (501, 501)
+    view.disconnected(Unreachable("restored"))
+    view.replace([pod("a", 40)], "50")
+    assert (view.seen, view.owed) == (50, 50)
+    view.bookmark("60")
+    assert view.seen == 60
+
+
+def test_what_is_owed_never_lies_beyond_what_was_seen():
+    view = pods(account())
+    view.replace([pod("a", 400)], "500")
+    view.event("DELETED", pod("a", 501), "501")
+    view.replace([], "50")
+    assert (view.seen, view.owed) == (50, 50)
+
+
+def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
+    of = account()
+    view = pods(of)
+    view.replace([pod("a", 4, **{MIRROR: "hash"}), pod("b", 5)], "7")
+    assert of.ledger.doubtful() == {"hash", "b"}
+    of.ledger.read_book([BookEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
+    assert of.ledger.holds() == {"a": {"c0": 3}}
+    assert set(of.ledger.allocations()) == {"a"}
 
 
 def test_a_pod_that_cannot_be_read_harms_nobody():
@@ -140,24 +177,43 @@ def test_a_pod_that_cannot_be_read_harms_nobody():
 
 def test_what_the_node_said_before_is_remembered_once():
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in (1, 0)])
-    notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"]}', NODE_CARDS: inventory}
+    notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"],"units":[{"0":2,"1":5}]}', NODE_CARDS: inventory}
     of = account()
     view = NodeView(of, "n1")
     assert not view.first.is_set()
     view.replace([node(3, **notes)], "3")
     assert view.first.is_set()
-    pod_view = pods(of)
-    pod_view.replace([], "3")
-    of.ledger.listed([], of.ledger.mark(0.0))
     # The words were written in another order of the cards.
-    assert of.ledger.promised() == {"c0": 2, "c1": 5}
+    assert of.ledger.promised() == {"c0": 5, "c1": 2}
+    view.replace([node(4, **{NODE_HOLDS: '{"seen":"1","uids":[]}', NODE_CARDS: inventory})], "4")
+    assert of.ledger.promised() == {"c0": 5, "c1": 2}
 
 
-def test_a_node_without_inventory_is_remembered_by_its_pods_only():
+@pytest.mark.parametrize(
+    "units",
+    [
+        pytest.param("", id="the release before"),
+        pytest.param(',"units":[{"2":3}]', id="a card that the inventory lacks"),
+    ],
+)
+def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(units):
+    """Whatever it held is not given away, whichever card it was on."""
+    inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in range(2)])
     of = account()
-    NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}'})], "3")
+    notes = {NODE_HOLDS: f'{{"seen":"1","uids":["a"]{units}}}', NODE_CARDS: inventory}
+    NodeView(of, "n1").replace([node(3, **notes)], "3")
+    of.ledger.read_book([], 0.0)
+    assert of.ledger.used() == (8, 8)
+    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     pods(of).replace([pod("a", 4)], "7")
-    assert of.ledger.holds() == {"a"}
+    assert of.ledger.used() == (3, 0)
+    assert of.ledger.holds() == {"a": {"c0": 3}}
+
+
+def test_holds_that_cannot_be_read_are_not_remembered():
+    of = account()
+    NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
+    assert of.ledger.promised() == {"c0": 0, "c1": 0}
 
 
 def test_a_node_that_is_not_there_comes_and_goes():

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from allocator.ledger import Ledger, Listed
+from allocator.ledger import BookEntry, Ledger
 from allocator.names import NODE_HOLDS, POD_ALLOCATION
 from deviceplugin.node.account import Account
 from deviceplugin.node.inventory import records
@@ -16,10 +15,10 @@ from deviceplugin.node.objects import NodeObject
 from deviceplugin.node.publisher import Annotator, Publisher
 from deviceplugin.node.views import NodeView, PodView, Seat
 from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, Unreachable
+from tests.book_world import FakeBook
 from tests.kubelet_world import until
+from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids, pod
-
-GIB = "gpupack.io/gpu-memory-gib"
 
 
 class FakeApi:
@@ -70,7 +69,7 @@ class Bench:
     def __init__(self, gap_s: float = 2.0) -> None:
         self.now_s = 100.0
         self.api = FakeApi()
-        self.account = Account(Ledger(cards(8, 8)), 1024, clock=lambda: self.now_s)
+        self.account = Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.nodes = NodeView(self.account, "n1")
         self.pods = PodView(self.account, GIB, POD_ALLOCATION)
@@ -89,17 +88,24 @@ class Bench:
 
     def complete(self) -> None:
         self.ledger.pods_synced([], self.ledger.mark(self.now_s))
-        self.ledger.listed([], self.ledger.mark(self.now_s))
+        self.book()
 
-    def admit(self, *, listed: bool = True) -> None:
-        self.ledger.pod_changed(pod("a", 3, "c0"))
+    def admit(self, *, written: bool = True) -> None:
+        self.ledger.pod_changed(pod("a", 3, "c0"), self.now_s)
         self.ledger.allocate(ids("c0", 0, 1, 2), self.now_s)
-        self.ledger.pod_changed(replace(pod("a", 3, "c0"), started=True))
-        if listed:
-            self.look([Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2))])
+        if written:
+            self.book(a=ids("c0", 0, 1, 2))
+            self.ledger.looked(["a"], ["a"], self.ledger.mark(self.now_s))
 
-    def look(self, entries: list[Listed]) -> None:
-        self.ledger.listed(entries, self.ledger.mark(self.now_s))
+    def book(self, **held: frozenset[str]) -> None:
+        """The kubelet writes its book: IDs by pod."""
+        self.ledger.read_book([BookEntry(uid, "main", GIB, ids) for uid, ids in held.items()], self.now_s)
+
+    def end(self, **held: frozenset[str]) -> None:
+        """Pod `a` is deleted, its containers and its entry are gone; the book has `held`."""
+        self.ledger.pod_gone("a", self.now_s)
+        self.book(**held)
+        self.ledger.looked(["a"], [], self.ledger.mark(self.now_s))
 
     def undo(self) -> None:
         """Somebody else writes words."""
@@ -143,7 +149,7 @@ async def test_nothing_is_said_before_everything_was_read():
     assert await bench.step() is None
     bench.ledger.pods_synced([], bench.ledger.mark(0.0))
     assert await bench.step() is None
-    bench.ledger.listed([], bench.ledger.mark(0.0))
+    bench.book()
     assert await bench.step() == 0.0
     assert bench.said() == ((0, 0), set())
     assert await bench.step() is None
@@ -164,23 +170,26 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
     bench.complete()
     await bench.step()
     bench.now_s += 0.5
-    bench.admit(listed=False)
+    bench.admit(written=False)
     assert await bench.step() == 1.5
     bench.now_s += 1.2
-    bench.look([Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2))])
+    bench.book(a=ids("c0", 0, 1, 2))
     assert await bench.step() == pytest.approx(0.3)
     bench.now_s += 0.3
     assert await bench.step() == 0.0
     assert bench.said() == ((3, 0), {"a"})
+    holds = bench.api.decoded().holds()
+    assert holds is not None
+    assert holds.units == {"a": {0: 3}}
     assert bench.publisher.patches == 2
 
 
-async def test_a_gain_whose_pod_the_list_does_not_show_waits_a_second():
+async def test_a_gain_whose_pod_the_book_does_not_show_waits_a_second():
     bench = Bench()
     bench.complete()
     await bench.step()
     bench.now_s += 60
-    bench.admit(listed=False)
+    bench.admit(written=False)
     assert await bench.step() == 1.0
     bench.now_s += 1
     assert await bench.step() == 0.0
@@ -193,9 +202,7 @@ async def test_a_release_goes_out_at_once():
     bench.admit()
     await bench.step()
     assert bench.said() == ((3, 0), {"a"})
-    bench.ledger.pod_gone("a")
-    bench.look([])
-    bench.ledger.containers_ended("a")
+    bench.end()
     assert await bench.step() == 0.0
     assert bench.said() == ((0, 0), set())
 
@@ -207,6 +214,17 @@ async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(
     bench.pods.seen = bench.pods.owed = 77
     assert await bench.step() == 0.0
     assert json.loads(bench.api.node["metadata"]["annotations"][NODE_HOLDS])["seen"] == "77"
+    assert await bench.step() is None
+
+
+async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too():
+    bench = Bench()
+    bench.complete()
+    bench.pods.seen = 501
+    await bench.step()
+    bench.pods.seen = 50
+    assert await bench.step() == 0.0
+    assert json.loads(bench.api.node["metadata"]["annotations"][NODE_HOLDS])["seen"] == "50"
     assert await bench.step() is None
 
 
@@ -261,9 +279,7 @@ async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds
     bench.admit()
     await bench.until_s(bench.now_s + 60)
     assert await bench.step() != 0.0
-    bench.ledger.pod_gone("a")
-    bench.look([])
-    bench.ledger.containers_ended("a")
+    bench.end()
     assert await bench.step() == 0.0
     assert bench.api.decoded().words().used == (0, 0)
     assert await bench.step() != 0.0
@@ -381,15 +397,8 @@ def admitted_pair() -> Bench:
     bench = Bench()
     bench.complete()
     bench.admit()
-    bench.ledger.pod_changed(pod("b", 2, "c1"))
-    bench.ledger.allocate(ids("c1", 0, 1), bench.now_s)
-    bench.ledger.pod_changed(replace(pod("b", 2, "c1"), started=True))
-    bench.look(
-        [
-            Listed("ns", "pod-a", "main", ids("c0", 0, 1, 2)),
-            Listed("ns", "pod-b", "main", ids("c1", 0, 1)),
-        ]
-    )
+    bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
+    bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
     bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
     return bench
 
@@ -459,9 +468,7 @@ async def test_a_pod_that_is_gone_is_not_waited_for():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Forbidden("webhook denied", status=403)]
     assert await annotator._all() is not None
-    bench.ledger.pod_gone("a")
-    bench.look([Listed("ns", "pod-b", "main", ids("c1", 0, 1))])
-    bench.ledger.containers_ended("a")
+    bench.end(b=ids("c1", 0, 1))
     assert await annotator._all() is None
 
 

@@ -26,8 +26,11 @@ def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
     return tuple(CardRecord(f"c{i}", i, "M", 8192, None, healthy) for i in range(2))
 
 
-def wanted(used=(3, 0), holds=("u1",), sizes=(8, 8), seen=7, cards=None) -> Wanted:
-    return Wanted(1024, sizes, used, frozenset(holds), cards or inventory(), seen)
+U1 = {"u1": {0: 3}}
+
+
+def wanted(used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None) -> Wanted:
+    return Wanted(1024, sizes, used, holds, cards or inventory(), seen)
 
 
 def node_saying(said: Wanted, revision: int = 5, **extra: int) -> NodeObject:
@@ -52,11 +55,12 @@ def test_a_node_that_says_it_all_needs_nothing():
     ("now", "owed", "reason"),
     [
         pytest.param(wanted(used=(4, 0)), 0, "gained", id="more used"),
-        pytest.param(wanted(holds=("u1", "u2")), 0, "gained", id="more pods"),
+        pytest.param(wanted(holds={**U1, "u2": {1: 2}}), 0, "gained", id="more pods"),
+        pytest.param(wanted(holds={"u1": {0: 3, 1: 1}}), 0, "gained", id="more units of a pod"),
         pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
         pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
         pytest.param(wanted(used=(2, 8)), 0, "released", id="less and more used"),
-        pytest.param(wanted(holds=()), 0, "released", id="a pod less"),
+        pytest.param(wanted(holds={}), 0, "released", id="a pod less"),
         pytest.param(wanted(), 8, "released", id="seen is owed"),
         pytest.param(wanted(sizes=(8, 4), used=(3, 0)), 0, "lost", id="other sizes"),
         pytest.param(wanted(sizes=(8, 80), used=(3, 0)), 0, "lost", id="other layout"),
@@ -78,6 +82,22 @@ def test_words_whose_revision_has_no_next_one_are_lost():
     assert urgency(wanted(), node_saying(wanted(), LAST_REVISION + 1), 0) == "lost"
 
 
+def test_a_seen_of_versions_still_to_come_is_taken_back():
+    """After an etcd restore: a pod that vanishes later must not count as seen already."""
+    said = node_saying(wanted(seen=501))
+    assert urgency(wanted(seen=50), said, 0) == "lost"
+    assert differences(wanted(seen=50), said, 0) == [NODE_HOLDS]
+    assert urgency(wanted(seen=501), said, 0) is None
+
+
+def test_holds_of_the_release_before_lack_the_units_and_are_written_anew():
+    said = node_saying(wanted())
+    assert said.metadata.annotations is not None
+    said.metadata.annotations[NODE_HOLDS] = '{"seen":"7","uids":["u1"]}'
+    assert urgency(wanted(), said, 0) == "gained"
+    assert differences(wanted(), said, 0) == [NODE_HOLDS]
+
+
 @pytest.mark.parametrize(
     ("now", "owed", "said"),
     [
@@ -85,7 +105,8 @@ def test_words_whose_revision_has_no_next_one_are_lost():
         pytest.param(wanted(used=(4, 0)), 0, "gained", id="more used"),
         pytest.param(wanted(cards=inventory(healthy=False)), 0, "gained", id="other inventory"),
         pytest.param(wanted(used=(2, 0)), 0, "released", id="less used"),
-        pytest.param(wanted(holds=("u2",)), 0, "released", id="another pod"),
+        pytest.param(wanted(holds={"u2": {0: 3}}), 0, "released", id="another pod"),
+        pytest.param(wanted(holds={"u1": {1: 3}}), 0, "gained", id="units on another card"),
         pytest.param(wanted(seen=8), 8, "released", id="seen is owed"),
     ],
 )
@@ -98,7 +119,7 @@ def test_what_is_new_since_the_last_patch(now, owed, said):
     [
         pytest.param(wanted(seen=99), 7, [], id="nothing"),
         pytest.param(wanted(used=(4, 0)), 0, ["gpupack.io/packed-*"], id="words"),
-        pytest.param(wanted(holds=()), 0, ["gpupack.io/holds"], id="holds"),
+        pytest.param(wanted(holds={}), 0, ["gpupack.io/holds"], id="holds"),
         pytest.param(wanted(), 8, ["gpupack.io/holds"], id="seen"),
         pytest.param(wanted(cards=inventory(healthy=False)), 0, ["gpupack.io/cards"], id="cards"),
     ],
@@ -131,7 +152,11 @@ def test_the_patch_says_everything_at_once():
         "gpupack.io/packed-used-0": 3,
         "gpupack.io/packed-revision": 6,
     }
-    assert json.loads(body["metadata"]["annotations"]["gpupack.io/holds"]) == {"seen": "7", "uids": ["u1"]}
+    assert json.loads(body["metadata"]["annotations"]["gpupack.io/holds"]) == {
+        "seen": "7",
+        "uids": ["u1"],
+        "units": [{"0": 3}],
+    }
     assert len(json.loads(body["metadata"]["annotations"]["gpupack.io/cards"])) == 2
 
 
@@ -143,7 +168,7 @@ def test_words_of_more_cards_are_removed():
 
 
 def test_no_cards_make_no_words():
-    none = wanted(sizes=(), used=(), holds=(), cards=())
+    none = wanted(sizes=(), used=(), holds={}, cards=())
     assert urgency(none, node_saying(none), 0) is None
 
 
@@ -168,7 +193,7 @@ def test_a_node_without_words_starts_from_the_clock():
 
 
 def test_a_farewell_offers_nothing_and_leaves_holds_alone():
-    node = node_saying(wanted(used=(3, 0), holds=("u1",)))
+    node = node_saying(wanted(used=(3, 0), holds=U1))
     body = farewell(node, 9)
     assert body is not None
     assert NODE_HOLDS not in body["metadata"]["annotations"]
@@ -185,8 +210,8 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     assert after.holds() == node.holds()
     assert [card.healthy for card in after.cards() or ()] == [False, False]
     # The next start has something to restore, at once.
-    assert urgency(wanted(used=(3, 0), holds=("u1",)), after, 0) == "released"
-    assert urgency(wanted(used=(8, 8), holds=("u1",)), after, 0) == "gained"
+    assert urgency(wanted(used=(3, 0), holds=U1), after, 0) == "released"
+    assert urgency(wanted(used=(8, 8), holds=U1), after, 0) == "gained"
 
 
 def test_a_node_without_words_needs_no_farewell():

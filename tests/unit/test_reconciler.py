@@ -1,161 +1,275 @@
-"""The kubelet's list and the cgroups against the ledger."""
+"""The kubelet's book and the cgroups against the ledger: in which order they are looked at, and how often."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 
 import pytest
-from deviceplugin.kubelet.podresources import PodResourcesList
 
 from allocator.ledger import Ledger
 from allocator.names import POD_ALLOCATION
-from deviceplugin.errors import PodResourcesUnavailable, UnitInUseError
-from deviceplugin.kubelet.sockets import SocketId
+from deviceplugin.errors import UnitInUseError
 from deviceplugin.node.account import Account
 from deviceplugin.node.reconciler import Pace, Reconciler
 from deviceplugin.node.views import PodView
-from tests.ledger_world import cards, ids, pod
+from tests.book_world import FakeBook
+from tests.kubelet_world import until
+from tests.ledger_world import RESOURCE, cards, ids, pod
 
-GIB = "gpupack.io/gpu-memory-gib"
-QUICK = Pace(soon_s=0.001, slow_s=3600.0)
+QUICK = Pace(soon_s=0.001, unsettled_s=0.002, slow_s=3600.0)
+A_WHILE_S = 11.0
+"""Longer than a container that the kubelet is about to start needs for its cgroup."""
 
 
-class FakeKubelet:
-    """Answers what it is told to."""
+class FollowedBook(FakeBook):
+    """Tells of its changes; notes when it was read."""
 
-    def __init__(self) -> None:
-        self.entries: dict[tuple[str, str, str], dict[str, tuple[str, ...]]] = {}
-        self.socket = 1
-        self.away = False
-        self.asked = 0
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+        self.news = asyncio.Event()
 
-    async def list(self) -> PodResourcesList:
-        self.asked += 1
-        if self.away:
-            raise PodResourcesUnavailable("nobody")
-        return PodResourcesList(dict(self.entries), frozenset(), 0.0, SocketId(self.socket, 0))
+    def read(self):
+        self.log.append("read")
+        return super().read()
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.news.wait()
+            self.news.clear()
+            yield
 
 
 class FakeCgroups:
-    def __init__(self) -> None:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
         self.running: set[str] = set()
+        self.asked: list[frozenset[str]] = []
+        self.during = lambda: None
 
     def alive(self, uids: Collection[str]) -> frozenset[str]:
+        self.log.append("cgroups")
+        self.asked.append(frozenset(uids))
+        self.during()
         return frozenset(uids) & self.running
 
 
 class Bench:
-    def __init__(self, pace: Pace = QUICK) -> None:
-        self.account = Account(Ledger(cards(8, 8)), 1024)
+    """A node of two cards of 8; `cleaned` is what the kubelet does when it is made to clean its book."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.log: list[str] = []
+        self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
+        self.account = Account(Ledger(cards(8, 8)), self.book, RESOURCE, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.view = PodView(self.account, GIB, POD_ALLOCATION)
-        self.kubelet, self.cgroups = FakeKubelet(), FakeCgroups()
-        self.reconciler = Reconciler(self.account, self.view, GIB, self.kubelet, self.cgroups, pace=pace)
+        self.view = PodView(self.account, RESOURCE, POD_ALLOCATION)
+        self.lists: list[str] = []
+        self.view.on_relist(lambda: self.lists.append("list"))
+        self.cleaned = lambda: None
+        self.reconciler = Reconciler(self.account, self.book, self.cgroups, self.clean, pace=QUICK)
         self.told = 0
         self.account.follow(self.count)
 
     def count(self) -> None:
         self.told += 1
 
-    def run_pod(self, uid: str) -> None:
-        self.ledger.pod_changed(pod(uid, 3, "c0"))
-        self.ledger.allocate(ids("c0", 0, 1, 2), 0.0)
-        self.kubelet.entries["ns", f"pod-{uid}", "main"] = {GIB: tuple(ids("c0", 0, 1, 2))}
+    async def clean(self) -> None:
+        self.log.append("clean")
+        self.cleaned()
+
+    def list_pods(self, *pods) -> None:
+        self.ledger.pods_synced(pods, self.ledger.mark(self.now_s))
+
+    async def once(self) -> list[str]:
+        """One turn; returns what was done in it."""
+        self.log.clear()
+        await self.reconciler._once()
+        return list(self.log)
+
+    async def run_pod(self) -> None:
+        """Pod `a` holds 3 units of c0, runs, and everything was seen."""
+        self.list_pods(pod("a", 3, "c0"))
+        self.book.write("a", ids("c0", 0, 1, 2))
+        self.cgroups.running = {"a"}
+        await self.reconciler._once()
+
+    @property
+    def promised(self) -> int:
+        return self.ledger.promised()["c0"]
 
 
-async def test_a_list_reaches_the_ledger_and_is_told_once():
+async def running(bench: Bench) -> asyncio.Task[None]:
+    task = asyncio.create_task(bench.reconciler.run())
+    await until(bench.reconciler.read.is_set)
+    return task
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_book_reaches_the_ledger_and_is_told_once():
     bench = Bench()
-    bench.run_pod("a")
+    bench.book.write("a", ids("c0", 0, 1, 2))
     await bench.reconciler._once()
-    assert bench.ledger.explain()["holdings"][0]["listed"]
-    assert bench.reconciler.listed.is_set()
+    assert (bench.promised, bench.told) == (3, 1)
+    assert bench.reconciler.read.is_set()
+    await bench.reconciler._once()
     assert bench.told == 1
-    await bench.reconciler._once()
-    assert bench.told == 1
 
 
-async def test_a_kubelet_that_does_not_answer_proves_nothing():
+async def test_nothing_counts_as_read_before_the_book_could_be():
     bench = Bench()
-    bench.run_pod("a")
+    bench.book.problem = "torn"
     await bench.reconciler._once()
-    bench.kubelet.away = True
+    assert not bench.reconciler.read.is_set()
+    bench.book.problem = None
     await bench.reconciler._once()
-    await bench.reconciler._once()
-    assert bench.reconciler.errors == 2
-    assert bench.ledger.explain()["holdings"][0]["listed"]
-    bench.kubelet.away = False
-    await bench.reconciler._once()
-    assert bench.reconciler.errors == 2
+    assert bench.reconciler.read.is_set()
 
 
-async def test_another_kubelet_is_noticed_by_its_socket():
+async def test_a_book_that_cannot_be_read_any_more_releases_nothing():
     bench = Bench()
-    bench.run_pod("a")
-    await bench.reconciler._once()
-    bench.kubelet.socket = 2
-    bench.kubelet.entries.clear()
-    await bench.reconciler._once()
-    assert bench.ledger.explain()["holdings"][0]["listed"]
-    await bench.reconciler._once()
-    assert not bench.ledger.explain()["holdings"][0]["listed"]
-    assert bench.ledger.promised() == {"c0": 3, "c1": 0}
-
-
-async def test_a_pods_charge_ends_with_its_last_process():
-    bench = Bench()
-    bench.run_pod("a")
-    bench.ledger.pods_synced([pod("a", 3, "c0")], bench.ledger.mark(0.0))
-    await bench.reconciler._once()
-    bench.cgroups.running = {"a"}
-    bench.kubelet.entries.clear()
-    bench.ledger.pod_gone("a")
-    await bench.reconciler._once()
-    assert bench.ledger.doubtful() == {"a"}
+    await bench.run_pod()
+    bench.list_pods()
     bench.cgroups.running = set()
-    bench.ledger.pods_synced([], bench.ledger.mark(0.0))
-    await bench.reconciler._once()
-    assert bench.ledger.promised() == {"c0": 0, "c1": 0}
+    bench.book.problem = "torn"
+    bench.now_s += A_WHILE_S
+    for _ in range(3):
+        await bench.once()
+    assert bench.promised == 3
+    bench.book.problem = None
+    bench.cleaned = lambda: bench.book.drop("a")
+    await bench.once()
+    await bench.once()
+    assert bench.promised == 0
 
 
-async def test_other_resources_are_not_looked_at():
+async def test_an_ended_pods_book_is_cleaned_once_its_cgroups_are_gone_and_then_it_is_looked_for_again():
+    """Until the second look, after the kubelet's book lacks it, the charge stays."""
     bench = Bench()
-    bench.kubelet.entries["ns", "x", "main"] = {"nvidia.com/gpu": ("GPU-1",), "gpupack.io/else": ("1",)}
-    await bench.reconciler._once()
-    assert bench.ledger.promised() == {"c0": 0, "c1": 0}
+    await bench.run_pod()
+    bench.list_pods()
+    assert await bench.once() == ["read", "cgroups", "read"]
+    assert bench.promised == 3
+    bench.cgroups.running = set()
+    bench.cleaned = lambda: bench.book.drop("a")
+    assert await bench.once() == ["read", "cgroups", "read", "clean", "read"]
+    assert (bench.promised, bench.ledger.facts.book) == (3, {})
+    assert await bench.once() == ["read", "cgroups", "read"]
+    assert bench.promised == 0
+    assert await bench.once() == ["read"]
+
+
+async def test_a_kubelet_that_does_not_clean_its_book_is_asked_again_and_keeps_the_charge():
+    bench = Bench()
+    await bench.run_pod()
+    bench.list_pods()
+    bench.cgroups.running = set()
+    for _ in range(3):
+        assert "clean" in await bench.once()
+        bench.book.write()
+    assert bench.promised == 3
+    bench.book.drop("a")
+    assert "clean" not in await bench.once()
+    assert bench.promised == 0
+
+
+async def test_what_was_written_during_the_look_is_known_before_its_result():
+    """The pod is not said to run before the units of its last container are counted."""
+    bench = Bench()
+    bench.list_pods(pod("a", [("one", 2, "main"), ("two", 3, "main")], "c0", "c1"))
+    bench.book.write("a", ids("c0", 0, 1), container="one")
+    bench.cgroups.running = {"a"}
+    bench.cgroups.during = lambda: bench.book.write("a", ids("c1", 0, 1, 2), container="two")
+    await bench.once()
+    assert bench.ledger.holds() == {"a": {"c0": 2, "c1": 3}}
+
+
+async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_are_over():
+    bench = Bench()
+    await bench.run_pod()
+    assert bench.cgroups.asked == [{"a"}]
+    assert await bench.once() == ["read"]
+    bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
+    await bench.once()
+    assert bench.cgroups.asked[-1] == {"b"}
+    bench.ledger.pod_gone("a", bench.now_s)
+    await bench.once()
+    assert bench.cgroups.asked[-1] == {"a", "b"}
+
+
+async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
+    bench = Bench()
+    bench.list_pods(pod("mirror", 3, "c0", runtime_uid="hash"))
+    bench.book.write("hash", ids("c0", 0, 1, 2))
+    await bench.once()
+    assert bench.cgroups.asked == [{"hash"}]
+    assert bench.ledger.holds() == {"mirror": {"c0": 3}}
+
+
+async def test_a_pod_of_the_book_that_nobody_knows_makes_a_list_of_pods():
+    bench = Bench()
+    bench.list_pods()
+    assert await bench.once() == ["read"]
+    assert bench.lists == []
+    bench.book.write("a", ids("c0", 0))
+    await bench.once()
+    assert bench.lists == ["list"]
 
 
 async def test_another_unit_in_use_is_an_error():
     bench = Bench()
-    bench.kubelet.entries["ns", "x", "main"] = {"gpupack.io/gpu-memory-512mib": ("c0::0",)}
-    with pytest.raises(UnitInUseError, match=r"ns/x holds gpupack.io/gpu-memory-512mib"):
+    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    with pytest.raises(UnitInUseError, match=r"pod x holds gpupack.io/gpu-memory-512mib"):
         await bench.reconciler.run()
 
 
-async def until(condition) -> None:
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("never")
-
-
-async def test_an_allocate_is_followed_by_a_question_soon():
+async def test_a_written_book_is_read_at_once():
     bench = Bench()
-    task = asyncio.create_task(bench.reconciler.run())
-    await until(bench.reconciler.listed.is_set)
-    asked = bench.kubelet.asked
-    bench.run_pod("a")
+    following = asyncio.create_task(bench.reconciler.follow_book())
+    bench.book.write("a", ids("c0", 0))
+    bench.book.news.set()
+    await until(lambda: bench.promised == 1)
+    assert bench.told == 1
+    await end(following)
+
+
+async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
+    bench = Bench()
+    await bench.run_pod()
+    task = await running(bench)
+    bench.cgroups.running = set()
+    bench.cleaned = lambda: bench.book.drop("a")
+    bench.list_pods()
     bench.account.changed()
-    await until(lambda: bench.kubelet.asked > asked)
-    await until(lambda: bench.ledger.explain()["holdings"][0]["listed"])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: bench.promised == 0)
+    reads = bench.book.reads
+    await asyncio.sleep(0.05)
+    assert bench.book.reads <= reads + 1
+    await end(task)
+
+
+async def test_an_allocate_that_the_book_does_not_show_is_looked_after():
+    """A container that another plugin refused: the kubelet is made to write what it knows, twice."""
+    bench = Bench()
+    task = await running(bench)
+    await bench.account.allocate(("c0::0", "c0::1"))
+    assert bench.promised == 2
+    await asyncio.sleep(0.02)
+    assert "clean" not in bench.log
+    bench.cleaned = bench.book.write
+    bench.now_s += 2.0
+    await until(lambda: bench.promised == 0)
+    assert bench.log.count("clean") == 2
+    await end(task)
 
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     bench = Bench()
-    task = asyncio.create_task(bench.reconciler.run())
-    await until(bench.reconciler.listed.is_set)
+    task = await running(bench)
     await asyncio.sleep(0.05)
     bench.reconciler._wake.set()
     for _ in range(turns):
@@ -163,17 +277,3 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=5)
     assert done == {task}
-
-
-async def test_a_list_of_pods_is_asked_for_where_only_that_helps():
-    bench = Bench()
-    asked: list[str] = []
-    bench.view.on_relist(lambda: asked.append("list"))
-    bench.view.replace([], "1")
-    task = asyncio.create_task(bench.reconciler.run())
-    await until(bench.reconciler.listed.is_set)
-    assert asked == []
-    bench.reconciler.kubelet_restarted()
-    await until(lambda: "list" in asked)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -51,7 +51,7 @@ class Ledger:
         changed, self.pressure = units != self.pressure, units
         return changed
 
-    def set_healthy(self, uuid: str, healthy: bool, now_s: float) -> None:
+    def set_healthy(self, uuid: str, healthy: bool) -> None:
         self.health[uuid] = healthy
 
 
@@ -72,7 +72,6 @@ class World:
             SimpleNamespace(owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids}),
             HealthTracker(quiet_s=60),
             unit_mib=1024,
-            cgroup_uid=lambda uid: uid,
             on_health=lambda: None,
         )
 

@@ -1,0 +1,46 @@
+"""A kubelet's book for unit tests: says what it is told to."""
+
+from allocator.ledger import BookEntry
+from deviceplugin.errors import BookError
+from tests.ledger_world import RESOURCE
+
+
+class Contents:
+    """One version of the book."""
+
+    def __init__(self, entries: list[BookEntry]) -> None:
+        self.entries = tuple(entries)
+
+
+class FakeBook:
+    """What the kubelet wrote last; a new object at each write, like the reader's."""
+
+    def __init__(self) -> None:
+        self.written: dict[tuple[str, str, str], frozenset[str]] = {}
+        self.contents: Contents | None = None
+        self.problem: str | None = None
+        self.reads = 0
+
+    def read(self) -> Contents | None:
+        self.reads += 1
+        if self.problem is not None:
+            raise BookError(self.problem)
+        return self.contents
+
+    def write(
+        self,
+        uid: str | None = None,
+        ids: frozenset[str] = frozenset(),
+        *,
+        container: str = "main",
+        resource: str = RESOURCE,
+    ) -> None:
+        """Write the book, first putting what one container got into it."""
+        if uid is not None:
+            self.written[uid, container, resource] = ids
+        self.contents = Contents([BookEntry(*key, ids) for key, ids in self.written.items()])
+
+    def drop(self, uid: str) -> None:
+        """Write the book without a pod."""
+        self.written = {key: ids for key, ids in self.written.items() if key[0] != uid}
+        self.write()

@@ -1,0 +1,85 @@
+"""A node's daemon and the kubelet's book: cleaned before a release, read before anything is offered."""
+
+from pathlib import Path
+
+import aiohttp
+
+from deviceplugin.kubelet.book import BOOK_NAME
+from tests.integration.node_world import NodeWorld, node_world, until
+
+
+def book_path(world: NodeWorld) -> Path:
+    return world.kubelet.device_plugin_dir / BOOK_NAME
+
+
+async def not_ready(world: NodeWorld, session: aiohttp.ClientSession) -> str:
+    """What /readyz complains of, empty where it does not."""
+    async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
+        text = await answer.text()
+        return "" if answer.status == 200 else text
+
+
+async def test_a_pod_bound_while_the_kubelet_is_away_finds_the_room_that_was_released():
+    """A kubelet that starts admits its first pods against its book as it lies there."""
+    async with node_world(8) as world:
+        uid = await world.run("a", 8, on=0)
+        await world.settled([8], {uid})
+        world.api.delete_pod("default", "a")
+        await world.settled([0], set())
+        await world.kubelet.kill()
+        other = world.bind("b", 8, on=0)
+        await world.kubelet.start()
+        await until(lambda: world.phase("b") in {"Running", "Failed"})
+        assert world.phase("b") == "Running"
+        await world.settled([8], {other})
+
+
+async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_book():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        await world.kubelet.kill()
+        world.api.delete_pod("default", "a", 0)
+        await until(lambda: not world.api.has_pod("default", "a"))
+        world.kubelet._runtime.stop_pod(uid)
+        await until(lambda: world.daemon._cleaner.problem)
+        async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
+            assert answer.status == 503
+            assert "PodResources" in await answer.text()
+        assert (world.used, world.holds) == ([3], {uid})
+        await world.kubelet.start()
+        await world.settled([0], set())
+        assert world.daemon._cleaner.problem is None
+
+
+async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        whole = book_path(world).read_bytes()
+        book_path(world).write_bytes(whole[:40])
+        await until(lambda: world.daemon.account.book_problem)
+        assert f"{book_path(world)}: unknown layout" in await not_ready(world, session)
+        assert world.daemon.account.ledger.used() == (3,)
+        book_path(world).write_bytes(whole)
+        await until(lambda: world.daemon.account.book_problem is None)
+        assert await not_ready(world, session) == ""
+        assert (world.used, world.holds) == ([3], {uid})
+
+
+async def test_before_the_first_readable_book_nothing_is_offered_nor_published():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        await world.settled([0], set())
+        await world.stop_daemon()
+        words, registrations = world.words(), world.kubelet.registrations
+        whole = book_path(world).read_bytes()
+        book_path(world).write_text('{"Data": {"PodDeviceEntries": 7}}')
+        running = world.spawn_daemon()
+        await until(lambda: running.done() or (world.daemon.account and world.daemon._pods.connected))
+        assert "unknown layout" in await not_ready(world, session)
+        assert "not registered" in await not_ready(world, session)
+        assert (world.words(), world.kubelet.registrations) == (words, registrations)
+        book_path(world).write_bytes(whole)
+        await until(world.daemon.ready.is_set)
+        await world.settled([0], set())
+        assert await not_ready(world, session) == ""
