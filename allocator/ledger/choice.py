@@ -70,7 +70,7 @@ def prefer(
         LedgerError: no card (or not enough cards) can take the container.
     """
     if fixed:
-        cards = tuple(facts.by_card(fixed))
+        cards = tuple(sorted(facts.by_card(fixed)))
         if len(cards) > 1 or facts.by_card(offered)[cards[0]] < size:
             raise LedgerError(
                 f"container of {size} units that must stay on {shown(list(cards))}: "

@@ -65,13 +65,13 @@ async def test_words_are_not_restored_before_the_kubelet_has_the_devices():
     async with node_world(8) as world:
         await world.settled([0], set())
         await world.stop_daemon()
-        in_the_way = world.kubelet.device_plugin_dir / world.settings().endpoint
-        in_the_way.write_text("no socket can be made here")
+        listens = world.kubelet.device_plugin_dir / "kubelet.sock"
+        away = listens.rename(listens.with_name("away"))
         world.spawn_daemon()
         await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.complete)
         await asyncio.sleep(0.3)  # several steps of the publisher
         assert not world.daemon._registrar.registered
         assert world.used == [8]
-        in_the_way.unlink()
+        away.rename(listens)
         await world.settled([0], set())
         assert world.daemon._registrar.registered

@@ -70,9 +70,10 @@ def test_a_node_policy_that_does_not_exist_is_refused_in_the_words_of_filter(wor
     with pytest.raises(CommitError, match=f"pod default/q: {why}least-requested, weighted-balance$"):
         world.begin("q")
     assert world.assumed() == [0, 0]
-    extender = Extender(world.state, world.policies, world.offers, 16)
+    extender = Extender(world.state, world.policies, 16)
     body = {"Pod": pod_object("q", 4, annotations=annotations), "NodeNames": ["n"]}
-    (said,) = json.loads(extender.filter(json.dumps(body).encode(), 0))["FailedAndUnresolvableNodes"].values()
+    answer = json.loads(extender.filter(json.dumps(body).encode(), 0).answer)
+    (said,) = answer["FailedAndUnresolvableNodes"].values()
     assert said == f"{why}least-requested, weighted-balance"
 
 
