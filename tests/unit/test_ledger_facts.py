@@ -119,6 +119,20 @@ def test_h4_a_kubelet_that_starts_takes_all_that_it_finds_by_age():
     assert queue(world) == ["a", "b"]
 
 
+def test_a_complete_list_is_believed_also_with_lower_versions():
+    """etcd was restored from an older copy: what happens next has lower versions than what was seen."""
+    world = World.of(8)
+    world.version = 900
+    world.run(pod("a", 3, "c0"))
+    world.version = 500
+    world.pods["a"] = pod("a", 3, "c0", version=500)
+    world.sync()
+    world.change("a", terminal=True)
+    world.drop("a")
+    world.look()
+    assert world.promised == [0]
+
+
 # H3: an Allocate that no write shows.
 
 
