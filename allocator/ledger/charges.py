@@ -109,8 +109,9 @@ def assumed(facts: Facts) -> Units:
     for bound in facts.pods.values():
         if bound.live and not complete(facts, bound):
             costs = bound.pod.assigned_costs
-            here = costs is not None and costs.keys() <= facts.cards.keys()
-            add(total, costs if costs is not None and here else _anywhere(facts, bound.pod.request))
+            if costs is None or not costs.keys() <= facts.cards.keys():
+                costs = _anywhere(facts, bound.pod.request)
+            add(total, costs)
     return total
 
 

@@ -208,8 +208,9 @@ class Facts:
         return cls(by_uuid, policy, card_of)
 
     def by_card(self, ids: Iterable[str]) -> Units:
-        """Count IDs per card."""
-        return dict(Counter(map(self.card_of.__getitem__, ids)))
+        """Count IDs per card, in word order."""
+        counts = Counter(map(self.card_of.__getitem__, ids))
+        return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
     def queue(self) -> list[BoundPod]:
         """All bound pods in the order in which the kubelet hears of them."""

@@ -194,14 +194,15 @@ class Ledger:
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
         """Take all pods with our resource bound to this node, as of a list that began at `mark`.
 
-        Known pods that it lacks are gone, except those first seen after the mark.
+        Known pods that it lacks are gone, except those first seen after the mark. It is believed also with
+        lower versions than those known: then etcd was restored from an older copy.
         """
         facts, at = self._facts, self.mark(mark.at_s)
         first = facts.view is None
         present = set()
         for pod in pods:
             present.add(pod.uid)
-            self._update(pod, at, first=first)
+            self._update(pod, at, first=first, listed=True)
         for bound in facts.pods.values():
             if bound.pod.uid not in present and bound.seen.order <= mark.order:
                 bound.gone = bound.gone or at
@@ -215,7 +216,7 @@ class Ledger:
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed; states older than the known one are ignored."""
-        self._update(pod, self.mark(now_s), first=False)
+        self._update(pod, self.mark(now_s), first=False, listed=False)
         self.settle(now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
@@ -225,10 +226,11 @@ class Ledger:
             bound.gone = self.mark(now_s)
         self.settle(now_s)
 
-    def _update(self, pod: Pod, at: Mark, *, first: bool) -> None:
+    def _update(self, pod: Pod, at: Mark, *, first: bool, listed: bool) -> None:
         facts, key = self._facts, pod.key
         bound = facts.pods.get(key)
-        if pod.uid in self._expired or (bound is not None and pod.version < bound.pod.version):
+        late = bound is not None and pod.version < bound.pod.version and not listed
+        if late or pod.uid in self._expired:
             return
         facts.gone.pop(key, None)
         if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:

@@ -69,7 +69,5 @@ def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
     bound = facts.pods[uid]
     if bound.gone is None or bound.pod.terminal or uid in facts.held:
         return False
-    later = any(
-        other in facts.held and facts.pods[other].turn > bound.turn for other in facts.pods if other != uid
-    )
+    later = any(key in facts.held and other.turn > bound.turn for key, other in facts.pods.items())
     return not later and now_s < bound.gone.at_s + SETTLE_S

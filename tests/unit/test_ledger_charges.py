@@ -122,6 +122,14 @@ def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised)
     assert world.ledger.reserved() == {}
 
 
+def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
+    world = World.of(8, 8)
+    world.bind(pod("a", 6, "c0", "c1", count=2))
+    world.look("a")
+    assert world.promised == [3, 3]
+    assert world.ledger.holds() == {"a": {"c0": 3, "c1": 3}}
+
+
 def test_h1_what_the_words_had_goes_before_the_annotations():
     world = World.of(8, 8)
     world.run(pod("a", 5, "c0", allocation={"main": (("c0", 5),)}))
@@ -207,6 +215,10 @@ def test_h1_a_lost_init_container_is_on_the_card_of_the_rest():
     assert world.promised == [6, 6, 0]
     world.allocate(ids("c1", 0, 1), ("a", "main"))
     assert world.promised == [0, 6, 0]
+    # The kubelet decides; more than what was asked for is not counted twice.
+    world.book["a", "main"] = ids("c1", 0, 1, 2, 3, 4, 5, 6)
+    world.write()
+    assert world.promised == [0, 7, 0]
 
 
 def test_h1_only_the_missing_containers_of_an_unknown_card_count_everywhere():
@@ -268,6 +280,15 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     assert world.ledger.holds() == {"a": {"c0": 3}}
     world.look()
     assert world.ledger.holds() == {}
+
+
+def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
+    """It was never seen: the API server had let go of it before this daemon started."""
+    world = World.of(8)
+    world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
+    assert world.ledger.holds() == {}
+    world.sync()
+    assert world.ledger.holds() == {"a": {"c0": 3}}
 
 
 def test_holds_names_a_static_pod_by_the_uid_of_the_api():

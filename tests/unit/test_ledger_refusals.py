@@ -1,4 +1,4 @@
-"""Questions of the kubelet that are completed from init containers' IDs, and those that are refused."""
+"""Questions of the kubelet that are asked again, completed from init containers' IDs, or refused."""
 
 import pytest
 
@@ -6,6 +6,35 @@ from allocator.errors import LedgerError
 from tests.ledger_world import World, by_card, ids, pod
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
+
+
+def test_h1_a_lost_pod_that_asks_again_stays_where_it_was():
+    world = World.of(8, 8)
+    world.run(pod("a", 3, "c0", allocation={"main": (("c1", 3),)}))
+    world.restart_daemon()
+    world.ledger.remember({"a": {"c1": 3}})
+    world.book.clear()
+    world.write()
+    world.sync()
+    assert world.hand(3, "a") == {"c1": 3}
+    assert world.promised == [0, 3]
+
+
+def test_a_pod_whose_entry_was_lost_asks_again_and_stays_where_it_was():
+    world = World.of(8, 8)
+    world.run(pod("a", 3, "c1"))
+    world.drop("a")
+    assert world.hand(3, "a") == {"c1": 3}
+    assert world.promised == [0, 3]
+
+
+def test_a_lost_pod_of_which_no_card_is_known_goes_to_its_target():
+    world = World.of(8, 8)
+    world.bind(pod("a", 3))
+    world.look("a")
+    assert world.promised == [3, 3]
+    assert world.hand(3, "a") == {"c0": 3}
+    assert world.promised == [3, 0]
 
 
 def test_init_ids_stay_on_their_card_and_are_completed_there():

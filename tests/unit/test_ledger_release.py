@@ -109,6 +109,18 @@ def test_a_finished_pod_that_the_words_had_is_charged_until_the_end():
     assert world.promised == [0]
 
 
+def test_a_look_before_the_end_was_seen_does_not_end_a_lost_pod():
+    """It found nothing because the containers were only about to start."""
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0", admitted=True))
+    world.look()
+    world.change("a", ran=True)
+    world.delete("a")
+    assert world.promised == [3]
+    world.look()
+    assert world.promised == [0]
+
+
 # H2: "gone and no cgroup" before the cgroup exists.
 
 
@@ -119,6 +131,17 @@ def test_h2_a_pod_of_which_no_container_was_seen_gets_time_to_start_them(admitte
     assert admitted.promised == [3]
     admitted.look(later=1)
     assert admitted.promised == [0]
+
+
+def test_h2_a_pod_that_only_the_words_had_gets_the_same_time():
+    world = World(Ledger(cards(8)))
+    world.ledger.remember({"a": {"c0": 3}})
+    world.write()
+    world.sync()
+    world.look(later=9)
+    assert world.promised == [3]
+    world.look(later=1)
+    assert world.promised == [0]
 
 
 def test_h2_the_time_begins_when_the_book_was_first_read_with_it():
@@ -344,9 +367,6 @@ def test_nothing_is_complete_before_the_book_and_a_list_of_pods():
     assert not world.ledger.complete
     world.write()
     assert world.ledger.complete
-
-
-def test_the_book_alone_is_not_complete_either():
     world = World(Ledger(cards(8)))
     world.write()
     assert not world.ledger.complete
