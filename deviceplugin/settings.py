@@ -27,8 +27,8 @@ class Settings:
         profile: name of a shipped profile, or a YAML file; only with simulated cards.
         unit_mib: MiB a unit; names the resource.
         kubeconfig: path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
-        device_plugin_dir: folder of the kubelet's device plugin sockets.
-        pod_resources_socket: the kubelet's PodResources socket.
+        device_plugin_dir: folder of the kubelet's device plugin sockets and of its book.
+        pod_resources_socket: the kubelet's PodResources socket; asked so that it cleans its book.
         http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.
         card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
         cdi: answer Allocate with CDI device names besides the environment.

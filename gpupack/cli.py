@@ -144,14 +144,14 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     type=click.Path(path_type=Path),
     default=Path("/var/lib/kubelet/device-plugins"),
     show_default=True,
-    help="Folder of the kubelet's device plugin sockets.",
+    help="Folder of the kubelet's device plugin sockets and of its book of devices.",
 )
 @click.option(
     "--pod-resources-socket",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     show_default=True,
-    help="The kubelet's PodResources socket.",
+    help="The kubelet's PodResources socket; asked only so that it cleans its book.",
 )
 @click.option(
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."

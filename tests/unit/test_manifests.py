@@ -175,7 +175,10 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
         for path in ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/sys/fs/cgroup")
     }
     assert mounts["/sys/fs/cgroup"]["readOnly"] is True
-    assert gpupack["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # The kubelet's book is root's, with mode 0600: without capabilities only its owner can read it.
+    rights = gpupack["securityContext"]
+    assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
+    assert mounts["/var/lib/kubelet/device-plugins"].get("readOnly", False) is False
 
 
 @pytest.mark.parametrize("name", BUILDS)
