@@ -98,14 +98,7 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     number, demand = demand_of(request, slot.container)
     each = size // demand.cards
     place = found.get((slot.uid, number))
-    # What was served before, and is asked for again since the kubelet lost its book, stays where it was.
-    got = tuple(facts.by_card(facts.ids_of(slot.uid, demand.containers)))
-    if not got and request.shared and facts.grants and facts.missing(bound)[0].name != slot.container:
-        # The book is behind: what was granted last was this pod's, for the kubelet admits one at a time.
-        got = tuple(uuid for uuid, _ in facts.grants[-1].shares)
-    if not got and bound.admitted:
-        charged_on = tuple(charges.of_pod(facts, slot.uid))
-        got = charged_on if len(charged_on) == demand.cards else ()
+    got = _served_on(facts, bound, slot, demand)
     # Also where the policy sends it: the words have reserved that place and no other.
     own = got or facts.target(bound.pod, demand)
     planned = place.cards if place is not None and len(place.cards) == demand.cards else None
@@ -114,6 +107,26 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
         return target
     others = places.expected(found, (slot.uid, number))
     return _fallback(facts, request, demand, offered, each, others, own)
+
+
+def _served_on(facts: Facts, bound: BoundPod, slot: Slot, demand: Demand) -> tuple[str, ...]:
+    """Tell on which cards a demand has been served in part, or was before the kubelet lost its book.
+
+    Newest knowledge first: the book; what it showed once; where the book is behind, what was granted last,
+    for the kubelet admits one pod at a time; what an admitted pod is charged with.
+    """
+    in_book = [facts.book.get(Slot(slot.uid, name), frozenset()) for name in demand.containers]
+    behind = bound.pod.request.shared and _unserved(facts, bound)[0].name != slot.container
+    granted = facts.grants[-1].shares if facts.grants and behind else ()
+    for cards in (
+        facts.by_card(frozenset().union(*in_book)),
+        facts.by_card(facts.ids_of(slot.uid, demand.containers)),
+        dict(granted),
+        charges.of_pod(facts, slot.uid) if bound.admitted else {},
+    ):
+        if len(cards) == demand.cards:
+            return tuple(cards)
+    return ()
 
 
 def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:

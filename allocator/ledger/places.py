@@ -129,6 +129,13 @@ def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
         draft.settle(one, cards, one.demand.units_per_card, on_target=False)
 
 
+def _on_a_cordoned_card(draft: Draft, one: Waiting) -> None:
+    """A cordon keeps new pods away; who was bound before it must go somewhere."""
+    cards = by_policy(draft.facts, draft.room, one.request, one.demand, cordoned=True)
+    if cards is not None:
+        draft.settle(one, cards, one.demand.units_per_card, on_target=False)
+
+
 def _on_every_card(draft: Draft, one: Waiting) -> None:
     everywhere = draft.facts.eligible(one.request, one.demand.units_per_card)
     draft.settle(one, everywhere, one.demand.units_per_card, on_target=False)
@@ -140,6 +147,7 @@ STEPS = (
     _a_target_of_its_pool,
     _its_own_if_there_is_room,
     _by_the_card_policy,
+    _on_a_cordoned_card,
     _on_every_card,
 )
 
@@ -174,11 +182,23 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
 
 
 def by_policy(
-    facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand
+    facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand, *, cordoned: bool = False
 ) -> tuple[str, ...] | None:
-    """Choose cards by the policy that the scheduler uses, given the room on each; None if it does not fit."""
+    """Choose cards by the policy that the scheduler uses; None if it does not fit.
+
+    Args:
+        facts: the cards.
+        room: free units by card.
+        request: the pod's.
+        demand: one of its demands.
+        cordoned: take cordoned cards too.
+    """
     cards = [
-        replace(card, used_units=card.size_units - max(0, room.get(uuid, 0)))
+        replace(
+            card,
+            used_units=card.size_units - max(0, room.get(uuid, 0)),
+            cordoned=card.cordoned and not cordoned,
+        )
         for uuid, card in facts.cards.items()
     ]
     chosen = choose(

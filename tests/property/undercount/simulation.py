@@ -40,6 +40,8 @@ class Simulation(Scene):
     def __init__(self, seed: int, rules: type[Rules] = Rules, density: float = 1.0) -> None:
         super().__init__(seed, rules)
         self.names = itertools.count()
+        self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
+        self.picky = self.random.choice((0.0, 0.15))
         work = (
             (24, self._create),
             (24, self._schedule),
@@ -107,11 +109,11 @@ class Simulation(Scene):
         name = f"p{self.random.randrange(MAX_PODS)}"
         if name in self.world.pods:
             return
-        shape = self.random.choice(SHAPES)
+        shape = self.random.choice(self.shapes)
         notes: dict[str, str] = {}
         if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
             notes[POD_CARDS] = "2"
-        if self.random.random() < 0.15:
+        if self.random.random() < self.picky:
             notes[POD_GPU_MODEL] = self.random.choice(MODELS)
         if self.random.random() < 0.2 and self.world.pods:
             other = dict(self.random.choice(list(self.world.pods.values())).annotations)
@@ -169,7 +171,7 @@ class Simulation(Scene):
         node = self._any()
         if node.daemon.away:
             return
-        if self.random.random() < 0.1:
+        if self.random.random() < 0.3:
             node.kubelet.relist()
         else:
             node.kubelet.deliver()
@@ -304,6 +306,9 @@ class Simulation(Scene):
         written = {(line.uid, line.container) for line in file}
         held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
         node.amnesia |= {uid for uid, _ in held - written if uid in node.kubelet.admitted}
+        if lost or node.kubelet.torn:
+            # What does not run yet is admitted anew, maybe elsewhere: the words have it where it was.
+            node.ever_held &= node.kubelet.running
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
 
