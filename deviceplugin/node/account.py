@@ -110,8 +110,12 @@ class Account:
         """Seconds by the ledger's clock."""
         return self._clock()
 
+    def state(self) -> tuple[object, ...]:
+        """What followers look at; compare two to see whether they must be told."""
+        return self.ledger.used(), self.ledger.holds(), self.ledger.complete
+
     def refresh(self) -> None:
-        """Take the kubelet's book as it is now, and what time has ended.
+        """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
 
         A book that cannot be read is not an empty one: what it said before stays.
 
@@ -124,11 +128,11 @@ class Account:
             if self.book_problem != str(error):
                 log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
             self.book_problem = str(error)
-            self.ledger.settle(self.now_s())
+            self._settle()
             return
         self.book_problem = None
         if contents is self._last:
-            self.ledger.settle(self.now_s())
+            self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
         for entry in entries:
@@ -138,7 +142,16 @@ class Account:
                     "a unit is changed on a drained node only, drain this one first"
                 )
         self._last = contents
+        before = self.state()
         self.ledger.read_book([e for e in entries if e.resource == self._resource], self.now_s())
+        if self.state() != before:
+            self.changed()
+
+    def _settle(self) -> None:
+        granted = len(self.ledger.facts.grants)
+        self.ledger.settle(self.now_s())
+        if len(self.ledger.facts.grants) != granted:
+            self.changed()
 
     # What the kubelet asks.
 

@@ -116,27 +116,18 @@ class Reconciler:
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
-            before = self._fingerprint()
+            before = self._account.state()
             ledger.looked(uids, alive, mark)
-            self._tell(before)
+            if self._account.state() != before:
+                self._account.changed()
         if ledger.wants_write(self._account.now_s()):
             await self._clean()
             self._refresh()
 
     def _refresh(self) -> None:
-        before = self._fingerprint()
         self._account.refresh()
         if self._account.book_problem is None:
             self.read.set()
-        self._tell(before)
-
-    def _tell(self, before: object) -> None:
-        if self._fingerprint() != before:
-            self._account.changed()
-
-    def _fingerprint(self) -> tuple[object, ...]:
-        ledger = self._account.ledger
-        return (ledger.used(), ledger.holds(), ledger.complete)
 
     def _unsettled(self) -> bool:
         ledger = self._account.ledger

@@ -15,7 +15,7 @@ GAP_S: Final = 2.0
 """Least time between two patches that only bring gains."""
 
 SETTLE_S: Final = 1.0
-"""How long a gain waits for the list to show whose it is, so that words and holds change together."""
+"""How long a gain waits for the book to show whose it is, so that words and holds change together."""
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""
@@ -114,7 +114,7 @@ def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: f
         reason: from `urgency`.
         since_s: when the reason was first seen.
         last_s: the last patch.
-        settled: the kubelet's list has shown everything that was handed out.
+        settled: the kubelet's book shows everything that was handed out.
         gap_s: least time between two patches that only bring gains.
     """
     if reason != "gained":

@@ -28,9 +28,9 @@ class Node:
     """An account with its book; `bind` is a pod that comes into view."""
 
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
-        self.book = FakeBook()
+        self.book, self.clock = FakeBook(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
-        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=SteppingClock(step_s), **options)
+        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, **options)
         self.lists = 0
         self.account.want_list = self.count
 
@@ -181,6 +181,21 @@ async def test_the_book_is_read_before_an_allocate():
     assert node.granted == 0
 
 
+async def test_what_a_question_finds_in_the_book_is_told_once():
+    """Whoever reads the book first tells of it: the next reader sees nothing new."""
+    node = Node(8, view_wait_s=0.0)
+    node.account.refresh()
+    told = []
+    node.account.follow(lambda: told.append(node.ledger.promised()))
+    node.book.write("x", ids("c0", 0, 1))
+    await node.preferred(3)
+    assert told == [{"c0": 2}]
+    node.account.refresh()
+    node.book.write()
+    node.account.refresh()
+    assert told == [{"c0": 2}]
+
+
 async def test_a_book_that_was_not_written_again_proves_nothing_of_an_allocate():
     node = Node(8, step_s=10.0)
     node.book.write()
@@ -189,10 +204,26 @@ async def test_a_book_that_was_not_written_again_proves_nothing_of_an_allocate()
     for _ in range(5):
         node.account.refresh()
     assert node.granted == 1
+    node.book.write()
+    node.account.refresh()
+    assert node.granted == 1
+    node.book.write()
+    node.account.refresh()
+    assert node.granted == 0
+
+
+async def test_the_end_of_an_allocate_that_the_book_never_showed_is_told():
+    node = Node(8)
+    await node.account.allocate(("c0::0",))
     for _ in range(2):
         node.book.write()
         node.account.refresh()
-    assert node.granted == 0
+    assert node.granted == 1
+    told = []
+    node.account.follow(lambda: told.append(node.ledger.promised()))
+    node.clock.now_s += 2.0
+    node.account.refresh()
+    assert told == [{"c0": 0}]
 
 
 async def test_a_book_that_cannot_be_read_is_not_an_empty_one():

@@ -236,6 +236,16 @@ async def test_a_written_book_is_read_at_once():
     await end(following)
 
 
+async def test_a_book_that_becomes_readable_counts_as_read_at_once():
+    bench = Bench()
+    bench.book.problem = "torn"
+    following = asyncio.create_task(bench.reconciler.follow_book())
+    bench.book.problem = None
+    bench.book.news.set()
+    await until(bench.reconciler.read.is_set)
+    await end(following)
+
+
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
     bench = Bench()
     await bench.run_pod()
