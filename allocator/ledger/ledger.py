@@ -230,11 +230,11 @@ class Ledger:
         facts, key = self._facts, pod.key
         bound = facts.pods.get(key)
         late = bound is not None and pod.version < bound.pod.version and not listed
-        if late or pod.uid in self._expired:
+        if late or (pod.uid in self._expired and not listed):
             return
-        facts.gone.pop(key, None)
         if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
             return  # its charge has ended
+        facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
             # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
             turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
