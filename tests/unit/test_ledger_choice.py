@@ -106,6 +106,7 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
     world.bind(pod("b", shape, "c1"))
     world.allocate(ids("c0", 0, 1), ("a", "setup"))
     world.allocate(ids("c1", 0, 1), ("b", "setup"))
+    world.bind(pod("c", 4, "c1"))
     facts = world.ledger.facts
     assert asking(facts, 5, ids("c0", 0, 1), world.now) == ("a", "main")
     assert asking(facts, 5, ids("c1", 0, 1), world.now) == ("b", "main")
@@ -114,14 +115,14 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
 
 
 def test_h5_a_pod_that_is_gone_may_be_asking_before_those_bound_later():
-    """x was bound to c0 and deleted by force, then y was bound to c1: the kubelet admits x first."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
+    """x was bound to c2 and deleted by force, then y was bound to c1: the kubelet admits x first."""
+    world = World.of(4, 4, 4)
+    world.bind(pod("x", 4, "c2"))
     world.delete("x")
     world.bind(pod("y", 4, "c1"))
     assert asks(world, 4) == ("x", "main")
     assert not displaces(world, 4)
-    assert world.hand(4, "x") == {"c0": 4}
+    assert world.hand(4, "x") == {"c2": 4}
     world.drop("x")
     assert world.hand(4, "y") == {"c1": 4}
 
@@ -292,14 +293,24 @@ def test_a_free_card_goes_before_the_assigned_one_where_containers_linger():
     assert world.hand(5, "a") == {"c1": 5}
 
 
-def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
-    world = World.of(4, 8)
-    world.run(pod("z", 6, "c1"))
+def test_h5_a_pod_that_is_gone_does_not_go_where_another_ones_containers_linger():
+    world = World.of(8, 8)
+    world.run(pod("z", 5, "c0"))
     world.delete("z")
     world.drop("z")
-    world.bind(pod("a", 4, "c0"))
+    world.bind(pod("x", 5, "c0"))
+    world.delete("x")
+    assert world.hand(5, "x") == {"c1": 5}
+
+
+def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
+    world = World.of(4, 8)
+    world.run(pod("z", 8, "c1"))
+    world.delete("z")
+    world.drop("z")
+    world.bind(pod("a", 1, "c0"))
     world.sick.add("c0")
-    assert world.hand(4, "a") == {"c1": 4}
+    assert world.hand(1, "a") == {"c1": 1}
 
 
 def test_ids_that_linger_are_taken_last():
