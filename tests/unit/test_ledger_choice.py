@@ -171,6 +171,19 @@ def test_a_pod_that_was_served_before_asks_after_those_that_never_were():
     assert world.hand(4, "y") == {"c1": 4}
 
 
+def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn():
+    """It does not run yet; a pod bound later must not be given what the words show of it elsewhere."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.hand(4, "x")
+    world.drop("x")
+    world.ledger.kubelet_restarted()
+    world.bind(pod("y", 4, "c1"))
+    assert asks(world, 4) == ("x", "main")
+    assert expects(world, 4)
+    assert world.hand(4, "x") == {"c0": 4}
+
+
 def test_a_pod_that_is_gone_between_two_containers_may_still_ask():
     world = World.of(8, 8)
     world.bind(pod("x", TWO, "c0", "c1"))
