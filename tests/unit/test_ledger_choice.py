@@ -370,30 +370,6 @@ def test_a_pod_bound_before_the_cordon_still_gets_its_card():
     assert world.hand(3, "a") == {"c0": 3}
 
 
-def test_h8_a_pod_goes_to_its_own_card_when_the_pool_has_none_for_it():
-    world = World.of(8, 8, 8)
-    world.bind(pod("x", 4, "c0"))
-    world.ledger.set_healthy("c0", False)
-    world.sick.add("c0")
-    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
-    world.bind(pod("z", 4, "c1"))
-    assert world.hand(4, "z") == {"c1": 4}
-
-
-def test_a_pod_on_no_place_of_its_own_does_not_take_another_ones():
-    """z's card has room for v alone, whom no other card may have: z goes elsewhere, as the words say."""
-    world = World.of(8, 8, 8)
-    world.bind(pod("x", 4, "c0"))
-    world.ledger.set_healthy("c0", False)
-    world.sick.add("c0")
-    world.bind(pod("z", 4, "c1"))
-    world.bind(pod("v", 4, "c1", selector=Selector.parse(None, "c1")))
-    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
-    assert world.used == [8, 4, 4]
-    assert world.hand(4, "z") == {"c2": 4}
-    assert world.hand(4, "v") == {"c1": 4}
-
-
 def test_an_unknown_container_leaves_other_pods_their_cards():
     world = World.of(8, 8)
     world.bind(pod("w", 6, "c0"))
