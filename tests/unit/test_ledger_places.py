@@ -185,11 +185,11 @@ def test_h8_the_own_target_only_if_it_has_room():
 
 def test_a_target_on_an_unhealthy_card_moves_and_is_reserved():
     world = World.of(8, 8)
-    world.bind(pod("x", 4, "c0"))
+    world.bind(pod("x", 1, "c0"))
     world.ledger.set_healthy("c0", False)
     assert where(world) == {"x": ("c1",)}
     assert off_target(world) == {"x"}
-    assert world.used == [8, 4]
+    assert world.used == [8, 1]
 
 
 def test_a_pod_bound_before_the_cordon_still_goes_to_its_card():
@@ -328,3 +328,6 @@ def test_of_two_targets_that_are_left_a_pod_takes_one():
     assert world.used == [3, 0, 6]
     world.bind(pod("z", 8, "c1"))
     assert where(world) == {"w": ("c0",), "z": ("c1",)}
+    # What the scheduler counts on c0 itself, for v, is not reserved besides.
+    world.bind(pod("v", 2, "c0"))
+    assert world.ledger.reserved() == {"c0": 3}
