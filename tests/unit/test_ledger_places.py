@@ -331,3 +331,30 @@ def test_of_two_targets_that_are_left_a_pod_takes_one():
     # What the scheduler counts on c0 itself, for v, is not reserved besides.
     world.bind(pod("v", 2, "c0"))
     assert world.ledger.reserved() == {"c0": 3}
+
+
+@pytest.mark.xfail(strict=True, reason="places has living pods alone; ledger.md's queue has these too")
+def test_h5_a_pod_that_is_gone_keeps_its_place_as_long_as_its_turn():
+    """The kubelet may not have heard of it, and the scheduler counts it no more once the words saw its end."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.delete("x")
+    assert world.used == [4, 0]
+    world.ledger.settle(world.now + 10)
+    assert world.used == [0, 0]
+
+
+@pytest.mark.xfail(strict=True, reason="another target of the pool passes for the own one")
+def test_h6_who_gets_another_target_of_its_pool_waits_for_all_pods():
+    """u got c1 while c0 was unhealthy: the scheduler, which knows, has bound y to c1 and v to c0."""
+    world = World.of(8, 8)
+    world.bind(pod("u", 3, "c0"))
+    world.ledger.set_healthy("c0", False)
+    world.sick.add("c0")
+    assert world.hand(3, "u") == {"c1": 3}
+    world.sick.clear()
+    world.ledger.set_healthy("c0", True)
+    world.bind(pod("y", 3, "c1"))
+    assert world.ledger.displaces(3, (), world.now)  # v was not seen yet, and y would be served in its place
+    world.bind(pod("v", 8, "c0"))
+    assert world.hand(3, "y") == {"c1": 3}
