@@ -13,9 +13,9 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
     the first in the kubelet's order whose next container wants so much: pods that are gone included as long
-    as the kubelet may not have heard of it, which it has if it dropped or refused them. Then one whose turn
-    comes later, or that was served before the kubelet lost its book; at last a container that starts again in
-    a pod that runs.
+    as the kubelet may not have heard of it, which it has if it dropped or refused them, and pods that were
+    served before the kubelet restarted without its book. Then one whose turn comes later, or that was served
+    since; at last a container that starts again in a pod that runs.
     """
     in_book = {slot.uid for slot in facts.book}
     queue = [
@@ -31,7 +31,7 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
-    fresh = [bound for bound in waiting if bound.pod.key not in facts.held]
+    fresh = [b for b in waiting if b.pod.key not in in_book and not facts.was_served(b.pod.key)]
     for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):
         for bound in group:
             for container in _unserved(facts, bound)[:turns]:
@@ -53,7 +53,7 @@ def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) ->
     slot = asking(facts, size, fixed, now_s)
     if slot is None or slot.uid in facts.lived or not facts.pods[slot.uid].live:
         return False
-    return slot.uid not in facts.held or any(entry.uid == slot.uid for entry in facts.book)
+    return not facts.was_served(slot.uid) or any(entry.uid == slot.uid for entry in facts.book)
 
 
 def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:

@@ -177,6 +177,7 @@ class Facts:
         lived: UIDs of which a container was seen running.
         unlisted: when the book was first read without an entry of a UID that it had.
         deaths: when a look at the cgroups that found nothing of the pod began, by UID.
+        restarted: the number of events before the kubelet started last.
     """
 
     cards: dict[str, Card]
@@ -193,6 +194,7 @@ class Facts:
     unlisted: dict[str, Mark] = field(default_factory=dict)
     lived: set[str] = field(default_factory=set)
     deaths: dict[str, Mark] = field(default_factory=dict)
+    restarted: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -220,6 +222,11 @@ class Facts:
         """IDs that these containers of a pod have, each once."""
         held = self.held.get(uid)
         return frozenset().union(*(held.ids.get(name, ()) for name in containers)) if held else frozenset()
+
+    def was_served(self, uid: str) -> bool:
+        """Whether the book showed the pod since the kubelet started: it does not ask for it again."""
+        held = self.held.get(uid)
+        return held is not None and held.since.order > self.restarted
 
     def missing(self, bound: BoundPod) -> list[ContainerRequest]:
         """Containers of the pod that the book never showed, in the kubelet's order."""

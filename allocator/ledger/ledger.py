@@ -178,6 +178,8 @@ class Ledger:
 
     def kubelet_restarted(self) -> None:
         """The kubelet takes up all pods that it finds in one batch, the oldest first."""
+        self._order += 1
+        self._facts.restarted = self._order
         for bound in self._facts.pods.values():
             bound.turn = (0, 0, bound.pod.created, bound.pod.uid)
 

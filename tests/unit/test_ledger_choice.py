@@ -106,6 +106,7 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
     world.bind(pod("b", shape, "c1"))
     world.allocate(ids("c0", 0, 1), ("a", "setup"))
     world.allocate(ids("c1", 0, 1), ("b", "setup"))
+    world.bind(pod("c", 4, "c1"))
     facts = world.ledger.facts
     assert asking(facts, 5, ids("c0", 0, 1), world.now) == ("a", "main")
     assert asking(facts, 5, ids("c1", 0, 1), world.now) == ("b", "main")
@@ -114,14 +115,14 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
 
 
 def test_h5_a_pod_that_is_gone_may_be_asking_before_those_bound_later():
-    """x was bound to c0 and deleted by force, then y was bound to c1: the kubelet admits x first."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
+    """x was bound to c2 and deleted by force, then y was bound to c1: the kubelet admits x first."""
+    world = World.of(4, 4, 4)
+    world.bind(pod("x", 4, "c2"))
     world.delete("x")
     world.bind(pod("y", 4, "c1"))
     assert asks(world, 4) == ("x", "main")
     assert not displaces(world, 4)
-    assert world.hand(4, "x") == {"c0": 4}
+    assert world.hand(4, "x") == {"c2": 4}
     world.drop("x")
     assert world.hand(4, "y") == {"c1": 4}
 
@@ -168,6 +169,19 @@ def test_a_pod_that_was_served_before_asks_after_those_that_never_were():
     assert asks(world, 4) == ("y", "main")
     assert expects(world, 4)
     assert world.hand(4, "y") == {"c1": 4}
+
+
+def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn():
+    """It does not run yet; a pod bound later must not be given what the words show of it elsewhere."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.hand(4, "x")
+    world.drop("x")
+    world.ledger.kubelet_restarted()
+    world.bind(pod("y", 4, "c1"))
+    assert asks(world, 4) == ("x", "main")
+    assert expects(world, 4)
+    assert world.hand(4, "x") == {"c0": 4}
 
 
 def test_a_pod_that_is_gone_between_two_containers_may_still_ask():
@@ -292,14 +306,24 @@ def test_a_free_card_goes_before_the_assigned_one_where_containers_linger():
     assert world.hand(5, "a") == {"c1": 5}
 
 
-def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
-    world = World.of(4, 8)
-    world.run(pod("z", 6, "c1"))
+def test_h5_a_pod_that_is_gone_does_not_go_where_another_ones_containers_linger():
+    world = World.of(8, 8)
+    world.run(pod("z", 5, "c0"))
     world.delete("z")
     world.drop("z")
-    world.bind(pod("a", 4, "c0"))
+    world.bind(pod("x", 5, "c0"))
+    world.delete("x")
+    assert world.hand(5, "x") == {"c1": 5}
+
+
+def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
+    world = World.of(4, 8)
+    world.run(pod("z", 8, "c1"))
+    world.delete("z")
+    world.drop("z")
+    world.bind(pod("a", 1, "c0"))
     world.sick.add("c0")
-    assert world.hand(4, "a") == {"c1": 4}
+    assert world.hand(1, "a") == {"c1": 1}
 
 
 def test_ids_that_linger_are_taken_last():
@@ -344,30 +368,6 @@ def test_a_pod_bound_before_the_cordon_still_gets_its_card():
     world.bind(pod("a", 3, "c0"))
     world.ledger.set_cordoned({"c0"})
     assert world.hand(3, "a") == {"c0": 3}
-
-
-def test_h8_a_pod_goes_to_its_own_card_when_the_pool_has_none_for_it():
-    world = World.of(8, 8, 8)
-    world.bind(pod("x", 4, "c0"))
-    world.ledger.set_healthy("c0", False)
-    world.sick.add("c0")
-    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
-    world.bind(pod("z", 4, "c1"))
-    assert world.hand(4, "z") == {"c1": 4}
-
-
-def test_a_pod_on_no_place_of_its_own_does_not_take_another_ones():
-    """z's card has room for v alone, whom no other card may have: z goes elsewhere, as the words say."""
-    world = World.of(8, 8, 8)
-    world.bind(pod("x", 4, "c0"))
-    world.ledger.set_healthy("c0", False)
-    world.sick.add("c0")
-    world.bind(pod("z", 4, "c1"))
-    world.bind(pod("v", 4, "c1", selector=Selector.parse(None, "c1")))
-    world.allocate(ids("c1", 0, 1, 2, 3), ("x", "main"))
-    assert world.used == [8, 4, 4]
-    assert world.hand(4, "z") == {"c2": 4}
-    assert world.hand(4, "v") == {"c1": 4}
 
 
 def test_an_unknown_container_leaves_other_pods_their_cards():

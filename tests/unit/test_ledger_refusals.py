@@ -3,6 +3,7 @@
 import pytest
 
 from allocator.errors import LedgerError
+from allocator.selector import Selector
 from tests.ledger_world import World, by_card, ids, pod
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
@@ -38,7 +39,7 @@ def test_a_lost_pod_of_which_no_card_is_known_goes_to_its_target():
 
 
 def test_init_ids_stay_on_their_card_and_are_completed_there():
-    world = World.of(8, 8)
+    world = World.of(8, 5)
     world.bind(pod("a", INIT_AND_MAIN, "c1"))
     assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
     assert world.book["a", "setup"] <= world.book["a", "main"]
@@ -59,6 +60,30 @@ def test_a_shared_pod_needs_a_card_with_room_for_its_peak():
     world.ledger.set_pressure({"c1": 1})
     world.bind(pod("a", INIT_AND_MAIN))
     assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
+
+
+def linger(world: World, uid: str, units: int, card: str) -> None:
+    """A pod that was deleted and whose containers may run on; the kubelet offers its IDs."""
+    world.run(pod(uid, units, card))
+    world.delete(uid)
+    world.drop(uid)
+
+
+def test_a_shared_pod_goes_where_others_linger_rather_than_where_its_peak_has_no_room():
+    world = World.of(8, 8)
+    world.run(pod("x", 5, "c0"))
+    linger(world, "z", 6, "c1")
+    world.bind(pod("a", INIT_AND_MAIN))
+    assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
+
+
+def test_of_cards_where_others_linger_the_one_that_nobody_waits_for_is_taken():
+    world = World.of(8, 8)
+    linger(world, "y", 8, "c0")
+    world.run(pod("z", 8, "c1"))
+    world.drop("z")
+    world.bind(pod("w", 6, "c0", selector=Selector.parse(None, "c0")))
+    assert world.hand(4) == {"c1": 4}
 
 
 def test_a_shared_pod_that_fits_nowhere_is_served_for_its_first_container():
