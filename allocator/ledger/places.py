@@ -164,21 +164,33 @@ def places(facts: Facts) -> dict[Key, Place]:
 
 
 def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
-    """Count the targets that are left by shape: those of all pods less what those served really got.
+    """Count the targets that are left by shape: those of all pods less what those served took of them.
 
-    A pod leaves the pool when its charge ends, not before: until then the cards that it got are not free.
+    Who got another's target leaves it his own, if the other was bound by then: the scheduler knew nothing of
+    it. Who got cards that nobody waited for has used up his own. A pod leaves the pool when its charge ends,
+    not before: until then the cards that it got are not free.
     """
-    pool: defaultdict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for bound in facts.pods.values():
+    targets: defaultdict[Hashable, list[tuple[str, int, tuple[str, ...]]]] = defaultdict(list)
+    for uid, bound in facts.pods.items():
         for demand in bound.pod.request.demands:
-            mine = pool[shape(bound.pod.request, demand)]
             target = facts.target(bound.pod, demand)
-            got = tuple(sorted(facts.by_card(facts.ids_of(bound.pod.key, demand.containers))))
             if target is not None:
-                mine[target] += 1
-            if got:
-                mine[got] -= 1
-    return pool
+                targets[shape(bound.pod.request, demand)].append((uid, bound.seen.order, target))
+    for uid, held in facts.held.items():
+        for demand in facts.pods[uid].pod.request.demands if uid in facts.pods else ():
+            got = tuple(sorted(facts.by_card(facts.ids_of(uid, demand.containers))))
+            mine = targets[shape(facts.pods[uid].pod.request, demand)]
+            taken = sorted(
+                (other != uid, target != got, seen, other, target)
+                for other, seen, target in mine
+                if got and (other == uid or (target == got and seen <= held.since.order))
+            )
+            exact = [one for one in taken if not one[1]]
+            for _, _, seen, other, target in (exact or taken)[:1]:
+                mine.remove((other, seen, target))
+    return defaultdict(
+        Counter, {kind: Counter(target for *_, target in left) for kind, left in targets.items()}
+    )
 
 
 def by_policy(
