@@ -1,8 +1,7 @@
 """Each accounting rule taken out, one at a time: the model must find a history that breaks the invariant."""
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -100,6 +99,18 @@ def _no_grants(facts: Facts) -> Units:
         facts.grants = kept
 
 
+_USED = charges.used
+
+
+def _never_out_of_use(facts: Facts, reserved: Any) -> tuple[int, ...]:
+    cards = facts.cards
+    facts.cards = {uuid: replace(card, healthy=True, cordoned=False) for uuid, card in cards.items()}
+    try:
+        return _USED(facts, reserved)
+    finally:
+        facts.cards = cards
+
+
 _COMPLETE = charges.complete
 
 
@@ -153,11 +164,11 @@ def _without(step: Callable[..., None]) -> tuple[Callable[..., None], ...]:
 
 def _targets_only(facts: Facts) -> Any:
     """A pool that does not know who was served where."""
-    pool: defaultdict[Any, Counter[Any]] = defaultdict(Counter)
-    for one in places.waiting(facts):
-        if one.target is not None:
-            pool[places.shape(one.request, one.demand)][one.target] += 1
-    return pool
+    held, facts.held = facts.held, {}
+    try:
+        return _POOLS(facts)
+    finally:
+        facts.held = held
 
 
 def _living_only(facts: Facts) -> Any:
@@ -211,7 +222,7 @@ MUTANTS = (
     Mutant("node: a look from before the end proves nothing", release, "is_dead", _no_cgroup_is_dead),
     Mutant("node: a container about to start gets time", release, "is_dead", _dead_whenever_looked),
     Mutant("node: the book must lack the pod", release, "is_unlisted", _yes),
-    Mutant("node: a card out of use is full", charges, "used", None),
+    Mutant("node: a card out of use is full", charges, "used", _never_out_of_use),
     Mutant("node: targets are shared by shape", places, "STEPS", _without(places._a_target_of_its_pool)),
     Mutant("node: each pod keeps its own target", places, "STEPS", _without(places._its_own_target)),
     Mutant(

@@ -77,6 +77,13 @@ class Simulation(Scene):
             (1, self._tear),
             (3, self._sleep),
         )
+        if self.random.random() < 0.4:
+            # A rush: many pods of one or two shapes are on their way at once, and little goes wrong.
+            self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2)))
+            density *= 0.3
+            hurry = {self._create: 2, self._schedule: 3, self._settle_binding: 3, self._extender_hears: 3}
+            slow = {self._admit: 0.4, self._publish: 0.5}
+            work = tuple((weight * {**hurry, **slow}.get(action, 1), action) for weight, action in work)
         self.actions = [(weight * self._pace(), action) for weight, action in work]
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
         self.weights = [weight for weight, _ in self.actions]
