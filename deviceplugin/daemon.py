@@ -150,7 +150,7 @@ class Daemon:
             name_of_our_own(settings.device_plugin_dir, settings.endpoint),
             settings.resource,
             on_registered=self._on_registered,
-            on_kubelet_restart=ledger.kubelet_restarted,
+            on_kubelet_restart=self._reconciler.kubelet_restarted,
         )
         self._pods, self._node_view = pods, nodes
         http = HttpServer(metrics, self._not_ready, self._explain)

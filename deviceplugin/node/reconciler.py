@@ -76,6 +76,11 @@ class Reconciler:
         self.read = asyncio.Event()
         account.follow(self._on_change)
 
+    def kubelet_restarted(self) -> None:
+        """Look at once which pods run: the kubelet, which may have lost its book, asks for the others again."""
+        self._account.ledger.kubelet_restarted()
+        self._wake.set()
+
     async def run(self) -> None:
         """Reconcile until cancelled.
 
