@@ -56,8 +56,17 @@ def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) ->
     return not facts.was_served(slot.uid) or any(entry.uid == slot.uid for entry in facts.book)
 
 
+def is_behind(facts: Facts) -> bool:
+    """Whether the book shows a pod that the view of pods does not: whose target it took is not known."""
+    return any(
+        uid not in facts.pods and uid not in facts.gone for uid in facts.held.keys() | facts.remembered.keys()
+    )
+
+
 def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
-    """Whether the pod that seems to ask will not get a card that was assigned to its like."""
+    """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows."""
+    if is_behind(facts):
+        return True
     slot = asking(facts, size, fixed, now_s)
     if slot is None or fixed:
         return False

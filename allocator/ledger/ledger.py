@@ -307,11 +307,7 @@ class Ledger:
 
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: the book shows a pod that nobody knows."""
-        facts = self._facts
-        return any(
-            uid not in facts.pods and uid not in facts.gone
-            for uid in facts.held.keys() | facts.remembered.keys()
-        )
+        return choice.is_behind(self._facts)
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""

@@ -42,7 +42,7 @@ def shape(request: PodRequest, demand: Demand) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A demand of a living pod with a container that the book does not show yet."""
+    """A demand with a container that the book does not show yet."""
 
     uid: str
     number: int
@@ -57,10 +57,15 @@ class Waiting:
 
 
 def waiting(facts: Facts) -> list[Waiting]:
-    """List what is to be served, in the order in which the kubelet hears of the pods."""
+    """List what is to be served, in the order in which the kubelet hears of the pods.
+
+    Of a pod that is gone the kubelet may not have heard: it keeps its place as long as its turn.
+    """
     found = []
+    in_book = {slot.uid for slot in facts.book}
     for bound in facts.queue():
-        if bound.live and not charges.complete(facts, bound):
+        unheard = not bound.pod.terminal and (bound.pod.key not in facts.held or bound.pod.key in in_book)
+        if (bound.live or unheard) and not charges.complete(facts, bound):
             names = {container.name for container in facts.missing(bound)}
             for number, demand in enumerate(bound.pod.request.demands):
                 if not names.isdisjoint(demand.containers):
@@ -153,7 +158,7 @@ STEPS = (
 
 
 def places(facts: Facts) -> dict[Key, Place]:
-    """Tell where each waiting demand of a living pod will be served: the first of `STEPS` that knows."""
+    """Tell where each waiting demand will be served: the first of `STEPS` that knows."""
     draft = Draft(facts)
     queue = waiting(facts)
     for step in STEPS:

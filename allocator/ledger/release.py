@@ -64,10 +64,12 @@ def stale(facts: Facts, now_s: float) -> bool:
 def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
     """Whether the kubelet may still ask for a pod that is gone and has nothing.
 
-    It hears of a deletion before it hears of any pod bound later. A pod that failed was refused by itself.
+    It hears of a deletion before it hears of any pod that was bound after it. One that failed it has refused.
     """
     bound = facts.pods[uid]
     if bound.gone is None or bound.pod.terminal or uid in facts.held:
         return False
-    later = any(key in facts.held and other.turn > bound.turn for key, other in facts.pods.items())
+    later = any(
+        uid in facts.held and other.seen.order > bound.gone.order for uid, other in facts.pods.items()
+    )
     return not later and now_s < bound.gone.at_s + SETTLE_S

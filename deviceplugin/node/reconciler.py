@@ -77,7 +77,7 @@ class Reconciler:
         account.follow(self._on_change)
 
     def kubelet_restarted(self) -> None:
-        """Look at once which pods run: the kubelet, which may have lost its book, asks for the others again."""
+        """Look at once which pods run: a kubelet that lost its book asks for the others again."""
         self._account.ledger.kubelet_restarted()
         self._wake.set()
 

@@ -136,10 +136,10 @@ async def test_a_pod_goes_elsewhere_only_after_a_fresh_list_of_all_pods():
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert (asking.done(), node.lists) == (False, 1)
-    node.bind(pod("other", 8, "c2"))
+    node.bind(pod("other", 2, "c2"))
     await asyncio.sleep(0)
     assert not asking.done()
-    node.list_pods(pod("a", 3, "c0"), pod("b", 8, "c1"))
+    node.list_pods(pod("a", 3, "c0"), pod("other", 2, "c2"), pod("b", 8, "c1"))
     assert on(await asking) == {"c2"}
 
 

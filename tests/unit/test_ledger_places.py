@@ -69,7 +69,18 @@ def test_a_pod_that_is_over_or_has_everything_waits_for_nothing():
     world.run(pod("a", 3, "c0"))
     world.bind(pod("b", 3, "c1"))
     world.delete("b")
+    world.ledger.settle(world.now + 10)
     assert where(world) == {}
+
+
+def test_h5_a_pod_that_is_gone_keeps_its_place_as_long_as_its_turn():
+    """The kubelet may not have heard of it, and the scheduler counts it no more once the words saw its end."""
+    world = World.of(4, 4)
+    world.bind(pod("x", 4, "c0"))
+    world.delete("x")
+    assert world.used == [4, 0]
+    world.ledger.settle(world.now + 10)
+    assert world.used == [0, 0]
 
 
 def test_init_units_still_to_come_are_where_the_first_are():

@@ -154,15 +154,16 @@ class Simulation(Scene):
         """Nobody can know of a card that fell sick after a pod was bound there, or just before."""
         for node in self.nodes:
             book = self.extender.state.books.get(node.name)
-            if book is not None and node.sick_until is not None and book.revision < node.sick_until:
-                bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
-                node.excused |= bound | {
-                    binding.commitment.pod.uid
-                    for binding in self.extender.bindings
-                    if binding.commitment.node == node.name
-                }
-            elif book is not None and node.sick_until is not None and book.revision >= node.sick_until:
+            if node.sick_until is None:
+                continue
+            if book is not None and book.revision >= node.sick_until:
                 node.sick_until = None
+                continue
+            node.excused |= {pod.uid for pod in self.world.pods.values() if pod.node == node.name} | {
+                binding.commitment.pod.uid
+                for binding in self.extender.bindings
+                if binding.commitment.node == node.name
+            }
 
     def _extender_hears(self) -> None:
         deliver = self.random.choice((self.extender.deliver_node, self.extender.deliver_pod))
