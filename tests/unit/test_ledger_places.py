@@ -74,7 +74,7 @@ def test_a_pod_that_is_over_or_has_everything_waits_for_nothing():
 
 
 def test_h5_a_pod_that_is_gone_keeps_its_place_as_long_as_its_turn():
-    """The kubelet may not have heard of it, and the scheduler counts it no more once the words saw its end."""
+    """The kubelet may not have heard of it, and the scheduler counts it no more once the words say so."""
     world = World.of(4, 4)
     world.bind(pod("x", 4, "c0"))
     world.delete("x")
@@ -115,6 +115,7 @@ def test_the_reservation_ends_with_the_pod_that_it_is_for():
     world.bind(pod("y", 4, "c1"))
     world.hand(4, "y")
     world.delete("x")
+    world.ledger.settle(world.now + 10)
     assert world.used == [4, 0]
 
 

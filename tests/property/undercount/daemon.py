@@ -34,7 +34,7 @@ class ModelDaemon(Plugin):
     ) -> None:
         self.node, self.world, self.random, self.cards, self.kubelet = node, world, random, cards, kubelet
         self.away = False
-        self.now = 0.0
+        self.now = self.read_at = 0.0
         self.sick: set[int] = set()
         self.start()
 

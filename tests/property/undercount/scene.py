@@ -16,6 +16,7 @@ from .extender import ModelExtender
 from .kubelet import ModelKubelet
 from .world import World
 
+BEHIND_S: Final = 1.0
 UNSAID: Final = 1 << 60
 MODELS: Final = ("A100", "L40S")
 SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
@@ -76,6 +77,11 @@ class Scene:
         return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
 
     def _pass(self, seconds: float) -> None:
+        for node in self.nodes:
+            # The daemon follows the file: it is never behind it for longer than a moment.
+            if node.daemon_up and self.now + seconds > node.daemon.read_at + BEHIND_S:
+                node.daemon.read_at = self.now
+                node.daemon.account.refresh()
         self.now += seconds
         self.extender.now = self.now
         for node in self.nodes:
