@@ -12,10 +12,10 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     """Find whose container the kubelet may be asking for; of equal ones it does not matter which.
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
-    the first in the kubelet's order whose next container wants so much: pods that are gone included as long
-    as the kubelet may not have heard of it, which it has if it dropped or refused them, and pods that were
-    served before the kubelet restarted without its book. Then one whose turn comes later, or that was served
-    since; at last a container that starts again in a pod that runs.
+    the first in the kubelet's order whose next container wants so much, also one that was served before the
+    kubelet restarted without its book; living pods first, then those that are gone as long as the kubelet may
+    not have heard of it, which it has if it dropped or refused them. Then one whose turn comes later, or that
+    was served since; at last a container that starts again in a pod that runs.
     """
     in_book = {slot.uid for slot in facts.book}
     queue = [
@@ -32,6 +32,8 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
     fresh = [b for b in waiting if b.pod.key not in in_book and not facts.was_served(b.pod.key)]
+    # The words keep the place of one that is gone besides: if it was asking, the living one goes there.
+    fresh.sort(key=lambda bound: not bound.live)
     for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):
         for bound in group:
             for container in _unserved(facts, bound)[:turns]:

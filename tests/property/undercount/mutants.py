@@ -24,6 +24,7 @@ class Mutant:
         method: the function.
         instead: what stands in its place.
         seed: a history that breaks without it; others are tried when this one does not.
+        density: of that history.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Mutant:
     method: str
     instead: Any
     seed: int = 1000
+    density: float = 1.0
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""
