@@ -282,7 +282,7 @@ async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
         before = world.daemon._publisher.patches
         world.api.delete_pod("default", "a", 0)
         await until(lambda: world.daemon._publisher.patches > before)
-        assert world.used == [0]
+        assert world.used == [3], "its place is kept while the kubelet may not have heard of its end"
         holds = world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/holds"]
         assert f'"seen":"{world.daemon._pods.owed}"' in holds
 
