@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, choice, places, release
+from allocator.ledger import charges, choice, explain, places, release
 from allocator.ledger.facts import BookEntry, BoundPod, Facts, Grant, Held, Mark, Pod, Slot, Units
 from allocator.records import Assignment
 
@@ -369,59 +369,12 @@ class Ledger:
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
         found = {
-            bound.pod.uid: self._allocation(bound)
+            bound.pod.uid: explain.allocation(self._facts, bound)
             for bound in self._facts.pods.values()
             if bound.live and not self._facts.missing(bound)
         }
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
-    def _allocation(self, bound: BoundPod) -> Assignment | None:
-        facts, pod = self._facts, bound.pod
-        shares: dict[str, tuple[tuple[str, int], ...]] = {}
-        for demand in pod.request.demands:
-            counts = facts.by_card(facts.ids_of(pod.key, demand.containers))
-            if not counts or (len(counts) > 1 and pod.request.shared):
-                return None
-            cards = [uuid for uuid in facts.cards if uuid in counts]
-            for container in pod.request.containers:
-                if container.name in demand.containers:
-                    shares[container.name] = tuple((uuid, container.units // len(cards)) for uuid in cards)
-        return shares
-
     def explain(self) -> dict[str, Any]:
         """Everything of interest to a person, as JSON values."""
-        facts, reserve = self._facts, self.reserved()
-        promised = charges.charged(facts)
-        return {
-            "cards": [
-                {
-                    "uuid": uuid,
-                    "size": card.size_units,
-                    "used": units,
-                    "charged": promised[uuid],
-                    "reserved": reserve.get(uuid, 0),
-                    "pressure": facts.pressure.get(uuid, 0),
-                    "healthy": card.healthy,
-                    "cordoned": card.cordoned,
-                }
-                for (uuid, card), units in zip(facts.cards.items(), self.used(), strict=True)
-            ],
-            "book": [
-                {"pod": slot.uid, "container": slot.container, "cards": facts.by_card(ids)}
-                for slot, ids in facts.book.items()
-            ],
-            "granted": [{"cards": dict(grant.shares), "writes": grant.writes} for grant in facts.grants],
-            "charged": {uid: charges.of_pod(facts, uid) for uid in sorted(charges.charged_uids(facts))},
-            "pods": [
-                {
-                    "uid": bound.pod.uid,
-                    "pod": f"{bound.pod.namespace}/{bound.pod.name}",
-                    "assigned": bound.pod.assigned,
-                    "admitted": bound.admitted,
-                    "ran": bound.pod.key in facts.lived,
-                    "over": not bound.live,
-                    "in_holds": charges.complete(facts, bound),
-                }
-                for bound in facts.queue()
-            ],
-        }
+        return explain.explain(self._facts)

@@ -1,7 +1,7 @@
 """What is known by node name, and the arrays that follow from it."""
 
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
-from scheduler_plugin.cluster.rules import Book, Claim, Rules
+from scheduler_plugin.cluster.rules import Claim, NodeRecord, Rules
 from scheduler_plugin.cluster.shapeindex import ShapeIndex
 from scheduler_plugin.cluster.signals import Signal
 
@@ -20,18 +20,18 @@ class Books:
     def __init__(self, rules: Rules) -> None:
         self.nodes = NodeArrays()
         self.rules = rules
-        self.by_name: dict[str, Book] = {}
+        self.by_name: dict[str, NodeRecord] = {}
         self.shapes = ShapeIndex()
         self.broken: Signal[[str, Exception]] = Signal(_raise)
         self._changed: set[str] = set()
         self._failures: list[tuple[str, Exception]] = []
         self._expiring: set[str] = set()
 
-    def of(self, name: str) -> Book:
+    def of(self, name: str) -> NodeRecord:
         """The book of a name, a new one where there is none."""
         book = self.by_name.get(name)
         if book is None:
-            book = self.by_name[name] = Book(name)
+            book = self.by_name[name] = NodeRecord(name)
         return book
 
     def changed(self, name: str) -> None:
@@ -64,14 +64,14 @@ class Books:
         for name, failure in failures:
             self.broken(name, failure)
 
-    def give_up(self, book: Book, error: Exception) -> None:
+    def give_up(self, book: NodeRecord, error: Exception) -> None:
         """Use no card of a node whose row could not be computed: it may be half written."""
         self._failures.append((book.name, error))
         book.forget_words()
         if book.row >= 0:
             self.nodes.exclude(book.row, Exclusion.CORRUPT)
 
-    def _settle(self, book: Book, now: float) -> None:
+    def _settle(self, book: NodeRecord, now: float) -> None:
         self._expire(book, now)
         claims: list[Claim] = self.rules.claims(book)
         self.shapes.update(book, claims)
@@ -87,7 +87,7 @@ class Books:
         elif book.empty:
             del self.by_name[book.name]
 
-    def _expire(self, book: Book, now: float) -> None:
+    def _expire(self, book: NodeRecord, now: float) -> None:
         for uid, tombstone in list(book.tombstones.items()):
             if self.rules.tombstone_ends(book, tombstone, now):
                 del book.tombstones[uid]

@@ -1,7 +1,7 @@
 """The accounting rules: which pods count on a node beyond its published words, and on which cards.
 
 Each rule is one small method of `Rules`, so that a test can take out any one of them and show that it is
-needed. All are pure; a `Book` is what is known of one node name, and time is an argument.
+needed. All are pure; a `NodeRecord` is what is known of one node name, and time is an argument.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Book:
+class NodeRecord:
     """All that is known of one node name; it outlives the Node object while pods are bound to the name.
 
     Attributes:
@@ -114,32 +114,32 @@ class Rules:
     holds plus what it will hold for pods bound by now.
     """
 
-    def holds(self, book: Book, uid: str) -> bool:
+    def holds(self, book: NodeRecord, uid: str) -> bool:
         """A pod is confirmed by its UID in the node's own `holds`, and by nothing else."""
         return uid in book.holds
 
-    def bound(self, book: Book) -> Iterator[Claim]:
+    def bound(self, book: NodeRecord) -> Iterator[Claim]:
         """A bound pod counts until its node holds it."""
         for uid, pod in book.pods.items():
             if pod.charged is not None and not self.holds(book, uid):
                 yield Claim(uid, pod.charged, pod.assigned)
 
-    def taken(self, book: Book) -> Iterator[Claim]:
+    def taken(self, book: NodeRecord) -> Iterator[Claim]:
         """A commitment counts from before its Binding is sent until the pod is seen bound."""
         for uid, take in book.takes.items():
             if take.pod.charged is not None and uid not in book.pods and not self.holds(book, uid):
                 yield Claim(uid, take.pod.charged, take.assigned)
 
-    def vanished(self, book: Book) -> Iterator[Claim]:
+    def vanished(self, book: NodeRecord) -> Iterator[Claim]:
         """A pod that vanished unheld counts until its tombstone ends."""
         for tombstone in book.tombstones.values():
             yield tombstone.claim
 
-    def needs_tombstone(self, book: Book, uid: str, version: int) -> bool:
+    def needs_tombstone(self, book: NodeRecord, uid: str, version: int) -> bool:
         """The kubelet may have admitted a pod that vanished before words made later than `version`."""
         return not self.holds(book, uid) and book.seen < version
 
-    def tombstone_ends(self, book: Book, tombstone: Tombstone, now: float) -> bool:
+    def tombstone_ends(self, book: NodeRecord, tombstone: Tombstone, now: float) -> bool:
         """Words that take the pod's end into account, or time, end a tombstone."""
         return book.seen >= tombstone.version or now >= tombstone.until
 
@@ -151,7 +151,7 @@ class Rules:
         """A newer version of the pod without a node: the Binding's resourceVersion will be refused."""
         return not pod.node and pod.version > take.pod.version
 
-    def assigned_cards(self, book: Book, claim: Claim) -> dict[int, int] | None:
+    def assigned_cards(self, book: NodeRecord, claim: Claim) -> dict[int, int] | None:
         """Charge a claim where its Binding says, if the node's cards and the request agree with that.
 
         Returns:
@@ -170,7 +170,7 @@ class Rules:
             charges[book.uuids.index(uuid)] = units
         return charges
 
-    def anywhere(self, book: Book, claim: Claim) -> dict[int, int]:
+    def anywhere(self, book: NodeRecord, claim: Claim) -> dict[int, int]:
         """Charge a claim on every card that is large enough."""
         charges: dict[int, int] = {}
         for demand in claim.request.demands:
@@ -179,7 +179,7 @@ class Rules:
                     charges[card] = charges.get(card, 0) + demand.units_per_card
         return charges
 
-    def is_overfull(self, book: Book, card: int, assumed: int) -> bool:
+    def is_overfull(self, book: NodeRecord, card: int, assumed: int) -> bool:
         """More is used and claimed than the card has: not every claim can be served there.
 
         So happens when the card broke, was cordoned or filled up by others after the commitment. The node
@@ -187,11 +187,11 @@ class Rules:
         """
         return book.used[card] + assumed > book.sizes[card]
 
-    def claims(self, book: Book) -> list[Claim]:
+    def claims(self, book: NodeRecord) -> list[Claim]:
         """Everything that counts on the node beyond its words."""
         return [*self.bound(book), *self.taken(book), *self.vanished(book)]
 
-    def assumed(self, book: Book, claims: list[Claim]) -> list[int]:
+    def assumed(self, book: NodeRecord, claims: list[Claim]) -> list[int]:
         """Add the claims up, by card."""
         pinned: list[dict[int, int]] = []
         totals = [0] * len(book.sizes)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from scheduler_plugin.cluster.pods import Shape, shapes
-from scheduler_plugin.cluster.rules import Book, Claim
+from scheduler_plugin.cluster.rules import Claim, NodeRecord
 
 
 class ShapeIndex:
@@ -12,7 +12,7 @@ class ShapeIndex:
     def __init__(self) -> None:
         self._names: dict[int, dict[Shape, set[str]]] = {}
 
-    def update(self, book: Book, claims: Iterable[Claim]) -> None:
+    def update(self, book: NodeRecord, claims: Iterable[Claim]) -> None:
         """Take the claims on a node, which replace those of before."""
         found: set[tuple[int, Shape]] = set()
         for claim in claims:

@@ -12,7 +12,7 @@ from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
 from scheduler_plugin.cluster.pods import PodRecord, Shape, read_pod
 from scheduler_plugin.cluster.published import read_published
-from scheduler_plugin.cluster.rules import TOMBSTONE_S, Book, Claim, Rules, Take, Tombstone
+from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.versions import Versions, contradicts, version_number
 from scheduler_plugin.errors import StateError
@@ -129,7 +129,7 @@ class ClusterState:
         except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
             self._books.give_up(book, error)
 
-    def _read_cards(self, book: Book, node: NodeLite) -> None:
+    def _read_cards(self, book: NodeRecord, node: NodeLite) -> None:
         """Take a node's words, inventory and holds, or exclude its row with a reason."""
         published = read_published(node, self.unit_mib)
         book.revision = published.revision

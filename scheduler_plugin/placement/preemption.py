@@ -14,7 +14,7 @@ from allocator.place import place
 from allocator.records import charge
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.pods import PodRecord
-from scheduler_plugin.cluster.rules import Book
+from scheduler_plugin.cluster.rules import NodeRecord
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.filtering import Query
 
@@ -107,7 +107,7 @@ def victims_on(room: Room, query: Query, priority: int, proposed: Sequence[str])
     return min(found, key=lambda chosen: _cost(room, chosen), default=None)
 
 
-def _charges(book: Book, pod: PodRecord) -> dict[int, int]:
+def _charges(book: NodeRecord, pod: PodRecord) -> dict[int, int]:
     """Units a pod would free, by card; nothing where its cards are not known."""
     for cards in (pod.allocated, pod.assigned):
         if cards is not None and pod.charged is not None:
