@@ -16,6 +16,8 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.views import grants
 from tests.cluster.test_restarts import words_never_below
 
+pytestmark = pytest.mark.telling
+
 RESOURCE = "gpupack.io/gpu-memory-gib"
 # Does not end when asked to, and so runs out its grace.
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; while true; do /bin/sleep 0.2; done")
@@ -194,7 +196,6 @@ def test_a_spoilt_book_forgets_running_pods(cluster, spoil):
     assert not entries(cluster, uid)
 
 
-@pytest.mark.xfail(strict=True, reason="released before the kubelet cleaned its book", raises=AssertionError)
 def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
     """The kubelet admits its first batch against the book as it was: nothing may be promised out of it."""
     for name in ("a", "b"):

@@ -64,7 +64,7 @@ async def double_registration(here: Play) -> Answer:
         second = await _refusal(here, "hand.sock")
         answer = await (_with_two_streams(here, plugin) if second is None else _refused_second(here, plugin))
     # Whatever it holds of a plugin that is gone.
-    await here.restart()
+    await here.driver.restart()
     return {"second": second, **answer}
 
 
