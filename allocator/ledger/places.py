@@ -122,23 +122,13 @@ def _a_target_of_its_pool(draft: Draft, one: Waiting) -> None:
     any(draft.take(one, target) for target in sorted(draft.pools[shape(one.request, one.demand)]))
 
 
-def _its_own_if_there_is_room(draft: Draft, one: Waiting) -> None:
-    """Others took it for want of their own, say a card that fell sick."""
-    if one.target is not None and draft.fits(one.target, one.demand.units_per_card):
-        draft.settle(one, one.target, one.demand.units_per_card, on_target=False)
-
-
 def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
-    cards = by_policy(draft.facts, draft.room, one.request, one.demand)
-    if cards is not None:
-        draft.settle(one, cards, one.demand.units_per_card, on_target=False)
-
-
-def _on_a_cordoned_card(draft: Draft, one: Waiting) -> None:
-    """A cordon keeps new pods away; who was bound before it must go somewhere."""
-    cards = by_policy(draft.facts, draft.room, one.request, one.demand, cordoned=True)
-    if cards is not None:
-        draft.settle(one, cards, one.demand.units_per_card, on_target=False)
+    """A cordon keeps new pods away; who was bound before it may have to go there."""
+    for cordoned in (False, True):
+        cards = by_policy(draft.facts, draft.room, one.request, one.demand, cordoned=cordoned)
+        if cards is not None:
+            draft.settle(one, cards, one.demand.units_per_card, on_target=False)
+            return
 
 
 def _on_every_card(draft: Draft, one: Waiting) -> None:
@@ -150,9 +140,7 @@ STEPS = (
     _where_it_has_something,
     _its_own_target,
     _a_target_of_its_pool,
-    _its_own_if_there_is_room,
     _by_the_card_policy,
-    _on_a_cordoned_card,
     _on_every_card,
 )
 

@@ -227,9 +227,6 @@ MUTANTS = (
     Mutant("node: a card out of use is full", charges, "used", _never_out_of_use),
     Mutant("node: targets are shared by shape", places, "STEPS", _without(places._a_target_of_its_pool)),
     Mutant("node: each pod keeps its own target", places, "STEPS", _without(places._its_own_target)),
-    Mutant(
-        "node: its own target if it has room", places, "STEPS", _without(places._its_own_if_there_is_room)
-    ),
     Mutant("node: a place by the card policy", places, "STEPS", _without(places._by_the_card_policy)),
     Mutant("node: the pool knows what was served", places, "pools", _targets_only),
     Mutant("node: a pod leaves the pool when its charge ends", places, "pools", _living_only),
