@@ -313,7 +313,9 @@ class Simulation(Scene):
         file = node.kubelet.file.entries if node.kubelet.file is not None else ()
         written = {(line.uid, line.container) for line in file}
         held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
-        node.amnesia |= {uid for uid, _ in held - written if uid in node.kubelet.admitted}
+        forgotten = {uid for uid, _ in held - written}
+        node.amnesia |= forgotten & node.kubelet.admitted
+        node.kubelet.late |= forgotten - node.kubelet.admitted
         if lost or node.kubelet.torn:
             # What does not run yet is admitted anew, maybe elsewhere: the words have it where it was.
             node.ever_held &= node.kubelet.running
