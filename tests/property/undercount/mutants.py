@@ -12,6 +12,11 @@ from allocator.ledger.facts import BoundPod, Facts, Units, add
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
+from tests.unit import test_ledger_charges as charges_
+from tests.unit import test_ledger_choice as choice_
+from tests.unit import test_ledger_places as places_
+from tests.unit import test_ledger_release as release_
+from tests.unit import test_scheduler_state as state
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Mutant:
         instead: what stands in its place.
         seed: a history that breaks without it; others are tried when this one does not.
         density: of that history.
+        case: in place of a history, where none was found yet: a unit test that fails without the rule.
     """
 
     name: str
@@ -33,11 +39,12 @@ class Mutant:
     instead: Any
     seed: int = 1000
     density: float = 1.0
+    case: Callable[[], None] | None = None
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""
         assert hasattr(self.target, self.method)
-        if self.target is Rules:
+        if self.target is Rules and self.case is None:
             return type("MutantRules", (Rules,), {self.method: self.instead})
         monkeypatch.setattr(self.target, self.method, self.instead)
         return Rules
@@ -198,41 +205,150 @@ def _give_up_at_once(extender: ModelExtender, binding: Any) -> None:
 
 
 MUTANTS = (
-    Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing),
-    Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing),
-    Mutant("extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no),
-    Mutant("extender: a tombstone stays until the node has seen the end", Rules, "tombstone_ends", _yes),
-    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no),
-    Mutant("extender: a Binding without an answer counts", ModelExtender, "_doubt", _give_up_at_once),
-    Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty),
-    Mutant("extender: only the node's own holds confirm", Rules, "holds", _yes),
+    Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1000),
+    Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1001),
+    Mutant(
+        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", _no, seed=1034
+    ),
+    Mutant(
+        "extender: a tombstone stays until the node has seen the end",
+        Rules,
+        "tombstone_ends",
+        _yes,
+        seed=1034,
+    ),
+    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", _no, seed=1011),
+    Mutant(
+        "extender: a Binding without an answer counts", ModelExtender, "_doubt", _give_up_at_once, seed=1001
+    ),
+    Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", _empty, seed=1006),
+    Mutant("extender: only the node's own holds confirm", Rules, "holds", _yes, seed=1000),
     Mutant(
         "extender: two shapes of one size are never on their way together",
         ClusterState,
         "busy_nodes",
         _nobody,
+        seed=1021,
     ),
-    Mutant("extender: claims on an overfull card count on every card", Rules, "is_overfull", _no),
-    Mutant("node: what the book showed stays until the pod has ended", Ledger, "read_book", _book_is_all),
-    Mutant("node: IDs of two pods count for both", charges, "charged", _ids_once),
-    Mutant("node: an Allocate counts before the book shows it", charges, "charged", _no_grants),
-    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no),
-    Mutant("node: what holds said before the start is charged", Ledger, "remember", _remember_uids_only),
-    Mutant("node: a pod enters holds with its last container", charges, "complete", _begun_is_complete),
-    Mutant("node: words reserve for pods served elsewhere", places, "reserved", _empty),
-    Mutant("node: cgroups must be gone", release, "is_dead", _over_is_dead),
-    Mutant("node: a look from before the end proves nothing", release, "is_dead", _no_cgroup_is_dead),
-    Mutant("node: a container about to start gets time", release, "is_dead", _dead_whenever_looked),
-    Mutant("node: the book must lack the pod", release, "is_unlisted", _yes),
-    Mutant("node: a card out of use is full", charges, "used", _never_out_of_use),
-    Mutant("node: targets are shared by shape", places, "STEPS", _without(places._a_target_of_its_pool)),
-    Mutant("node: each pod keeps its own target", places, "STEPS", _without(places._its_own_target)),
-    Mutant("node: a place by the card policy", places, "STEPS", _without(places._by_the_card_policy)),
-    Mutant("node: the pool knows what was served", places, "pools", _targets_only),
-    Mutant("node: a pod leaves the pool when its charge ends", places, "pools", _living_only),
-    Mutant("node: the scheduler's card is taken", choice, "_cards", _policy_only),
-    Mutant("node: a pod that is gone keeps its turn", release, "waits_its_turn", _no),
-    Mutant("node: who goes elsewhere waits for all pods", choice, "is_displaced", _no),
-    Mutant("node: an unknown pod is waited for", choice, "is_expected", _yes),
-    Mutant("node: after a kubelet restart the oldest comes first", Ledger, "kubelet_restarted", _none),
+    Mutant(
+        "extender: claims on an overfull card count on every card",
+        Rules,
+        "is_overfull",
+        _no,
+        case=state.test_claims_on_a_card_that_cannot_serve_them_count_on_every_card,
+    ),
+    Mutant(
+        "node: what the book showed stays until the pod has ended",
+        Ledger,
+        "read_book",
+        _book_is_all,
+        seed=1187,
+    ),
+    Mutant("node: IDs of two pods count for both", charges, "charged", _ids_once, seed=1200),
+    Mutant("node: an Allocate counts before the book shows it", charges, "charged", _no_grants, seed=1595),
+    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no, seed=1208),
+    Mutant(
+        "node: what holds said before the start is charged",
+        Ledger,
+        "remember",
+        _remember_uids_only,
+        seed=1421,
+    ),
+    Mutant(
+        "node: a pod enters holds with its last container", charges, "complete", _begun_is_complete, seed=1001
+    ),
+    Mutant("node: words reserve for pods served elsewhere", places, "reserved", _empty, seed=1418),
+    Mutant("node: cgroups must be gone", release, "is_dead", _over_is_dead, seed=1050),
+    Mutant(
+        "node: a look from before the end proves nothing",
+        release,
+        "is_dead",
+        _no_cgroup_is_dead,
+        case=release_.test_a_look_before_the_end_was_seen_does_not_end_a_lost_pod,
+    ),
+    Mutant(
+        "node: a container about to start gets time",
+        release,
+        "is_dead",
+        _dead_whenever_looked,
+        case=release_.test_h2_a_pod_that_only_the_words_had_gets_the_same_time,
+    ),
+    Mutant("node: the book must lack the pod", release, "is_unlisted", _yes, seed=1008),
+    Mutant(
+        "node: a card out of use is full",
+        charges,
+        "used",
+        _never_out_of_use,
+        case=charges_.test_unhealthy_and_cordoned_cards_are_full,
+    ),
+    Mutant(
+        "node: targets are shared by shape",
+        places,
+        "STEPS",
+        _without(places._a_target_of_its_pool),
+        case=places_.test_a_pod_whose_card_another_got_is_reserved_where_it_goes,
+    ),
+    Mutant(
+        "node: each pod keeps its own target",
+        places,
+        "STEPS",
+        _without(places._its_own_target),
+        case=places_.test_the_own_target_goes_before_another_of_the_pool,
+    ),
+    Mutant(
+        "node: a place by the card policy",
+        places,
+        "STEPS",
+        _without(places._by_the_card_policy),
+        case=places_.test_two_pods_without_a_target_do_not_share_room_for_one,
+    ),
+    Mutant(
+        "node: the pool knows what was served",
+        places,
+        "pools",
+        _targets_only,
+        case=places_.test_the_pool_has_the_targets_of_pods_that_got_other_cards,
+    ),
+    Mutant(
+        "node: a pod leaves the pool when its charge ends",
+        places,
+        "pools",
+        _living_only,
+        case=places_.test_h7_the_reservation_outlives_the_pod_that_stood_in,
+    ),
+    Mutant(
+        "node: the scheduler's card is taken",
+        choice,
+        "_cards",
+        _policy_only,
+        case=choice_.test_the_assigned_card_goes_before_the_policy,
+    ),
+    Mutant(
+        "node: a pod that is gone keeps its turn",
+        release,
+        "waits_its_turn",
+        _no,
+        case=places_.test_h5_a_pod_that_is_gone_keeps_its_place_as_long_as_its_turn,
+    ),
+    Mutant(
+        "node: who goes elsewhere waits for all pods",
+        choice,
+        "is_displaced",
+        _no,
+        case=choice_.test_h6_who_goes_elsewhere_waits_for_all_pods,
+    ),
+    Mutant(
+        "node: an unknown pod is waited for",
+        choice,
+        "is_expected",
+        _yes,
+        case=choice_.test_a_pod_that_nobody_knows_is_not_expected,
+    ),
+    Mutant(
+        "node: after a kubelet restart the oldest comes first",
+        Ledger,
+        "kubelet_restarted",
+        _none,
+        case=choice_.test_h4_a_kubelet_that_starts_serves_the_oldest_first,
+    ),
 )
