@@ -286,7 +286,7 @@ MUTANTS = (
         places,
         "STEPS",
         _without(places._a_target_of_its_pool),
-        case=places_.test_a_pod_whose_card_another_got_is_reserved_where_it_goes,
+        seed=1188,
     ),
     Mutant(
         "node: each pod keeps its own target",
