@@ -1,8 +1,8 @@
 """Whatever the extender binds, the node can admit: shipped modules of node and extender in a model world.
 
-`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000), `GPUPACK_UNDERCOUNT_FIRST_SEED` the seed of
-the first history, `GPUPACK_UNDERCOUNT_DENSITY` how much more often trouble comes. The model leaves out what
-docs/accounting.md calls outside the invariant.
+`GPUPACK_UNDERCOUNT_STEPS` sets the number of steps (default 100 000), `GPUPACK_UNDERCOUNT_FIRST_SEED` the
+seed of the first history, `GPUPACK_UNDERCOUNT_DENSITY` how much more often trouble comes. The model leaves
+out what docs/accounting.md calls outside the invariant.
 """
 
 import os
