@@ -11,8 +11,10 @@ With real cards, as in the DaemonSet:
 With simulated ones:
   gpupack node --node-name n1 --gpus simulated --profile 8xh100-80
 
-/readyz answers 200 once the kubelet knows the devices, and 503 while no Node has the name. Shipped
-profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies are listed below.
+/readyz answers 200 once the kubelet knows the devices, and 503 with the reason while no Node has the
+name, the kubelet's book cannot be read, or PodResources does not answer.
+
+Shipped profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies are listed below.
 """
 SCHEDULER_HELP: Final = """Run the scheduler extender.
 

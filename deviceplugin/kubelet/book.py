@@ -7,6 +7,7 @@ layout is the same from Kubernetes 1.22 to 1.37; docs/kubelet-book.md says what 
 
 import asyncio
 import os
+import stat
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -101,8 +102,12 @@ class BookReader:
             BookError: the file cannot be read, is torn, or has an unknown layout.
         """
         try:
-            if self._book is not None and self._settled and _stamp(self._path.stat()) == self._book.stamp:
+            found = self._path.stat()
+            if self._book is not None and self._settled and _stamp(found) == self._book.stamp:
                 return self._book
+            if stat.S_ISFIFO(found.st_mode):
+                # To open it would wait for a writer, and everything else with it.
+                raise BookError(f"{self._path} cannot be read: it is a pipe"[:_MESSAGE_CHARS])
             with self._path.open("rb") as file:
                 stamp = _stamp(os.fstat(file.fileno()))
                 data = file.read()

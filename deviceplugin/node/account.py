@@ -23,6 +23,8 @@ VIEW_WAIT_S: Final = 1.0
 ROOM_WAIT_S: Final = 5.0
 """The same for a container that no single card can take: it may have asked for several, only the API says."""
 
+_NOT_READ: Final = "the kubelet's book was not read yet"
+
 log = structlog.get_logger(__name__)
 
 
@@ -76,7 +78,7 @@ class Account:
         room_wait_s: float = ROOM_WAIT_S,
     ) -> None:
         self.ledger = ledger
-        self.book_problem: str | None = "the kubelet's book was not read yet"
+        self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
         self._book = book
         self._last: object = self
@@ -130,6 +132,8 @@ class Account:
             self.book_problem = str(error)
             self._settle()
             return
+        if self.book_problem not in {None, _NOT_READ}:
+            log.info("the kubelet's book can be read again")
         self.book_problem = None
         if contents is self._last:
             self._settle()
@@ -139,7 +143,7 @@ class Account:
             if entry.resource != self._resource and unit_of_resource(entry.resource) is not None:
                 raise UnitInUseError(
                     f"pod {entry.uid} holds {entry.resource}, this daemon offers {self._resource}: "
-                    "a unit is changed on a drained node only, drain this one first"
+                    "a unit is changed on a drained node only, drain this one while that unit's daemon runs"
                 )
         self._last = contents
         before = self.state()

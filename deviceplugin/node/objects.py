@@ -212,11 +212,15 @@ class NodeObject(msgspec.Struct):
 
     def holds(self) -> Holds | None:
         """What the words contain, None where it cannot be read."""
+        return self.read_holds()[0]
+
+    def read_holds(self) -> tuple[Holds | None, AllocatorError | None]:
+        """What the words contain, None where that cannot be read, and what was wrong with it."""
         text = self._annotation(NODE_HOLDS)
         try:
-            return None if text is None else load_holds(text)
-        except AllocatorError:
-            return None
+            return (None if text is None else load_holds(text)), None
+        except AllocatorError as error:
+            return None, error
 
     def cards(self) -> tuple[CardRecord, ...] | None:
         """The inventory, None where it cannot be read."""

@@ -212,7 +212,9 @@ class NodeView:
 
         The release before did not write the cards.
         """
-        holds, cards = node.holds(), node.cards() or ()
+        (holds, problem), cards = node.read_holds(), node.cards() or ()
+        if problem is not None:
+            log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
         if holds is None:
             return
         found: dict[str, dict[str, int] | None] = {}

@@ -239,8 +239,11 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
     assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 1})
     node.book.problem = None
-    node.account.refresh()
+    with capture_logs() as logs:
+        node.account.refresh()
+        node.account.refresh()
     assert node.account.book_problem is None
+    assert [line["event"] for line in logs] == ["the kubelet's book can be read again"]
 
 
 def test_nothing_is_complete_before_the_first_readable_book():

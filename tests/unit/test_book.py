@@ -223,6 +223,12 @@ def test_an_unreadable_file_is_not_an_empty_book(path: Path) -> None:
         BookReader(path.parent).read()
 
 
+def test_a_pipe_in_the_place_of_the_book_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(BookError, match="cannot be read: it is a pipe"):
+        BookReader(path.parent).read()
+
+
 def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
     replace(path, json.dumps(LAYOUT).encode())
     reader = BookReader(path.parent, clock=lambda: time.time_ns() + 10**9)

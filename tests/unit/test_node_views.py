@@ -212,8 +212,10 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
 
 def test_holds_that_cannot_be_read_are_not_remembered():
     of = account()
-    NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
+    with capture_logs() as logs:
+        NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
     assert of.ledger.promised() == {"c0": 0, "c1": 0}
+    assert [(line["log_level"], NODE_HOLDS in line["error"]) for line in logs] == [("warning", True)]
 
 
 def test_a_node_that_is_not_there_comes_and_goes():
