@@ -51,7 +51,7 @@ class HttpServer:
         Raises:
             SettingsError: the address cannot be had.
         """
-        app = web.Application(middlewares=[_explain_strangers])
+        app = web.Application(middlewares=[_explain_unknown_paths])
         routes = [
             web.get("/healthz", self._on_healthz),
             web.get("/readyz", self._on_readyz),
@@ -95,7 +95,7 @@ class HttpServer:
 
 
 @web.middleware
-async def _explain_strangers(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Say what is served to whoever asks for something else."""
     try:
         return await handler(request)

@@ -19,7 +19,7 @@ EVENT_WAIT_S: Final = 30.0
 
 
 class Owners(Protocol):
-    """Which pod a process belongs to; `cgroups.ProcessOwners` in earnest. Blocking."""
+    """Which pod a process belongs to, as `cgroups.ProcessOwners` tells. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
