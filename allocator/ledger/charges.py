@@ -13,7 +13,7 @@ def of_pod(facts: Facts, uid: str) -> Units:
     a pod that runs, see `_lost`, and what the words had of a pod that the API server has no more.
     """
     held = facts.held.get(uid)
-    units = facts.by_card(held.union) if held is not None else {}
+    units = dict(held.units) if held is not None else {}
     bound = facts.pods.get(uid)
     if bound is not None:
         if is_lost(facts, bound):

@@ -146,10 +146,12 @@ class Held:
     Attributes:
         ids: device IDs by container; a container that is given others has only those.
         since: when the book was first read with it.
+        units: units by card of all IDs, each once; whoever changes `ids` works them out anew.
     """
 
     ids: dict[str, frozenset[str]]
     since: Mark
+    units: Units = field(default_factory=dict)
 
     @property
     def union(self) -> frozenset[str]:

@@ -99,7 +99,9 @@ class Ledger:
             facts.unlisted[uid] = at
         for slot, ids in facts.book.items():
             held = facts.held.setdefault(slot.uid, Held({}, at))
-            held.ids[slot.container] = ids
+            if held.ids.get(slot.container) != ids:
+                held.ids[slot.container] = ids
+                held.units = facts.by_card(held.union)
         self._settle_grants()
         self.settle(now_s)
 

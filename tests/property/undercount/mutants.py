@@ -84,6 +84,7 @@ def _book_is_all(ledger: Ledger, entries: Any, now_s: float) -> None:
     facts = ledger.facts
     for uid, held in facts.held.items():
         held.ids = {name: ids for name, ids in held.ids.items() if (uid, name) in facts.book}
+        held.units = facts.by_card(held.union)
 
 
 def _ids_once(facts: Facts) -> Units:
