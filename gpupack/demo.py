@@ -7,9 +7,9 @@ from typing import Any, Final
 import click
 
 from gpupack import top
+from gpupack.audit import faults, over_committed, views
 from gpupack.embedded import WAIT_S, EmbeddedCluster, NeverCameError, until
 from gpupack.errors import GpupackError
-from gpupack.views import faults, over_committed, views
 from scheduler_plugin.settings import Settings
 from standins.scheduler import Unschedulable
 

@@ -36,7 +36,7 @@ class Contents(Protocol):
         """The devices of every container, of all resources."""
 
 
-class Book(Protocol):
+class BookSource(Protocol):
     """The kubelet's book."""
 
     def read(self) -> Contents | None:
@@ -68,7 +68,7 @@ class Account:
     def __init__(
         self,
         ledger: Ledger,
-        book: Book,
+        book: BookSource,
         resource: str,
         unit_mib: int,
         *,

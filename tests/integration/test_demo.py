@@ -11,9 +11,9 @@ import pytest
 from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
 from gpupack import demo
+from gpupack.audit import environment_faults, faults, over_committed, views
 from gpupack.demo import NODES, PODS, DemoFailedError, play
 from gpupack.embedded import EmbeddedCluster
-from gpupack.views import environment_faults, faults, over_committed, views
 from standins.scheduler import Unschedulable
 
 TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
