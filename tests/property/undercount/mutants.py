@@ -272,7 +272,7 @@ MUTANTS = (
         release,
         "is_dead",
         _dead_whenever_looked,
-        case=release_.test_h2_a_pod_that_only_the_words_had_gets_the_same_time,
+        seed=7219,
     ),
     Mutant("node: the book must lack the pod", release, "is_unlisted", _yes, seed=1008),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = (
         places,
         "STEPS",
         _without(places._its_own_target),
-        case=places_.test_the_own_target_goes_before_another_of_the_pool,
+        seed=8262,
     ),
     Mutant(
         "node: a place by the card policy",
@@ -308,7 +308,7 @@ MUTANTS = (
         places,
         "pools",
         _targets_only,
-        case=places_.test_the_pool_has_the_targets_of_pods_that_got_other_cards,
+        seed=6276,
     ),
     Mutant(
         "node: a pod leaves the pool when its charge ends",
@@ -322,14 +322,14 @@ MUTANTS = (
         choice,
         "_cards",
         _policy_only,
-        case=choice_.test_the_assigned_card_goes_before_the_policy,
+        seed=6015,
     ),
     Mutant(
         "node: a pod that is gone keeps its turn",
         release,
         "waits_its_turn",
         _no,
-        case=places_.test_h5_a_pod_that_is_gone_keeps_its_place_as_long_as_its_turn,
+        seed=6334,
     ),
     Mutant(
         "node: who goes elsewhere waits for all pods",
