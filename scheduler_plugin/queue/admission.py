@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.lending import Case, Choice, by_share, pick
+from scheduler_plugin.queue.lending import Case, Choice, Tenant, by_share, pick
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.room import Room
 from scheduler_plugin.queue.slots import Slots
@@ -68,9 +68,6 @@ class Admission:
         room: The cluster.
         slots: Its slots.
         locality: Where data is.
-
-    Attributes:
-        gangs: Members (UID and needs) of every gang that waits, by the UID of its task.
     """
 
     def __init__(
@@ -81,8 +78,7 @@ class Admission:
         self.room = room
         self.slots = slots
         self.locality = locality
-        self.gangs: dict[str, tuple[tuple[str, Wants], ...]] = {}
-        self._unplaced: set[Needs] = set()
+        self.unplaced: set[Needs] = set()
 
     def decide(self, now: float) -> Iterator[Release]:
         """Release what can be released; each is taken before it is yielded.
@@ -90,7 +86,7 @@ class Admission:
         Args:
             now: Seconds, for the state.
         """
-        self._unplaced.clear()
+        self.unplaced.clear()
         while True:
             release = self._next(now)
             if release is None:
@@ -108,24 +104,18 @@ class Admission:
                 if offer is None:
                     return None
                 row, slot = offer
-            choice = pick(
-                slot,
-                order,
-                near=lambda group: look.is_near(group, row),
-                may=lambda tenant, group: look.may(tenant.name, group, row),
-                locality=self.config.locality.enabled,
-            )
+            choice = look.pick(slot, row)
             if choice is None:
                 return None
             release = self._take(choice, look, row, now)
             if release is not None:
                 return release
-            self._unplaced.add(choice.task.wants)
+            self.unplaced.add(choice.task.wants)
 
     def _take(self, choice: Choice[Needs], look: "Look", row: int | None, now: float) -> Release | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
         task, tenant = choice.task, self.tenants[choice.tenant]
-        pods = self.gangs[task.uid] if isinstance(task.wants, GangWants) else ((task.uid, task.wants),)
+        pods = task.wants.members if isinstance(task.wants, GangWants) else ((task.uid, task.wants),)
         taken: list[Member] = []
         for uid, wants in pods:
             node = self._place(uid, wants, task, row if not taken else None, choice.relaxed, look, now)
@@ -140,7 +130,6 @@ class Admission:
             self.tenants.hold(choice.tenant, member.uid, member.wants.units)
         tenant.waiting.remove(task.uid)
         self.room.give_up(task.uid)
-        self.gangs.pop(task.uid, None)
         return Release(
             tenant=choice.tenant,
             task=task,
@@ -162,7 +151,7 @@ class Admission:
         now: float,
     ) -> str:
         """Take a pod's cards on the best node, or on a given one; the node's name, empty for none."""
-        names = self.room.state.nodes.names
+        names: list[str] = self.room.state.nodes.names
         if row is not None:
             return names[row] if self.room.take(uid, wants, row, now) else ""
         fits = self.room.fits(wants, holder=task.uid)
@@ -170,9 +159,10 @@ class Admission:
             fits = fits & look.with_idle_slots()
         if task.data and not relaxed and self.config.locality.enabled:
             fits = fits & look.near_rows(task.data)
-        for best in self.room.best(wants, np.flatnonzero(fits)).tolist():
-            if self.room.take(uid, wants, best, now):
-                return names[best]
+        best: list[int] = self.room.best(wants, np.flatnonzero(fits)).tolist()
+        for each in best:
+            if self.room.take(uid, wants, each, now):
+                return names[each]
         return ""
 
     def _undo(self, uid: str, now: float) -> None:
@@ -196,7 +186,9 @@ class Admission:
         Returns:
             UID and node of those for which cards are kept from now on.
         """
-        by_tenant = {uid: tenant for tenant in self.tenants for uid in self.room.keeping if uid in tenant.waiting}
+        by_tenant = {
+            uid: tenant for tenant in self.tenants for uid in self.room.keeping if uid in tenant.waiting
+        }
         for uid in [uid for uid in self.room.keeping if uid not in by_tenant]:
             self.room.give_up(uid)
         served = {tenant.name for tenant in by_tenant.values()}
@@ -231,19 +223,23 @@ class Look:
         self._fits: dict[tuple[Wants, str], BoolArray] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
 
-    def may(self, tenant: str, group: Group[Needs], row: int | None) -> bool:
-        """Whether the oldest task of a group can be released now, to a row or to any."""
-        if not self._is_admissible(tenant, group):
-            return False
-        fits = self._where(group)
-        return bool(fits.any()) if row is None else bool(fits[row])
+    def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:
+        """Offer a slot of a type on a row, or where both are None the whole cluster."""
+        name = "" if row is None else self._admission.room.state.nodes.names[row]
 
-    def is_near(self, group: Group[Needs], row: int | None) -> bool:
-        """Whether the data of a group is near a row, or near any on which it fits."""
-        if row is not None:
-            name = self._admission.room.state.nodes.names[row]
-            return self._admission.locality.near(name, group.key.data)
-        return bool((self._where(group) & self.near_rows(group.key.data)).any())
+        def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+            if not self._is_admissible(tenant.name, group):
+                return False
+            fits = self._where(group)
+            return bool(fits.any()) if row is None else bool(fits[row])
+
+        def near(group: Group[Needs]) -> bool:
+            if row is not None:
+                return self._admission.locality.near(name, group.key.data)
+            return bool((self._where(group) & self.near_rows(group.key.data)).any())
+
+        locality = self._admission.config.locality.enabled
+        return pick(slot, self._order, near=near, may=may, locality=locality)
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
@@ -262,24 +258,25 @@ class Look:
         return idle
 
     def idle_slot(self) -> tuple[int, Kind] | None:
-        """An idle slot on a node where an admissible task fits; None: there is none."""
+        """An idle slot on a node where an admissible task fits, of its own type if there is one; else None."""
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
-        somebody = np.zeros(nodes.row_count, dtype=np.bool_)
+        able = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
         for tenant in self._order:
             for kind in Kind:
                 for group in tenant.waiting.groups(kind):
                     if self._is_admissible(tenant.name, group):
-                        somebody |= self._where(group)
-        for row in np.flatnonzero(somebody).tolist():
-            for kind in Kind:
-                if slots.idle(nodes.names[row], kind):
-                    return row, kind
+                        able[kind] |= self._where(group)
+        for row in np.flatnonzero(able[Kind.LOCAL] | able[Kind.FREE]).tolist():
+            idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
+            own = [kind for kind in idle if able[kind][row]]
+            if idle:
+                return row, (own or idle)[0]
         return None
 
     def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
         """Whether order and quota allow the group, wherever there may be room."""
         admission = self._admission
-        if group.key.wants in admission._unplaced:
+        if group.key.wants in admission.unplaced:
             return False
         if not self._is_next(tenant, group):
             return False
@@ -298,7 +295,7 @@ class Look:
     def _where(self, group: Group[Needs]) -> BoolArray:
         """Rows on which the oldest task of a group fits; of a gang its first pod."""
         wants, room = group.key.wants, self._admission.room
-        first = wants.members[0] if isinstance(wants, GangWants) else wants
+        first = wants.members[0][1] if isinstance(wants, GangWants) else wants
         uid = group.oldest().uid if room.keeping else ""
         holder = uid if uid in room.keeping else ""
         fits = self._fits.get((first, holder))

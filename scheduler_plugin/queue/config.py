@@ -112,7 +112,6 @@ class _Document(_Form, frozen=True):
     keep_room_after: str = "10m"
     bind_within: str = "2m"
     gang_within: str = "5m"
-    default_queue: str = ""
 
 
 class QueueConfig(Struct, frozen=True):
@@ -129,7 +128,6 @@ class QueueConfig(Struct, frozen=True):
         keep_room_after_s: From then on room is kept free for a pod that does not fit.
         bind_within_s: A released pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
-        default_queue: Queue of pods that wear the gate and name none; empty: they wait.
     """
 
     queues: dict[str, QueueForm]
@@ -142,7 +140,6 @@ class QueueConfig(Struct, frozen=True):
     keep_room_after_s: float = 600.0
     bind_within_s: float = 120.0
     gang_within_s: float = 300.0
-    default_queue: str = ""
 
 
 Form = TypeVar("Form")
@@ -179,7 +176,7 @@ def parse_config(name: str, text: str) -> QueueConfig:
             ("gang_within", "gangWithin"),
         )
     }
-    faults += _together(document, queues, cohorts, slots)
+    faults += _together(queues, cohorts, slots)
     if faults or locality is None:
         raise QueueConfigError(name, faults)
     return QueueConfig(
@@ -193,7 +190,6 @@ def parse_config(name: str, text: str) -> QueueConfig:
         keep_room_after_s=seconds["keep_room_after"],
         bind_within_s=seconds["bind_within"],
         gang_within_s=seconds["gang_within"],
-        default_queue=document.default_queue,
     )
 
 
@@ -210,28 +206,12 @@ def over_the_cluster(config: QueueConfig, cluster_units: int) -> str:
     return f"nominal quotas sum up to {promised} units and the cluster's cards have {cluster_units}"
 
 
-def _together(
-    document: _Document, queues: list[QueueForm], cohorts: list[CohortForm], slots: SlotsForm | None
-) -> Iterable[str]:
+def _together(queues: list[QueueForm], cohorts: list[CohortForm], slots: SlotsForm | None) -> Iterable[str]:
     """Faults between parts."""
     yield from _repeated("queues.name", [queue.name for queue in queues])
     yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts])
-    names = {queue.name for queue in queues}
-    if document.default_queue and document.default_queue not in names:
-        yield f"defaultQueue: {document.default_queue}; allowed are {', '.join(sorted(names))}"
     for at, queue in enumerate(queues):
-        if queue.nominal_quota is None:
-            for field, value in (
-                ("borrowingLimit", queue.borrowing_limit),
-                ("lendingLimit", queue.lending_limit),
-            ):
-                if value is not None:
-                    yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
-        elif queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
-            yield (
-                f"queues[{at}].lendingLimit: {queue.lending_limit}; "
-                f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
-            )
+        yield from _quotas(at, queue)
     yield from _circles({cohort.name: cohort.parent for cohort in cohorts if cohort.parent})
     if slots is not None:
         if slots.local.count == 0 and slots.free.count == 0:
@@ -240,6 +220,21 @@ def _together(
             yield f"slots.freeName: {slots.free_name}; allowed is another name than localName"
         if slots.per == "node" and (slots.local.share_of_cards, slots.free.share_of_cards) != (100, 100):
             yield "slots: shareOfCards; allowed with per: card only"
+
+
+def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
+    if queue.nominal_quota is None:
+        for field, value in (
+            ("borrowingLimit", queue.borrowing_limit),
+            ("lendingLimit", queue.lending_limit),
+        ):
+            if value is not None:
+                yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
+    elif queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
+        yield (
+            f"queues[{at}].lendingLimit: {queue.lending_limit}; "
+            f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
+        )
 
 
 def _circles(parents: Mapping[str, str]) -> Iterable[str]:

@@ -109,7 +109,7 @@ class NodeRules(msgspec.Struct, frozen=True):
     tolerations: tuple[Toleration, ...] = ()
 
     def allow(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
-        """Whether kube-scheduler's plugins NodeAffinity, TaintToleration and NodeUnschedulable allow a node."""
+        """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
         if any(labels.get(key) != value for key, value in self.selector):
             return False
         if self.terms is not None and not any(term.matches(name, labels) for term in self.terms):

@@ -8,11 +8,12 @@ lends it to itself (cases 3 and 4), and when a tenant further down is the one, t
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
 
 W = TypeVar("W", bound=Hashable)
+T = TypeVar("T", bound="Tenant[Any]")
 
 
 class Case(IntEnum):
@@ -67,7 +68,7 @@ class Choice(Generic[W]):
     lender: str
 
 
-def by_share(tenants: Iterable[Tenant[W]]) -> list[Tenant[W]]:
+def by_share(tenants: Iterable[T]) -> list[T]:
     """Order tenants: the smallest share of what it is worth first, ties by name."""
     return sorted(tenants, key=lambda tenant: (tenant.allocated / tenant.weight, tenant.name))
 

@@ -1,11 +1,13 @@
 """Pods as the queue reads them from the API server. Pure."""
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
+from allocator.errors import shown
 from allocator.names import DOMAIN
 from scheduler_plugin.cluster.objects import (
     Affinity,
@@ -29,6 +31,7 @@ GANG_SIZE: Final = f"{DOMAIN}/gang-size"
 
 MAX_GANG: Final = 1024
 MAX_DATA: Final = 64
+_SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 
 
 class Owner(Struct):
@@ -207,10 +210,14 @@ def _gang(annotations: dict[str, str]) -> tuple[str, int, str]:
     """Read gang and size; a fault in words where they make no sense."""
     gang, text = annotations.get(GANG, ""), annotations.get(GANG_SIZE)
     if not gang:
-        return "", 1, "" if text is None else f"annotation {GANG_SIZE} without {GANG}: allowed are both or none"
-    size = int(text) if text is not None and text.isdecimal() and len(text) <= 4 else 0
+        return (
+            "",
+            1,
+            "" if text is None else f"annotation {GANG_SIZE} without {GANG}: allowed are both or none",
+        )
+    size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
-        seen = "missing" if text is None else repr(text[:32])
+        seen = "missing" if text is None else shown(text)
         return gang, 0, f"annotation {GANG_SIZE} is {seen}: allowed is a whole number from 1 to {MAX_GANG}"
     return gang, size, ""
 

@@ -1,14 +1,14 @@
-"""Where the cluster has room for a pod of the queue: card, processor, host memory, labels and taints. Pure."""
+"""Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allocator.cards import Card
 from allocator.place import place
-from allocator.records import Assignment
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
@@ -18,6 +18,9 @@ from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.labels import Taint
 from scheduler_plugin.queue.wants import Wants
+
+if TYPE_CHECKING:
+    from allocator.records import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,4 +238,3 @@ class Room:
         if facts is None:
             return False
         return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
-

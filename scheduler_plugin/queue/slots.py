@@ -46,7 +46,9 @@ class Slots:
         """Count the slots of a node with these labels and so many cards; None: the node is gone."""
         node = self.nodes.setdefault(name, NodeSlots())
         for kind in Kind:
-            node.total[kind] = 0 if facts is None or self.form is None else _count(self.form, kind, facts, cards)
+            node.total[kind] = (
+                0 if facts is None or self.form is None else _count(self.form, kind, facts, cards)
+            )
         if facts is None and not any(node.running.values()):
             del self.nodes[name]
 

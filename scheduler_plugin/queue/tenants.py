@@ -1,11 +1,14 @@
 """The tenants: their waiting tasks, what they have, and what they may have. Pure."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from scheduler_plugin.queue.config import QueueConfig, QueueForm
 from scheduler_plugin.queue.quota import Account, Cohort, cohorts_of
 from scheduler_plugin.queue.waiting import Waiting
-from scheduler_plugin.queue.wants import Needs
+
+if TYPE_CHECKING:
+    from scheduler_plugin.queue.wants import Needs
 
 
 class TenantState:
@@ -90,7 +93,9 @@ class Tenants:
             tenant = self[name]
             tenant.form = config.queues.get(name)
             tenant.count_slots = self._count_slots
-        for name in [n for n, t in self._known.items() if t.form is None and not t.waiting and not t.released]:
+        for name in [
+            n for n, t in self._known.items() if t.form is None and not t.waiting and not t.released
+        ]:
             del self._known[name]
         roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
         accounts: dict[str, dict[str, Account]] = {}

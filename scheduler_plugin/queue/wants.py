@@ -1,6 +1,6 @@
-"""What a pod of the queue needs of a node, written so that pods with equal needs are one and the same. Pure."""
+"""What a pod of the queue needs of a node, equal where pods are interchangeable. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from allocator.request import PodRequest
@@ -21,7 +21,7 @@ class Wants:
     request: PodRequest
     cpu_milli: int = 0
     memory_bytes: int = 0
-    rules: NodeRules = NodeRules()
+    rules: NodeRules = field(default_factory=NodeRules)
 
     @cached_property
     def units(self) -> int:
@@ -33,6 +33,7 @@ class Wants:
         return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules))
 
     def __hash__(self) -> int:
+        """Computed once: every question about room asks for it."""
         return self._hash
 
 
@@ -42,18 +43,19 @@ class GangWants:
 
     Attributes:
         uid: Of the gang.
-        members: What each of its pods needs, the hardest to place first.
+        members: UID and needs of each of its pods, the hardest to place first.
     """
 
     uid: str
-    members: tuple[Wants, ...]
+    members: tuple[tuple[str, Wants], ...]
 
     @cached_property
     def units(self) -> int:
         """Units of GPU memory of all members."""
-        return sum(wants.units for wants in self.members)
+        return sum(wants.units for _, wants in self.members)
 
     def __hash__(self) -> int:
+        """By the gang: its members are many."""
         return hash(self.uid)
 
 

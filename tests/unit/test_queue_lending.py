@@ -39,7 +39,9 @@ def user(name: str, *tasks: Task[str], weight: float = 1.0, allocated: float = 0
     return tenant
 
 
-def offer(slot: Kind | None, node: str, tenants: Sequence[User], *, locality: bool = True) -> Choice[str] | None:
+def offer(
+    slot: Kind | None, node: str, tenants: Sequence[User], *, locality: bool = True
+) -> Choice[str] | None:
     """Offer a slot on a node; data is named after the node that it is on."""
 
     def near(group: Group[str]) -> bool:
@@ -90,7 +92,11 @@ def test_nobody_waits_and_the_slot_stays_idle() -> None:
 
 def test_the_smallest_share_of_its_worth_comes_first_then_the_name() -> None:
     """4 of weight 4 is less than 2 of weight 1."""
-    tenants = [user("c", weight=1, allocated=2), user("b", weight=4, allocated=4), user("a", weight=1, allocated=1)]
+    tenants = [
+        user("c", weight=1, allocated=2),
+        user("b", weight=4, allocated=4),
+        user("a", weight=1, allocated=1),
+    ]
     assert [tenant.name for tenant in by_share(tenants)] == ["a", "b", "c"]
 
 
@@ -114,7 +120,9 @@ def rounds(*, borrowing: bool) -> tuple[int, float]:
     Returns:
         Rounds until all is done, and the share of slots that were busy.
     """
-    tenant = user("u1", *[local(f"m{i}", "n1", i, "j") for i in range(8)], *[free(f"r{i}", i, "j") for i in range(4)])
+    tenant = user(
+        "u1", *[local(f"m{i}", "n1", i, "j") for i in range(8)], *[free(f"r{i}", i, "j") for i in range(4)]
+    )
     count = busy = 0
     while len(tenant.waiting):
         running: list[Task[str]] = []
