@@ -68,6 +68,9 @@ class Admission:
         room: The cluster.
         slots: Its slots.
         locality: Where data is.
+
+    Attributes:
+        unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
     """
 
     def __init__(
@@ -165,6 +168,13 @@ class Admission:
                 return names[each]
         return ""
 
+    def place(self, uid: str, wants: Wants, now: float) -> str:
+        """Take a pod's cards on the best node that has them; the node's name, empty for none."""
+        for row in self.room.best(wants, np.flatnonzero(self.room.fits(wants))).tolist():
+            if self.room.take(uid, wants, row, now):
+                return str(self.room.state.nodes.names[row])
+        return ""
+
     def _undo(self, uid: str, now: float) -> None:
         take = self.room.state.taken(uid)
         if take is not None:
@@ -258,7 +268,7 @@ class Look:
         return idle
 
     def idle_slot(self) -> tuple[int, Kind] | None:
-        """An idle slot on a node where an admissible task fits, of its own type if there is one; else None."""
+        """An idle slot where an admissible task fits, of the task's own type if there is one."""
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
         able = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
         for tenant in self._order:

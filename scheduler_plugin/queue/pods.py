@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -125,6 +126,15 @@ class NamespaceLite(Struct):
     metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
 
 
+class Affinities(IntEnum):
+    """How deep a pod's `spec.affinity` goes on the way to required node terms: a patch must know."""
+
+    NONE = 0
+    SOME = 1
+    NODES = 2
+    REQUIRED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """What a pod says to the queue.
@@ -141,6 +151,7 @@ class Ticket:
         owned: A controller would create it again.
         ending: It is being deleted.
         unschedulable: kube-scheduler found no node for it.
+        affinity: How much of `spec.affinity` it has, see `Affinities`.
         fault: What is wrong with it, in words, empty for nothing.
     """
 
@@ -155,6 +166,7 @@ class Ticket:
     owned: bool
     ending: bool
     unschedulable: bool
+    affinity: "Affinities"
     fault: str
 
 
@@ -181,6 +193,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
             each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable"
             for each in pod.status.conditions or ()
         ),
+        affinity=_affinities(pod),
         fault=fault,
     )
 
@@ -204,6 +217,13 @@ def node_facts(node: QueueNode) -> NodeFacts:
         taints=node.spec.taints or (),
         unschedulable=node.spec.unschedulable,
     )
+
+
+def _affinities(pod: QueuePod) -> Affinities:
+    affinity = pod.spec.affinity
+    nodes = affinity.node_affinity if affinity is not None else None
+    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
+    return Affinities(sum(each is not None for each in (affinity, nodes, required)))
 
 
 def _gang(annotations: dict[str, str]) -> tuple[str, int, str]:

@@ -6,6 +6,7 @@ was released, one with a node sits in its slot. So everything is found again aft
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from allocator.errors import shown
@@ -73,6 +74,7 @@ class Queue:
         self.entries: dict[str, Entry] = {}
         self.gangs: dict[str, Gang] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
+        self._unplaced: set[str] = set()
         self._failed: dict[str, tuple[str, str]] = {}
         self._wants: dict[Wants, Wants] = {}
 
@@ -125,6 +127,8 @@ class Queue:
         if entry is None:
             entry = Entry(record, ticket, wants, fault, phase, seen=now, released=now)
             self.entries[record.uid] = entry
+            if phase is Phase.RELEASED:
+                self._unplaced.add(uid)
         elif phase is Phase.GATED and entry.phase is Phase.RELEASED:
             # Released by us a moment ago; the API server has not told that yet.
             phase = Phase.RELEASED
@@ -153,10 +157,21 @@ class Queue:
             entry.phase, entry.given_back = Phase.GATED, False
             self._enter(entry)
 
+    @property
+    def known(self) -> Iterator[str]:
+        """UIDs of all pods that the queue would forget if they were gone."""
+        return chain(self.entries, self._failed)
+
     # What comes out.
 
     def decide(self, now: float) -> Iterator[Release]:
-        """Release what can be released now; what is yielded is taken and counted."""
+        """Release what can be released now; what is yielded is taken and counted.
+
+        Pods that were released before this process began get their room first.
+        """
+        for uid in self._unplaced:
+            self._place_again(uid, now)
+        self._unplaced.clear()
         for release in self.admission.decide(now):
             for member in release.members:
                 entry = self.entries[member.uid]
@@ -279,6 +294,15 @@ class Queue:
         self.slots.leave(entry.uid)
         self._let_go(entry)
         entry.given_back = True
+
+    def _place_again(self, uid: str, now: float) -> None:
+        """Take room for a pod that somebody else has released and that is not bound."""
+        entry = self.entries.get(uid)
+        if entry is None or entry.wants is None or entry.phase is not Phase.RELEASED or entry.fault:
+            return
+        node = self.admission.place(uid, entry.wants, now)
+        if node:
+            self.slots.sit(uid, node, entry.kind)
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""

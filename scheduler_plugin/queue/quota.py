@@ -91,6 +91,10 @@ class Cohort:
             return False
         return self._lacks(account, units) <= 0
 
+    def free(self, tenant: str) -> int:
+        """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
+        return -self._lacks(self.accounts[tenant], 0)
+
     def lacks(self, tenant: str, units: int) -> int:
         """Units that borrowers have and that a tenant misses to have so many more within its own quota."""
         account = self.accounts[tenant]
