@@ -225,38 +225,62 @@ class Look:
     Args:
         admission: Whose decision.
         order: The tenants, in order.
+
+    Attributes:
+        able: Needs of eligible tasks that fit somewhere.
     """
 
     def __init__(self, admission: Admission, order: Sequence[TenantState]) -> None:
         self._admission = admission
         self._order = order
-        self._fits: dict[tuple[Wants, str], BoolArray] = {}
+        self._fits: dict[tuple[Wants, str], tuple[BoolArray, bool]] = {}
+        self._near: dict[frozenset[str], BoolArray] = {}
+        self._near_somewhere: dict[tuple[Wants, frozenset[str]], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
+        self.able = self._able()
+
+    def _able(self) -> set[Needs]:
+        """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
+        admission = self._admission
+        needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
+        able: set[Needs] = {each for each in needs if self._fit(_first(each), "")[1]}
+        for uid in admission.room.keeping:
+            for tenant in self._order:
+                task = tenant.waiting.get(uid)
+                if task is not None:
+                    able.add(task.wants)
+        return able
 
     def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:
         """Offer a slot of a type on a row, or where both are None the whole cluster."""
         name = "" if row is None else self._admission.room.state.nodes.names[row]
 
         def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
-            if not self._is_admissible(tenant.name, group):
-                return False
-            fits = self._where(group)
-            return bool(fits.any()) if row is None else bool(fits[row])
+            fits, somewhere = self._where(group)
+            return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
 
         def near(group: Group[Needs]) -> bool:
+            data = group.key.data
             if row is not None:
-                return self._admission.locality.near(name, group.key.data)
-            return bool((self._where(group) & self.near_rows(group.key.data)).any())
+                return self._admission.locality.near(name, data)
+            key = (_first(group.key.wants), data)
+            found = self._near_somewhere.get(key)
+            if found is None:
+                found = bool((self._where(group)[0] & self.near_rows(data)).any())
+                self._near_somewhere[key] = found
+            return found
 
         locality = self._admission.config.locality.enabled
-        return pick(slot, self._order, near=near, may=may, locality=locality)
+        return pick(slot, self._order, near=near, may=may, among=self.able, locality=locality)
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
-        nodes = self._admission.room.state.nodes
-        rows = [nodes.rows[name] for name in self._admission.locality.nodes_near(data) if name in nodes.rows]
-        near = np.zeros(nodes.row_count, dtype=np.bool_)
-        near[rows] = True
+        near = self._near.get(data)
+        if near is None:
+            nodes = self._admission.room.state.nodes
+            names = self._admission.locality.nodes_near(data)
+            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
+            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
         return near
 
     def with_idle_slots(self) -> BoolArray:
@@ -270,27 +294,26 @@ class Look:
     def idle_slot(self) -> tuple[int, Kind] | None:
         """An idle slot where an admissible task fits, of the task's own type if there is one."""
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
-        able = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
+        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
+        seen: set[tuple[Kind, Needs]] = set()
         for tenant in self._order:
             for kind in Kind:
-                for group in tenant.waiting.groups(kind):
-                    if self._is_admissible(tenant.name, group):
-                        able[kind] |= self._where(group)
-        for row in np.flatnonzero(able[Kind.LOCAL] | able[Kind.FREE]).tolist():
+                for group in tenant.waiting.groups(kind, self.able):
+                    known = (kind, group.key.wants) in seen and not self._admission.room.keeping
+                    if not known and self._is_admissible(tenant.name, group):
+                        seen.add((kind, group.key.wants))
+                        rows[kind] |= self._where(group)[0]
+        for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
             idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
-            own = [kind for kind in idle if able[kind][row]]
+            own = [kind for kind in idle if rows[kind][row]]
             if idle:
                 return row, (own or idle)[0]
         return None
 
     def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
         """Whether order and quota allow the group, wherever there may be room."""
-        admission = self._admission
-        if group.key.wants in admission.unplaced:
-            return False
-        if not self._is_next(tenant, group):
-            return False
-        return admission.tenants.allows(tenant, group.key.wants.units)
+        wants = group.key.wants
+        return self._is_next(tenant, group) and self._admission.tenants.allows(tenant, wants.units)
 
     def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
@@ -302,13 +325,20 @@ class Look:
             self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
         return self._strict[tenant] is group
 
-    def _where(self, group: Group[Needs]) -> BoolArray:
-        """Rows on which the oldest task of a group fits; of a gang its first pod."""
-        wants, room = group.key.wants, self._admission.room
-        first = wants.members[0][1] if isinstance(wants, GangWants) else wants
+    def _where(self, group: Group[Needs]) -> tuple[BoolArray, bool]:
+        """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
+        room = self._admission.room
         uid = group.oldest().uid if room.keeping else ""
-        holder = uid if uid in room.keeping else ""
-        fits = self._fits.get((first, holder))
-        if fits is None:
-            fits = self._fits[first, holder] = room.fits(first, holder=holder)
-        return fits
+        return self._fit(_first(group.key.wants), uid if uid in room.keeping else "")
+
+    def _fit(self, wants: Wants, holder: str) -> tuple[BoolArray, bool]:
+        found = self._fits.get((wants, holder))
+        if found is None:
+            fits = self._admission.room.fits(wants, holder=holder)
+            found = self._fits[wants, holder] = (fits, bool(fits.any()))
+        return found
+
+
+def _first(needs: Needs) -> Wants:
+    """What a task needs; of a gang its first pod."""
+    return needs.members[0][1] if isinstance(needs, GangWants) else needs

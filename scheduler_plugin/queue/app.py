@@ -108,8 +108,8 @@ async def run(
 class Term:
     """When this process may decide: it leads, its view is fresh, and the leader before it is silent.
 
-    What a leader, or the process before this one, had sent may take effect for a write's time more; a list of pods
-    made after that shows all that did.
+    What a leader, or the process before this one, had sent may take effect for a write's time more; a list
+    of pods made after that shows all that did.
 
     Args:
         elector: None when nobody else can be releasing.

@@ -13,6 +13,7 @@ from scheduler_plugin.queue.entries import Entry, Phase
 from scheduler_plugin.queue.explain import Reason, why
 from scheduler_plugin.queue.lending import launch_order
 from scheduler_plugin.queue.queue import Queue, TakenBack
+from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
 from scheduler_plugin.queue.writing import Writer, Written
 
 UNDER_WAY: Final = 16
@@ -81,6 +82,7 @@ class Controller:
         self._news = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
         self._told: dict[str, Reason] = {}
+        self._reclaimer = Reclaimer(queue)
 
     def note(self) -> None:
         """Something changed: decide again."""
@@ -159,6 +161,8 @@ class Controller:
         now = self._clock()
         for back in self.queue.expire(now):
             self._take_back(back)
+        for reclaim in self._reclaimer.find(now):
+            self._reclaim(reclaim)
         for entry, node in self.queue.keep_room(now):
             message = f"it waits long and fits nowhere: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
@@ -169,6 +173,17 @@ class Controller:
         for uid in [uid for uid in self._told if uid not in self.queue.entries]:
             del self._told[uid]
 
+    def _reclaim(self, reclaim: Reclaim) -> None:
+        """Evict those who borrowed what a lender needs, and keep the room for it."""
+        entry = self.queue.entries[reclaim.uid]
+        if reclaim.node and entry.wants is not None:
+            self.queue.room.keep(entry.uid, entry.wants, reclaim.node)
+        for victim in reclaim.victims:
+            why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
+            self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
+            self._begin_removing(victim, reclaim.tenant)
+
     def _take_back(self, back: TakenBack) -> None:
         entry = back.entry
         queue = entry.ticket.queue
@@ -177,13 +192,16 @@ class Controller:
         self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
         log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
         if back.remove:
-            task = asyncio.create_task(self._remove(entry))
-            self._writes.add(task)
-            task.add_done_callback(self._writes.discard)
+            self._begin_removing(entry)
 
-    async def _remove(self, entry: Entry) -> None:
-        written = await self._writer.remove(entry)
-        if written is Written.REFUSED:
+    def _begin_removing(self, entry: Entry, lender: str = "") -> None:
+        task = asyncio.create_task(self._remove(entry, lender))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _remove(self, entry: Entry, lender: str) -> None:
+        if await self._writer.remove(entry) is Written.REFUSED:
+            self._reclaimer.refused(lender, entry.uid)
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue)
 
     def _explain(self, entry: Entry, now: float) -> None:

@@ -199,8 +199,6 @@ def _room(queue: Queue, uid: str, wants: Wants) -> str:
     )
     text = f"it needs {need}; the largest free card has {largest}"
     if largest >= units:
-        text = (
-            f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
-        )
+        text = f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
     kept = queue.room.kept_for(uid)
     return f"{text}; room is kept for it on node {kept}" if kept else text

@@ -5,7 +5,7 @@ worth. Whoever has a task that may run there gets the slot, even if it is of the
 lends it to itself (cases 3 and 4), and when a tenant further down is the one, the others lend it to him.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -79,6 +79,7 @@ def pick(
     *,
     near: Callable[[Group[W]], bool],
     may: Callable[[Tenant[W], Group[W]], bool],
+    among: Collection[W] | None = None,
     locality: bool = True,
 ) -> Choice[W] | None:
     """Choose the task for a free slot on a node.
@@ -88,6 +89,7 @@ def pick(
         tenants: In the order of `by_share`.
         near: Whether the data of a group of local tasks is on the node or in its rack.
         may: Whether a tenant's tasks of a group can run on the node now.
+        among: Needs of tasks that could be chosen; no other tasks are looked at. None: all.
         locality: Ask first for tasks whose data is near.
 
     Returns:
@@ -95,7 +97,7 @@ def pick(
     """
     for relaxed in (False, True) if locality else (True,):
         for tenant in tenants:
-            found = [_oldest(tenant, kind, near, may, relaxed=relaxed) for kind in _preferred(slot)]
+            found = [_oldest(tenant, kind, near, may, among, relaxed=relaxed) for kind in _preferred(slot)]
             able = [group for group in found if group is not None]
             if not able:
                 continue
@@ -131,12 +133,13 @@ def _oldest(
     kind: Kind,
     near: Callable[[Group[W]], bool],
     may: Callable[[Tenant[W], Group[W]], bool],
+    among: Collection[W] | None,
     *,
     relaxed: bool,
 ) -> Group[W] | None:
     """The group of the tenant's longest waiting task of a class that may run, None when there is none."""
     best: Group[W] | None = None
-    for group in tenant.waiting.groups(kind):
+    for group in tenant.waiting.groups(kind, among):
         if best is not None and best.oldest().age_key < group.oldest().age_key:
             continue
         bound = kind is Kind.LOCAL and bool(group.key.data)

@@ -75,6 +75,7 @@ class Queue:
         self.gangs: dict[str, Gang] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self._unplaced: set[str] = set()
+        self._drained: set[str] = set()
         self._failed: dict[str, tuple[str, str]] = {}
         self._wants: dict[Wants, Wants] = {}
 
@@ -191,6 +192,11 @@ class Queue:
                 self._give_back(entry, now)
                 why = f"not bound within {self.config.bind_within_s:g} s of its release"
                 back.append(TakenBack(entry, why, remove=self.config.mode == "batch" and entry.ticket.owned))
+        drained = [name for name, form in self.config.queues.items() if form.stop == "HoldAndDrain"]
+        for entry in [self.entries[uid] for name in drained for uid in self.tenants[name].released]:
+            if entry.uid not in self._drained and not entry.ticket.ending:
+                self._drained.add(entry.uid)
+                back.append(TakenBack(entry, f"queue {entry.ticket.queue} is drained", remove=True))
         for gang in list(self.gangs.values()):
             if gang.released is not None and now - gang.released >= self.config.gang_within_s:
                 back += self._take_gang_back(gang, now)
@@ -306,6 +312,7 @@ class Queue:
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
+        self._drained.discard(uid)
         if uid in self._failed:
             tenant, job = self._failed.pop(uid)
             self.tenants[tenant].waiting.finished(uid, job)

@@ -113,13 +113,13 @@ class Room:
         Returns:
             intp[k], best first; the policy may hold a pod back from every row.
         """
-        nodes, query = self.state.nodes, self._mask(wants).query
+        nodes, query = self.state.nodes, self.query(wants)
         scores = self.policies.of(query.request).score(nodes, query.ask, rows)
         return rows[best(scores, nodes.name_rank[rows], limit)] if len(rows) else rows
 
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
-        nodes, query = self.state.nodes, self._mask(wants).query
+        nodes, query = self.state.nodes, self.query(wants)
         placement = place_with(self.policies.of(query.request), nodes, row, query)
         kept = list(chain.from_iterable(c for u, (r, c) in self._kept.items() if r == row and u != uid))
         if placement is not None and not set(kept).isdisjoint(placement.charge):
@@ -138,8 +138,13 @@ class Room:
 
     # Room that is kept.
 
-    def keep(self, uid: str, wants: Wants) -> str:
+    def keep(self, uid: str, wants: Wants, node: str = "") -> str:
         """Keep cards for a pod that fits nowhere: those that need the least to become free.
+
+        Args:
+            uid: Of the pod.
+            wants: Its needs.
+            node: Where, empty: on the node that needs the least.
 
         Returns:
             The node, empty where no node could ever take the pod.
@@ -147,8 +152,9 @@ class Room:
         nodes = self.state.nodes
         taken = {row for row, _ in self._kept.values()}
         found: tuple[int, str, int, tuple[int, ...]] | None = None
-        for name, row in nodes.rows.items():
-            if row in taken or not nodes.usable[row] or not self._allowed(wants, name):
+        rows = nodes.rows if not node else {name: row for name, row in nodes.rows.items() if name == node}
+        for name, row in rows.items():
+            if row in taken or not nodes.usable[row] or not self.allowed(wants, name):
                 continue
             choice = self._least_used(wants, row)
             if choice is not None and (found is None or (choice[0], name) < found[:2]):
@@ -179,7 +185,7 @@ class Room:
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
-        admits = self._mask(wants).query.ask.admits
+        admits = self.query(wants).ask.admits
         missing, cards, added = 0, [], dict.fromkeys(range(len(open_units)), 0)
         for demand in wants.request.demands:
             able = sorted(
@@ -212,7 +218,10 @@ class Room:
         nodes = self.state.nodes
         mask = self._masks.get(wants)
         size = nodes.row_count
-        query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
+        if mask is not None and wants.request.selector.admits_all:
+            query = mask.query
+        else:
+            query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
         if mask is None or len(mask.made) != size or mask.facts != self._facts_version:
             made = np.full(size, -1, dtype=np.int64)
             mask = _Mask(np.zeros(size, dtype=np.bool_), made, self._facts_version, query)
@@ -230,10 +239,15 @@ class Room:
         fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
         fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
         for at in np.flatnonzero(fits).tolist():
-            fits[at] = self._allowed(wants, nodes.names[rows[at]])
+            fits[at] = self.allowed(wants, nodes.names[rows[at]])
         return fits
 
-    def _allowed(self, wants: Wants, name: str) -> bool:
+    def query(self, wants: Wants) -> Query:
+        """A pod's needs, ready to be asked of the arrays."""
+        return self._mask(wants).query
+
+    def allowed(self, wants: Wants, name: str) -> bool:
+        """Whether labels and taints of a node let a pod run there."""
         facts = self.facts.get(name)
         if facts is None:
             return False

@@ -1,9 +1,10 @@
 """Pods that wait, in the order of their tenants, and the stages of their jobs. Pure."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Generic, TypeVar
 
 W = TypeVar("W", bound=Hashable)
@@ -120,7 +121,7 @@ class Waiting(Generic[W]):
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[W]] = {}
-        self._groups: dict[Kind, dict[GroupKey[W], Group[W]]] = {Kind.LOCAL: {}, Kind.FREE: {}}
+        self._groups: dict[Kind, dict[W, dict[frozenset[str], Group[W]]]] = {Kind.LOCAL: {}, Kind.FREE: {}}
         self._jobs: dict[str, _Job[W]] = {}
 
     def __len__(self) -> int:
@@ -198,26 +199,39 @@ class Waiting(Generic[W]):
         task = self._tasks.get(uid)
         return task is not None and task.kind is Kind.FREE and bool(self.unfinished(task.job))
 
-    def groups(self, kind: Kind) -> Iterator[Group[W]]:
-        """The eligible tasks of a class."""
-        return iter(self._groups[kind].values())
+    def groups(self, kind: Kind, among: Collection[W] | None = None) -> Iterator[Group[W]]:
+        """The eligible tasks of a class; only those with some of these needs, where they are given."""
+        groups = self._groups[kind]
+        if among is None:
+            found: Iterable[dict[frozenset[str], Group[W]]] = groups.values()
+        elif len(among) < len(groups):
+            found = [groups[wants] for wants in among if wants in groups]
+        else:
+            found = [by_data for wants, by_data in groups.items() if wants in among]
+        return chain.from_iterable(by_data.values() for by_data in found)
+
+    def wants(self) -> Iterator[W]:
+        """The needs of eligible tasks; some of them twice."""
+        return chain(*self._groups.values())
 
     def _enter(self, task: Task[W]) -> None:
-        key = GroupKey(task.kind, task.wants, task.data)
-        groups = self._groups[task.kind]
-        group = groups.get(key)
+        by_data = self._groups[task.kind].setdefault(task.wants, {})
+        group = by_data.get(task.data)
         if group is None:
-            group = groups[key] = Group(key)
+            group = by_data[task.data] = Group(GroupKey(task.kind, task.wants, task.data))
         group.add(task)
 
     def _leave(self, task: Task[W]) -> None:
         """Take a task out of its group, if it is in one."""
-        groups = self._groups[task.kind]
-        group = groups.get(GroupKey(task.kind, task.wants, task.data))
-        if group is not None:
-            group.discard(task.uid)
-            if not group:
-                del groups[group.key]
+        by_data = self._groups[task.kind].get(task.wants, {})
+        group = by_data.get(task.data)
+        if group is None:
+            return
+        group.discard(task.uid)
+        if not group:
+            del by_data[task.data]
+            if not by_data:
+                del self._groups[task.kind][task.wants]
 
     def _forget_empty(self, name: str, job: _Job[W]) -> None:
         if not job.unfinished and not job.second:

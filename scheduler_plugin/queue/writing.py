@@ -96,6 +96,7 @@ class Writer:
     async def remove(self, entry: Entry) -> Written:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
+        path = pod_path(pod.namespace, pod.name)
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -103,7 +104,7 @@ class Writer:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            await self._api.post(f"{pod_path(pod.namespace, pod.name)}/eviction", body, timeout_s=self._timeout_s)
+            await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
         except NotFound:
             return Written.GONE
         except KubeApiError:

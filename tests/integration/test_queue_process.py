@@ -224,7 +224,7 @@ async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
         first, second = tmp_path / "1", tmp_path / "2"
         first.mkdir()
         second.mkdir()
-        options = {"leader_elect": True, "lease_s": 1}
+        options: dict[str, Any] = {"leader_elect": True, "lease_s": 1}
         async with queue(api, second, **options, identity="b") as standby:
             async with queue(api, first, **options, identity="a") as other:
 

@@ -4,6 +4,7 @@ import pytest
 
 from allocator.records import Assignment
 from scheduler_plugin.queue.pods import GATE
+from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
@@ -344,3 +345,61 @@ def test_everything_is_found_again_after_a_restart() -> None:
     for name in ("a", "b"):
         assert again.queue.tenants[name].units == world.queue.tenants[name].units
         assert len(again.queue.tenants[name].waiting) == len(world.queue.tenants[name].waiting)
+
+
+def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
+    """What the reclaimer wants to be done: lender, node and names of victims."""
+    found = Reclaimer(world.queue).find(world.now)
+    return [(each.tenant, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
+
+
+def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> None:
+    """The youngest borrowed pod goes, and none without `reclaim: evict`."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    assert reclaimed(world) == [("b", "n1", ["a3"])]
+    world.configure(TWO)
+    assert reclaimed(world) == []
+
+
+def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
+    """b uses its 16 units and wants more."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
+    uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
+    assert len(world.released()) == 4
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b2", 8, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
+    """The youngest has one, so the next older one would go, but that one is not borrowed."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 16, queue="a", created=i, spec={"priority": 5}) for i in range(2)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 16, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_a_drained_queue_removes_its_pods_once() -> None:
+    """Stop HoldAndDrain."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    uid = world.pod("one")
+    world.decide()
+    world.bind(uid)
+    world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    assert [(back.entry.uid, back.remove) for back in world.queue.expire(0)] == [(uid, True)]
+    assert world.queue.expire(0) == []
