@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from gpupack.commands.common import serve, version_option
+from gpupack.commands.common import FAILED, fail, serve, version_option
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
     their label gpupack.io/queue-name names. Each is released when it is its turn and a card can take it.
@@ -44,3 +44,41 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     from scheduler_plugin.queue.settings import QueueSettings
 
     serve(lambda stop: run(QueueSettings(config=config, **options), stop=stop), SchedulerError, KubeApiError)
+
+
+@queue.command(short_help="Show who has what, who waits and why.")
+@click.argument("name", required=False)
+@click.option("--pods/--no-pods", default=True, show_default=True, help="Also every pod that waits.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "-n", "--namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
+)
+@click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@version_option
+def status(
+    name: str | None, pods: bool, output: str, namespace: str, service: str, kubeconfig: str | None
+) -> None:
+    """Show all queues, or the one of that NAME, as the queue's leader sees them.
+
+    Units are those of GPU memory; BORROWED and LENT are between queues of one cohort.
+    """
+    import asyncio
+
+    from gpupack import queuestatus
+    from gpupack.errors import InputError
+    from kubeapi.errors import ConfigError, KubeApiError
+
+    try:
+        raw = asyncio.run(queuestatus.fetch(kubeconfig, namespace, service))
+        found = queuestatus.read(raw, name)
+    except (InputError, ConfigError) as error:
+        fail(error)
+    except KubeApiError as error:
+        fail(error, FAILED)
+    if output == "json":
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        click.echo(queuestatus.render(found, pods=pods))
