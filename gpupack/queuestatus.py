@@ -18,11 +18,15 @@ class Status(msgspec.Struct, frozen=True):
         queues: By name.
         pods: Those that wait, by queue and position.
         trouble: Why nothing is released, empty for nothing.
+        fault: Why the newest configuration is not in force, empty for nothing.
+        mode: `gate` or `batch`.
     """
 
     queues: tuple[TenantStatus, ...]
     pods: tuple[Why, ...]
     trouble: str = ""
+    fault: str = ""
+    mode: str = "gate"
 
 
 async def fetch(kubeconfig: str | None, namespace: str, service: str) -> bytes:
@@ -57,12 +61,15 @@ def read(raw: bytes, queue: str | None = None) -> Status:
     if queue not in names:
         raise InputError(f"queue {queue!r} does not exist: allowed are {', '.join(names)}")
     queues = tuple(each for each in status.queues if each.name == queue)
-    return Status(queues, tuple(pod for pod in status.pods if pod.queue == queue), status.trouble)
+    pods = tuple(pod for pod in status.pods if pod.queue == queue)
+    return msgspec.structs.replace(status, queues=queues, pods=pods)
 
 
 def render(status: Status, *, pods: bool) -> str:
     """Write tables: of the queues, and of the pods that wait if they are wanted."""
     parts = [f"nothing is released: {status.trouble}"] if status.trouble else []
+    if status.fault:
+        parts.append(f"the newest configuration is not in force:\n{status.fault}")
     parts.append(_table(_QUEUE_HEADER, map(_queue, status.queues)))
     if pods:
         parts.append(_table(_POD_HEADER, map(_pod, status.pods)) if status.pods else "no pod waits")
@@ -70,8 +77,18 @@ def render(status: Status, *, pods: bool) -> str:
 
 
 _QUEUE_HEADER = (
-    "QUEUE", "COHORT", "WEIGHT", "NOMINAL", "USED", "BORROWED", "LENT", "RUNNING", "WAITING", "OLDEST", "STOP",
-)  # fmt: skip
+    "QUEUE",
+    "COHORT",
+    "WEIGHT",
+    "NOMINAL",
+    "USED",
+    "BORROWED",
+    "LENT",
+    "RUNNING",
+    "WAITING",
+    "OLDEST",
+    "STOP",
+)
 _POD_HEADER = ("QUEUE", "POSITION", "POD", "WAITS", "REASON", "WHY")
 
 

@@ -73,7 +73,7 @@ async def run(
             queue.configure(new)
             controller.note()
 
-        app = make_app(controller, QueueMetrics(), lambda: term.trouble, clock)
+        app = make_app(controller, QueueMetrics(), lambda: term.trouble, lambda: file.fault, clock)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -13,7 +13,11 @@ STATUS = "/status"
 
 
 def make_app(
-    controller: Controller, metrics: QueueMetrics, trouble: Callable[[], str], clock: Callable[[], float]
+    controller: Controller,
+    metrics: QueueMetrics,
+    trouble: Callable[[], str],
+    fault: Callable[[], str],
+    clock: Callable[[], float],
 ) -> web.Application:
     """Make the application.
 
@@ -21,6 +25,7 @@ def make_app(
         controller: Of the queue.
         metrics: For Prometheus.
         trouble: Why nothing is released, empty for nothing.
+        fault: Why the newest configuration is not in force, empty for nothing.
         clock: Monotonic seconds.
     """
 
@@ -38,7 +43,13 @@ def make_app(
 
     async def status(_request: web.Request) -> web.Response:
         queue, now = controller.queue, clock()
-        body = {"queues": tenants(queue, now), "pods": waiting(queue, now), "trouble": trouble()}
+        body = {
+            "mode": queue.config.mode,
+            "queues": tenants(queue, now),
+            "pods": waiting(queue, now),
+            "trouble": trouble(),
+            "fault": fault(),
+        }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     app = web.Application()

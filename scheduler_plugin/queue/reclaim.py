@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
@@ -11,7 +12,9 @@ from scheduler_plugin.queue.tenants import TenantState
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
 
-MOST_CANDIDATES = 64
+SETTLE_S: Final = 15.0
+
+MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
 
 
@@ -32,8 +35,20 @@ class Reclaim:
     victims: tuple[Entry, ...]
 
 
+@dataclass(slots=True)
+class _Going:
+    """What was evicted for a tenant: the pod that waits, victims that are still there, when the last went."""
+
+    waiting: str
+    uids: set[str]
+    gone: float
+
+
 class Reclaimer:
-    """Finds victims, for one pod of a tenant at a time: not before those of the last one are gone.
+    """Finds victims, for one pod of a tenant at a time.
+
+    Not before that pod was released: a victim's node needs a moment to say that its cards are free. Or some
+    seconds after the last victim went, when something else took the room.
 
     Args:
         queue: The queue.
@@ -41,7 +56,7 @@ class Reclaimer:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._going: dict[str, set[str]] = {}
+        self._going: dict[str, _Going] = {}
 
     def find(self, now: float) -> list[Reclaim]:
         """Find what is to be done now; nobody is named twice.
@@ -51,21 +66,27 @@ class Reclaimer:
         """
         if self._queue.config.reclaim != "evict":
             return []
-        known = self._queue.entries.keys()
-        going = {tenant: uids & known for tenant, uids in self._going.items()}
-        self._going = {tenant: uids for tenant, uids in going.items() if uids}
+        for tenant, going in list(self._going.items()):
+            going.uids &= self._queue.entries.keys()
+            if going.uids:
+                going.gone = now
+            elif going.waiting not in self._queue.tenants[tenant].waiting or now - going.gone >= SETTLE_S:
+                del self._going[tenant]
         found = []
         for tenant in self._queue.tenants:
             if tenant.is_open and tenant.name not in self._going:
                 reclaim = self._for(tenant, now)
                 if reclaim is not None:
-                    self._going[tenant.name] = {victim.uid for victim in reclaim.victims}
+                    uids = {victim.uid for victim in reclaim.victims}
+                    self._going[tenant.name] = _Going(reclaim.uid, uids, now)
                     found.append(reclaim)
         return found
 
     def refused(self, tenant: str, uid: str) -> None:
         """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was."""
-        self._going.get(tenant, set()).discard(uid)
+        going = self._going.get(tenant)
+        if going is not None:
+            going.uids.discard(uid)
 
     def _for(self, tenant: TenantState, now: float) -> Reclaim | None:
         """Find what is to be done for the oldest pod of a tenant that its own quota covers."""
@@ -98,7 +119,7 @@ class Reclaimer:
         """The pods with which borrowers exceed their own quota: smallest priority first, then youngest."""
         found: list[Entry] = []
         queue = self._queue
-        going = set().union(*self._going.values())
+        going = set().union(*(each.uids for each in self._going.values()))
         for name in borrowers:
             cohort = queue.tenants.cohort(name)
             left = cohort.accounts[name].borrowed if cohort is not None else 0

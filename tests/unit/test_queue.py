@@ -403,3 +403,21 @@ def test_a_drained_queue_removes_its_pods_once() -> None:
     world.configure("queues: [{name: a, stop: HoldAndDrain}]")
     assert [(back.entry.uid, back.remove) for back in world.queue.expire(0)] == [(uid, True)]
     assert world.queue.expire(0) == []
+
+
+def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
+    """The victim is gone and its node has not said so yet; much later another one is looked for."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.node("n1", (16, 16), [16, 16], holds=uids)
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    world.delete(found.victims[0].uid)
+    assert world.released() == [], "the words are as they were"
+    assert reclaimer.find(14) == []
+    assert len(reclaimer.find(15)) == 1

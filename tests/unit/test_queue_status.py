@@ -59,5 +59,7 @@ def test_an_answer_of_something_else(raw: bytes) -> None:
 
 
 def test_trouble_comes_first() -> None:
-    raw = json.dumps({"queues": [], "pods": [], "trouble": "another process is the leader"}).encode()
-    assert render(read(raw), pods=True).startswith("nothing is released: another process is the leader")
+    body = {"queues": [], "pods": [], "trouble": "another process is the leader", "fault": "f: slots: x"}
+    lines = render(read(json.dumps(body).encode()), pods=True).splitlines()
+    assert lines[0] == "nothing is released: another process is the leader"
+    assert lines[2:4] == ["the newest configuration is not in force:", "f: slots: x"]
