@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -101,3 +102,9 @@ async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncItera
     finally:
         stop.set()
         await task
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    options += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)

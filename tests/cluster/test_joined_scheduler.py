@@ -92,6 +92,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     join(cluster, first)
     cluster.create(w.pod("one", w.container(gib=5)))
     cluster.wait_running("one", 60)
+    cluster.wait_event("one", "CardsAssigned: Assigned on node")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         first.http("/bind")
     holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]

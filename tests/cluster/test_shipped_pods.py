@@ -126,6 +126,7 @@ def test_pods_share_cards_and_the_standby_takes_over(cluster):
     pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
     cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
     cluster.wait_running("one", 60)
+    cluster.wait_event("one", "CardsAssigned: Assigned on node")
     cluster.wait_used([0, 8])
     environment = cluster.environment("one")
     cards = {card.uuid: card.used for card in cluster.state().cards}
