@@ -36,7 +36,7 @@ def start_as_pods(cluster: Cluster) -> None:
         "default service account",
     )
     objects = build(REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
-    node_port, *others = free_ports(5)
+    node_port, *others = free_ports(7)
     for one in objects:
         match one["kind"]:
             case "DaemonSet":
@@ -48,10 +48,11 @@ def start_as_pods(cluster: Cluster) -> None:
             case _:
                 apply_all(cluster.api, [one])
     for number, replica in enumerate(REPLICAS):
-        extender_port, https_port = others[2 * number : 2 * number + 2]
+        extender_port, https_port, metrics_port = others[3 * number : 3 * number + 3]
         config = with_ports(configuration, {"8910": extender_port})
         config["metadata"]["name"] = f"{SCHEDULER}-{replica}"
-        made = as_pods_here(cluster, deployment, {"8910": extender_port, "10259": https_port})
+        ports = {"8910": extender_port, "10259": https_port, "8912": metrics_port}
+        made = as_pods_here(cluster, deployment, ports)
         apply_all(cluster.api, [config, _replica(made, replica)])
 
 
