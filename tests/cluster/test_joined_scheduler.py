@@ -29,9 +29,8 @@ class Replica(Extender):
         (self.certificate, key) = (cluster.home / f"extender.{end}" for end in ("crt", "key"))
         (deployment,) = [one for one in build(OVERLAY) if one["kind"] == "Deployment"]
         shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        arguments = [
-            word for word in shipped[1:] if not word.startswith(("--http", "--metrics-http", "--tls"))
-        ]
+        ours = ("--http", "--metrics-http", "--tls")
+        arguments = [word for word in shipped[1:] if not word.startswith(ours)]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
         tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
         tls.append(f"--tls-client-ca-file={self.certificate}")
