@@ -7,8 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from standins.apiserver.server import ApiServer
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, two_nodes, until
 
 WAITS = (
     "0/1 nodes can take 16 GiB: 1 no card with 16 GiB free. "
@@ -18,10 +17,7 @@ WAITS = (
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with ApiServer() as api, extender(tmp_path, api) as client:
-        client.make_node("a", (16, 16), (8, 8))
-        client.make_node("b", (16, 16), (4, 0))
-        await until(client.ready)
+    async with two_nodes(tmp_path) as client:
         yield client
 
 

@@ -20,15 +20,12 @@ from scheduler_plugin.http.server import FAULT, MAX_BODY
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object, uuid
-from tests.extender_client import LIMIT_S, Client, extender, make_certificate, until
+from tests.extender_client import LIMIT_S, Client, extender, make_certificate, two_nodes, until
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with ApiServer() as api, extender(tmp_path, api) as client:
-        client.make_node("a", (16, 16), (8, 8))
-        client.make_node("b", (16, 16), (4, 0))
-        await until(client.ready)
+    async with two_nodes(tmp_path) as client:
         yield client
 
 
