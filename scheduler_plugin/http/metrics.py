@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
     from scheduler_plugin.commit.binding import Leadership
 
+VERBS: Final = ("filter", "prioritize", "bind", "preempt")
+
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
 _MIB: Final = 1 << 20
 _REASONS: Final = (*(each.name.lower() for each in Misfit if each is not Misfit.NONE), INVALID, NOT_REFUSED)
@@ -54,6 +56,10 @@ class Metrics:
             ("verb",),
             registry=self.registry,
         )
+        for verb in VERBS:
+            # From the start: what appears with its first error has no increase that an alert could see.
+            self.handled.labels(verb)
+            self.errors.labels(verb)
         if cluster is not None:
             self.registry.register(cluster)
 

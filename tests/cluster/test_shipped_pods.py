@@ -1,6 +1,8 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -121,6 +123,17 @@ def test_the_daemon_set_publishes_the_nodes_cards(cluster):
     until(lambda: cluster.allocatable() == sum(card.size for card in cluster.state().cards), "units", 20)
     (status,) = daemon["status"]["containerStatuses"]
     assert status["restartCount"] == 0
+
+
+def test_prometheus_reads_every_replica_where_no_verb_is_served(cluster):
+    for pod in wait_ready(cluster, SCHEDULER, len(REPLICAS)):
+        ports = [port for each in pod["spec"]["containers"] for port in each.get("ports", [])]
+        (port,) = [port["containerPort"] for port in ports if port["name"] == "metrics"]
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+            assert 'gpupack_scheduler_nodes{words="readable"} 1.0' in answer.read().decode().splitlines()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/bind", b"{}", timeout=5)
 
 
 def test_pods_share_cards_and_the_standby_takes_over(cluster):
