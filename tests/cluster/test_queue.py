@@ -70,8 +70,7 @@ def wears_gate(cluster: Cluster, name: str) -> bool:
 
 
 def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueController) -> None:
-    text = "it needs 3 units on one card; the largest free card has 2"
-    assert text in cluster.wait_event(waiting, "NoRoom")
+    """Four of five fit; the fifth waits with its gate, and runs when one ends."""
     for number in range(5):
         cluster.create(gated(f"p{number}", 3))
     until(lambda: [p["reason"] for p in running.status()["pods"]] == ["NoRoom"], "one waits for room", 30)
@@ -80,9 +79,8 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     for name in others:
         cluster.wait_running(name)
     assert cluster.wait_used([6, 6])
-    assert "it needs 3 units on one card; the largest free card has 2" in cluster.wait_event(
-        waiting, "NoRoom"
-    )
+    why = "it needs 3 units on one card; the largest free card has 2"
+    assert why in cluster.wait_event(waiting, "NoRoom")
     assert "Released" in cluster.wait_event(others[0], "released from queue a for node n1")
     holds_for(lambda: wears_gate(cluster, waiting), "the gate stays", 1)
     cluster.delete(others[0])
@@ -167,7 +165,8 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     cluster.api.post("/api/v1/namespaces", space)
     pod = w.pod("inside", w.container(gib=3))
     pod["metadata"]["namespace"] = "team"
-    until(lambda: _born(cluster, pod) == ([{"name": GATE}], {QUEUE_NAME: "b"}), "the namespace's queue", 20)
+    wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
+    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue", 20)
     for each in policies:
         cluster.api.delete(
             f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
@@ -175,6 +174,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
 
 
 def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
+    """Gates and labels with which the API server would create a pod."""
     made = cluster.api.post("/api/v1/namespaces/team/pods", pod, dryRun="All")
     return made["spec"].get("schedulingGates"), made["metadata"].get("labels")
 
