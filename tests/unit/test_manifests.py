@@ -140,7 +140,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler"])
+@pytest.mark.parametrize("command", ["node", "queue", "scheduler"])
 def test_flags_exist(command: str) -> None:
     environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
     shown = subprocess.run(
@@ -210,7 +210,7 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
         told = one["spec"]["template"]["metadata"]["annotations"]
         assert told["prometheus.io/scrape"] == "true"
         port = told["prometheus.io/port"]
-        if gpupack["args"][0] == "node":
+        if gpupack["args"][0] in {"node", "queue"}:
             assert f"--http=:{port}" in gpupack["args"]
             assert port_of(gpupack, "http") == int(port)
         else:
