@@ -23,11 +23,12 @@ from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import name_of_our_own
 from deviceplugin.metrics import CardState, Metrics
 from deviceplugin.node.account import Account
+from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
 from deviceplugin.node.objects import NodeObject, PodObject
-from deviceplugin.node.publisher import Annotator, Publisher
+from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
@@ -217,6 +218,9 @@ class Daemon:
             reasons.append(self._cleaner.problem)
         if self._node_view.missing:
             reasons.append(f"no Node is named {self._settings.node_name}")
+        # Mostly it is what was said above that keeps the first patch waiting.
+        if self._publisher.problem is not None and (self._publisher.failing or not reasons):
+            reasons.append(self._publisher.problem)
         return reasons
 
     def _explain(self) -> dict[str, Any]:

@@ -319,6 +319,35 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
             assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
+@pytest.mark.parametrize("words", ["none yet", "as they should be"])
+async def test_a_daemon_that_may_not_write_to_its_node_is_not_ready(words):
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        await world.settled([0], set())
+        await world.kill_daemon()
+        if words == "none yet":
+            world.api.delete_node(NODE)
+            world.api.add_node(NODE)
+
+        async def refuse(request: web.Request) -> web.Response | None:
+            if request.method != "PATCH" or not request.path.endswith("/status"):
+                return None
+            message = f'nodes "{NODE}" is forbidden: User "x" cannot patch resource "nodes/status"'
+            return web.json_response({"kind": "Status", "message": message}, status=403)
+
+        world.api.http.intercept = refuse
+        await world.start_daemon()
+        await until(lambda: world.daemon._publisher.errors)
+        readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+        async with session.get(readyz) as answer:
+            assert answer.status == 503
+            assert 'cannot patch resource "nodes/status"' in await answer.text()
+        world.api.http.intercept = None
+        await until(lambda: world.daemon._publisher.problem is None)
+        async with session.get(readyz) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        await world.settled([0], set())
+
+
 async def test_words_that_somebody_else_wrote_are_set_right():
     async with node_world(8) as world:
         await world.settled([0], set())
