@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -18,9 +18,10 @@ from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
+from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
-from deviceplugin.kubelet.sockets import name_of_our_own
+from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.metrics import CardState, Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -28,6 +29,7 @@ from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
 from deviceplugin.node.objects import NodeObject, PodObject
+from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
@@ -37,6 +39,9 @@ from kubeapi.client import KubeClient
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
+
+TURN_S: Final = 0.25
+"""How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
 
 
 def gpu_source(settings: Settings) -> GpuSource:
@@ -83,6 +88,8 @@ class Daemon:
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
+        self._lock = FolderLock(settings.device_plugin_dir)
+        self._waiting: str | None = None
         self.ready = asyncio.Event()
         self.http_port = 0
         self.account: Account | None = None
@@ -132,6 +139,9 @@ class Daemon:
         def inventory() -> tuple[CardRecord, ...]:
             return records(ledger.installed, gpus)
 
+        self._ownership = Ownership(
+            client, account, nodes, this_daemon(settings.device_plugin_dir), node_name=settings.node_name
+        )
         self._publisher = Publisher(
             client,
             account,
@@ -143,12 +153,13 @@ class Daemon:
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,
+            owns=lambda: self._ownership.held,
         )
         self._annotator = Annotator(client, account, pods)
         self._registrar = Registrar(
             self._plugin,
             settings.device_plugin_dir,
-            name_of_our_own(settings.device_plugin_dir, settings.endpoint),
+            name_of_our_own(settings.endpoint),
             settings.resource,
             on_registered=self._on_registered,
             on_kubelet_restart=self._reconciler.kubelet_restarted,
@@ -163,6 +174,11 @@ class Daemon:
         # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
         gc.collect()
         gc.freeze()
+        stack.callback(self._lock.release)
+        await _until(stop, _nothing, self._wait_for_turn())
+        if stop.is_set():
+            return
+        clear_left_over(settings.device_plugin_dir, settings.endpoint)
         await _until(
             stop,
             self._farewell,
@@ -171,10 +187,28 @@ class Daemon:
             self._register(),
             self._sampler.run(),
             self._sampler.follow_events(),
+            self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
         )
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until no other daemon serves our kubelet."""
+        while not self._lock.take():
+            if self._waiting is None:
+                holder = self._lock.holder()
+                process = "" if holder is None else f" (process {holder})"
+                self._waiting = (
+                    f"another gpupack node daemon{process} serves the kubelet of "
+                    f"{self._settings.device_plugin_dir}: this one waits until that one ends; "
+                    "one of the two is to be removed"
+                )
+                log.error("waiting", reason=self._waiting)
+            await asyncio.sleep(TURN_S)
+        if self._waiting is not None:
+            log.info("the other daemon has ended, going on")
+        self._waiting = None
 
     async def _register(self) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
@@ -209,6 +243,8 @@ class Daemon:
             self.account.changed()
 
     def _not_ready(self) -> list[str]:
+        if self._waiting is not None:
+            return [self._waiting]
         reasons = []
         if not self._registrar.registered:
             reasons.append("not registered with the kubelet")
@@ -218,6 +254,8 @@ class Daemon:
             reasons.append(self._cleaner.problem)
         if self._node_view.missing:
             reasons.append(f"no Node is named {self._settings.node_name}")
+        if self._ownership.problem is not None:
+            reasons.append(self._ownership.problem)
         # Mostly it is what was said above that keeps the first patch waiting.
         if self._publisher.problem is not None and (self._publisher.failing or not reasons):
             reasons.append(self._publisher.problem)
@@ -239,7 +277,10 @@ class Daemon:
     def _counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
         return {
             "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
-            "patch_errors": ("Failed patches of the Node's words.", lambda: self._publisher.errors),
+            "patch_errors": (
+                "Failed patches of the Node.",
+                lambda: self._publisher.errors + self._ownership.errors,
+            ),
             "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
             "clean_errors": (
                 "Failed requests to PodResources to clean its book.",
@@ -268,6 +309,10 @@ class Daemon:
                 healthy=card.healthy,
                 cordoned=card.cordoned,
             )
+
+
+async def _nothing() -> None:
+    """Take no leave."""
 
 
 async def _until(

@@ -12,7 +12,7 @@ from deviceplugin.node.inventory import records
 from deviceplugin.node.objects import NodeObject
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.views import NodeView, PodView
-from kubeapi.errors import KubeApiError  # noqa: TC001
+from kubeapi.errors import Conflict, KubeApiError
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids, pod
@@ -44,6 +44,8 @@ class FakeApi:
         assert name == "n1"
         if self.failures:
             raise self.failures.pop(0)
+        if body.get("metadata", {}).get("resourceVersion", str(self.version)) != str(self.version):
+            raise Conflict("the object has been modified", reason="Conflict")
         if not body:
             self.empty_patches += 1
             return self.body()
@@ -53,7 +55,7 @@ class FakeApi:
         for key in self.dropped:
             self.node["metadata"]["annotations"].pop(key, None)
         for part in ("capacity", "allocatable"):
-            merged = self.node["status"][part] | body["status"][part]
+            merged = self.node["status"][part] | body.get("status", {}).get(part, {})
             self.node["status"][part] = {key: value for key, value in merged.items() if value is not None}
         return self.body()
 

@@ -66,6 +66,7 @@ class Publisher:
         gap_s: least seconds between two patches that only bring gains.
         now_ms: milliseconds since the epoch.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
+        owns: whether the Node is ours to write to.
 
     Attributes:
         patches: successful patches so far.
@@ -86,6 +87,7 @@ class Publisher:
         gap_s: float = GAP_S,
         now_ms: Callable[[], int] = wall_ms,
         offers: Callable[[], bool] = lambda: True,
+        owns: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
         self._account = account
@@ -97,6 +99,7 @@ class Publisher:
         self._gap_s = gap_s
         self._now_ms = now_ms
         self._offers = offers
+        self._owns = owns
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
@@ -154,7 +157,7 @@ class Publisher:
     async def _say_full(self) -> bool:
         """Tell whether the Node offers nothing any more."""
         node = self._node_view.node
-        if node is None:
+        if node is None or not self._owns():
             return True
         revision = next_revision(self.revision, node, self._now_ms())
         body = farewell(node, revision)
@@ -179,7 +182,7 @@ class Publisher:
             Seconds after which to look again even if nothing happens, None for no need.
         """
         node = self._node_view.node
-        if node is None or not (self._account.ledger.complete and self._offers()):
+        if node is None or not (self._account.ledger.complete and self._offers() and self._owns()):
             # A Node that comes again has lost what was written to it, and nobody undid it.
             self._since_s = self._written = None
             return None

@@ -336,7 +336,7 @@ async def test_a_daemon_that_may_not_write_to_its_node_is_not_ready(words):
 
         world.api.http.intercept = refuse
         await world.start_daemon()
-        await until(lambda: world.daemon._publisher.errors)
+        await until(lambda: world.daemon._publisher.errors or world.daemon._ownership.errors)
         readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
         async with session.get(readyz) as answer:
             assert answer.status == 503

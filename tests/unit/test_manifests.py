@@ -302,7 +302,7 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
         (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
     node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
-    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_HOLDS}']" in node
+    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
     assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]
