@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -22,12 +22,14 @@ from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
-from deviceplugin.metrics import CardState, Metrics
+from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
 from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
@@ -35,7 +37,9 @@ from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
+from deviceplugin.status import Status
 from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
@@ -89,7 +93,6 @@ class Daemon:
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
         self._lock = FolderLock(settings.device_plugin_dir)
-        self._waiting: str | None = None
         self.ready = asyncio.Event()
         self.http_port = 0
         self.account: Account | None = None
@@ -122,8 +125,10 @@ class Daemon:
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         nodes = NodeView(account, settings.node_name)
-        metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
+        metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
+        recorder = EventRecorder(client, "gpupack-node", settings.node_name)
+        notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
@@ -134,13 +139,19 @@ class Daemon:
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=self._plugin.devices_changed,
+            notices=notices,
         )
 
         def inventory() -> tuple[CardRecord, ...]:
             return records(ledger.installed, gpus)
 
         self._ownership = Ownership(
-            client, account, nodes, this_daemon(settings.device_plugin_dir), node_name=settings.node_name
+            client,
+            account,
+            nodes,
+            this_daemon(settings.device_plugin_dir),
+            node_name=settings.node_name,
+            on_conflict=notices.other_daemon,
         )
         self._publisher = Publisher(
             client,
@@ -165,7 +176,22 @@ class Daemon:
             on_kubelet_restart=self._reconciler.kubelet_restarted,
         )
         self._pods, self._node_view = pods, nodes
-        http = HttpServer(metrics, self._not_ready, self._explain)
+        status = Status(
+            settings=settings,
+            account=account,
+            registrar=self._registrar,
+            cleaner=self._cleaner,
+            sampler=self._sampler,
+            nodes=nodes,
+            pods=pods,
+            ownership=self._ownership,
+            publisher=self._publisher,
+            annotator=self._annotator,
+            neighbours=Neighbours(account, nodes, notices),
+            recorder=recorder,
+        )
+        metrics.read_from(settings.unit_mib, status.card_states, status.node_state, status.counts())
+        http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
@@ -174,8 +200,9 @@ class Daemon:
         # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
         gc.collect()
         gc.freeze()
+        stack.push_async_callback(_cancelled, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await _until(stop, _nothing, self._wait_for_turn())
+        await _until(stop, _nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
         clear_left_over(settings.device_plugin_dir, settings.endpoint)
@@ -193,22 +220,23 @@ class Daemon:
             self._reflect(client, nodes, pods),
         )
 
-    async def _wait_for_turn(self) -> None:
+    async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""
         while not self._lock.take():
-            if self._waiting is None:
+            if status.waiting is None:
                 holder = self._lock.holder()
                 process = "" if holder is None else f" (process {holder})"
-                self._waiting = (
+                status.waiting = (
                     f"another gpupack node daemon{process} serves the kubelet of "
                     f"{self._settings.device_plugin_dir}: this one waits until that one ends; "
                     "one of the two is to be removed"
                 )
-                log.error("waiting", reason=self._waiting)
+                log.error("waiting", reason=status.waiting)
+                notices.other_daemon(status.waiting)
             await asyncio.sleep(TURN_S)
-        if self._waiting is not None:
+        if status.waiting is not None:
             log.info("the other daemon has ended, going on")
-        self._waiting = None
+        status.waiting = None
 
     async def _register(self) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
@@ -242,73 +270,10 @@ class Daemon:
         if self.account is not None:
             self.account.changed()
 
-    def _not_ready(self) -> list[str]:
-        if self._waiting is not None:
-            return [self._waiting]
-        reasons = []
-        if not self._registrar.registered:
-            reasons.append("not registered with the kubelet")
-        if self.account is not None and self.account.book_problem is not None:
-            reasons.append(self.account.book_problem)
-        if self._cleaner.problem is not None:
-            reasons.append(self._cleaner.problem)
-        if self._node_view.missing:
-            reasons.append(f"no Node is named {self._settings.node_name}")
-        if self._ownership.problem is not None:
-            reasons.append(self._ownership.problem)
-        # Mostly it is what was said above that keeps the first patch waiting.
-        if self._publisher.problem is not None and (self._publisher.failing or not reasons):
-            reasons.append(self._publisher.problem)
-        return reasons
 
-    def _explain(self) -> dict[str, Any]:
-        account = self.account
-        return {
-            "node": self._settings.node_name,
-            "resource": self._settings.resource,
-            "unit_mib": self._settings.unit_mib,
-            "not_ready": self._not_ready(),
-            "api_connected": self._pods.connected,
-            "seen": self._pods.seen,
-            "revision": self._publisher.revision,
-            "ledger": account.ledger.explain() if account is not None else None,
-        }
-
-    def _counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
-        return {
-            "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
-            "patch_errors": (
-                "Failed patches of the Node.",
-                lambda: self._publisher.errors + self._ownership.errors,
-            ),
-            "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
-            "clean_errors": (
-                "Failed requests to PodResources to clean its book.",
-                lambda: self._cleaner.errors,
-            ),
-            "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
-            "registrations": ("Registrations with the kubelet.", lambda: self._registrar.registrations),
-        }
-
-    def _card_states(self) -> Iterator[CardState]:
-        if self.account is None:
-            return
-        ledger = self.account.ledger
-        reserved = ledger.reserved()
-        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
-            use = self._sampler.uses.get(card.uuid)
-            yield CardState(
-                uuid=card.uuid,
-                model=card.model,
-                size=card.size_units,
-                used=used,
-                promised=card.used_units,
-                reserved=reserved.get(card.uuid, 0),
-                beyond=use.extra_units(self._settings.unit_mib) if use is not None else 0,
-                measured_mib=use.measured_mib if use is not None else None,
-                healthy=card.healthy,
-                cordoned=card.cordoned,
-            )
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _nothing() -> None:

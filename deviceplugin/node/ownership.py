@@ -98,8 +98,7 @@ class Ownership:
         node_view: the Node.
         me: this daemon.
         node_name: of the Node.
-        on_claim: told, at each claim of another daemon that was turned down, who that is.
-        on_loss: told who has the Node, when this daemon must keep quiet.
+        on_conflict: told in words when another daemon has the Node, or wants it.
 
     Attributes:
         errors: failed writes so far.
@@ -113,16 +112,14 @@ class Ownership:
         me: Party,
         *,
         node_name: str,
-        on_claim: Callable[[Party], None] = lambda _: None,
-        on_loss: Callable[[Party], None] = lambda _: None,
+        on_conflict: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._account = account
         self._node_view = node_view
         self._me = me
         self._node_name = node_name
-        self._on_claim = on_claim
-        self._on_loss = on_loss
+        self._on_conflict = on_conflict
         self._wake = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
         self._error: str | None = None
@@ -155,18 +152,20 @@ class Ownership:
             return f"the status of Node {self._node_name} cannot be patched: {self._error}"
         if record is None:
             return None
-        owner = record.owner
-        asked = self._claimed_s is not None
-        reason = (
-            f"Node {self._node_name} belongs to another gpupack node daemon, {owner.name or owner.host}: "
-            f"{'asking whether it is alive' if asked else 'this one waits until that one is gone'}; "
-            "two daemons must not have the same --node-name"
-        )
+        reason = self._belongs_to(record.owner)
         if node.boot_id and self._me.boot and node.boot_id != self._me.boot:
             reason += (
                 f"; this machine is not that Node's (its boot ID is {node.boot_id}, ours {self._me.boot})"
             )
         return reason
+
+    def _belongs_to(self, owner: Party) -> str:
+        asked = self._claimed_s is not None
+        return (
+            f"Node {self._node_name} belongs to another gpupack node daemon, {owner.name or owner.host}: "
+            f"{'asking whether it is alive' if asked else 'this one waits until that one is gone'}; "
+            "two daemons must not have the same --node-name"
+        )
 
     async def run(self) -> None:
         """Claim, answer and wait until cancelled."""
@@ -219,14 +218,17 @@ class Ownership:
     def _lose(self, owner: Party) -> None:
         if self._lost_to != owner:
             log.error("another daemon has this Node, nothing is published", was=owner.name, host=owner.host)
-            self._on_loss(owner)
+            self._on_conflict(self._belongs_to(owner))
         self._lost_to = owner
 
     def _turn_down(self, claim: Party) -> None:
         note = log.debug if self.disputed else log.warning
         note("another daemon wants this Node, turned down", name=claim.name, host=claim.host)
         self._turned_down_s = self._account.now_s()
-        self._on_claim(claim)
+        self._on_conflict(
+            f"another gpupack node daemon, {claim.name or claim.host}, wants to write to this Node, which "
+            f"belongs to {self._me.name or self._me.host}: two daemons must not have the same --node-name"
+        )
 
     async def _write(self, node: NodeObject, record: Record, turned_down: Party | None = None) -> float:
         body: dict[str, Any] = {

@@ -23,8 +23,7 @@ class Daemons:
         self.now_s = 1000.0
         self.api = FakeApi()
         self.api.node["status"]["nodeInfo"] = {"bootID": boot_id}
-        self.claims: list[tuple[str, str]] = []
-        self.losses: list[tuple[str, str]] = []
+        self.conflicts: list[tuple[str, str]] = []
         self.views: dict[str, NodeView] = {}
 
     def daemon(self, host: str, boot: str = "", pod: str = "") -> Ownership:
@@ -36,8 +35,7 @@ class Daemons:
             view,
             Party(host, boot, pod or f"pod-{host}"),
             node_name="n1",
-            on_claim=lambda other: self.claims.append((host, other.host)),
-            on_loss=lambda other: self.losses.append((host, other.host)),
+            on_conflict=lambda said: self.conflicts.append((host, said)),
         )
         self.look(host)
         return found
@@ -79,7 +77,7 @@ async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name(
     assert again.held
     await world.settle(again)
     assert "gpupack-node-new" in world.api.node["metadata"]["annotations"][NODE_DAEMON]
-    assert world.claims == []
+    assert world.conflicts == []
 
 
 async def test_the_second_of_two_daemons_says_so_and_does_not_write():
@@ -88,7 +86,11 @@ async def test_the_second_of_two_daemons_says_so_and_does_not_write():
     await world.settle(first)
     await world.settle(second, first)
     assert (first.held, second.held, world.owner()) == (True, False, "a")
-    assert (first.problem, world.claims, world.losses) == (None, [("a", "b")], [("b", "a")])
+    wants = (
+        "another gpupack node daemon, pod-b, wants to write to this Node, which belongs to pod-a: "
+        "two daemons must not have the same --node-name"
+    )
+    assert (first.problem, world.conflicts) == (None, [("a", wants), ("b", second.problem)])
     assert first.disputed
     assert second.disputed
     assert second.problem.startswith(
@@ -102,7 +104,8 @@ async def test_the_second_of_two_daemons_says_so_and_does_not_write():
     world.now_s += 1
     await world.settle(second, first)
     assert (len(world.api.patches), world.owner()) == (patches + 2, "a")
-    assert world.losses == [("b", "a")]
+    # Known already; that it asks again makes the count of the same Event higher.
+    assert world.conflicts[2:] == [("a", wants)]
 
 
 async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when_it_is_back():
@@ -120,7 +123,7 @@ async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when
     assert (second.held, second.problem, second.disputed) == (True, None, False)
     await world.settle(first, second)
     assert (first.held, second.held, world.owner()) == (False, True, "b")
-    assert world.losses == [("a", "b")]
+    assert [host for host, _ in world.conflicts] == ["b", "a"]
     assert "pod-b" in first.problem
 
 
