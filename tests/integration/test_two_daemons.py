@@ -20,6 +20,13 @@ def arguments(folder, kubelet, profile="2xt4"):
     ]
 
 
+def conflicts(api):
+    """Messages of Events about the Node."""
+    found = [event for event in api.objects("events") if event["reason"] == "ConflictingDaemon"]
+    assert {event["involvedObject"]["name"] for event in found} <= {NODE}
+    return sorted({event["message"] for event in found})
+
+
 async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the_first(world):
     folder, api, kubelet = world
     async with (
@@ -40,8 +47,9 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
             )
             await until(lambda: ready(second_url), (503, reason))
             assert await status_of(session, f"{second_url}/healthz") == (200, "ok\n")
-            for path in ("/metrics", "/explain"):
-                assert (await status_of(session, f"{second_url}{path}"))[0] == 200
+            assert (await status_of(session, f"{second_url}/explain"))[0] == 200
+            _, metrics = await status_of(session, f"{second_url}/metrics")
+            assert "gpupack_node_other_daemon 1.0" in metrics
             # A third one that is told to stop while it waits does so at once.
             async with process(*arguments(folder, kubelet)) as (third, third_url, _):
                 await until(lambda: ready(third_url), (503, reason))
@@ -49,6 +57,7 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
                 assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
             assert await ready(first_url) == (200, "ok\n")
             assert (kubelet.registrations, api.node(NODE)) == (registrations, node)
+            assert conflicts(api) == [reason.strip()]
             assert [line for line in second_lines if "level=error" in line and str(first.pid) in line]
             # However the first one ends, the second goes on.
             first.kill()
@@ -87,6 +96,8 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
                 assert f"Node {NODE} belongs to another gpupack node daemon" in reason
                 assert "this one waits until that one is gone" in reason
                 await until(lambda: told(first_lines, "another daemon wants this Node"), True)
+                await until(lambda: told(conflicts(api), "belongs to another gpupack node daemon"), True)
+                await until(lambda: told(conflicts(api), "wants to write to this Node"), True)
                 assert await sizes() == (14, 14)
                 assert await ready(first_url) == (200, "ok\n")
             # A second that ends takes nothing with it, and a first that comes again goes on at once.
