@@ -45,6 +45,10 @@ class Status:
             reasons.append("not registered with the kubelet")
         if self.account.book_problem is not None:
             reasons.append(self.account.book_problem)
+        reasons += [
+            f"pod {uid} holds {resource} in the kubelet's book, of another unit than ours: has it ended?"
+            for uid, resource in list(self.account.other_units.items())[:1]
+        ]
         if self.cleaner.problem is not None:
             reasons.append(self.cleaner.problem)
         if self.nodes.missing:

@@ -95,6 +95,11 @@ class PodStatus(msgspec.Struct, rename="camel"):
     conditions: list[Condition] | None = None
 
     @property
+    def terminal(self) -> bool:
+        """Whether the pod has ended."""
+        return self.phase in _TERMINAL
+
+    @property
     def admitted(self) -> bool:
         """Whether the kubelet has admitted the pod.
 
@@ -150,7 +155,7 @@ class PodObject(msgspec.Struct):
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,
             ran=self.status.phase in _RAN,
-            terminal=self.status.phase in _TERMINAL,
+            terminal=self.status.terminal,
         )
         return pod, problem or wrong
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
+from deviceplugin.kubelet.book import BOOK_NAME
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
@@ -363,6 +364,21 @@ async def test_another_unit_in_use_stops_the_start():
         await world.stop_daemon()
         with pytest.raises(UnitInUseError, match=r"pod \S+ holds gpupack.io/gpu-memory-gib.*drain"):
             await world.start_daemon(unit_mib=512)
+
+
+async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was_down():
+    """The kubelet's book goes on naming the pods that ended."""
+    async with node_world(8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        await world.kill_daemon()
+        world.api.delete_pod("default", "a")
+        await until(lambda: not world.api.has_pod("default", "a") and not world.kubelet.running_pods())
+        assert uid in (world.kubelet.device_plugin_dir / BOOK_NAME).read_text()
+        await world.start_daemon(unit_mib=512)
+        await until(lambda: (world.words().layout.unit_mib, world.used, world.holds) == (512, [0], set()))
+        assert world.words().sizes == (16,)
+        await until(lambda: world.kubelet.allocatable().get("gpupack.io/gpu-memory-512mib") == 16)
 
 
 async def test_a_unit_that_is_too_small_is_refused_with_the_one_that_fits():

@@ -287,6 +287,7 @@ def test_rights_are_few() -> None:
         "nodes/status": {"patch"},
         "pods": read | {"patch"},
     }
+    assert rights(base["Role", "gpupack-node-events"]) == {"events": {"create", "patch"}}
     assert rights(joined["ClusterRole", "gpupack-extender"]) == {
         "nodes": read,
         "pods": read,
