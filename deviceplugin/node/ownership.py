@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,11 +173,9 @@ class Ownership:
         while True:
             self._wake.clear()
             wait_s = await self._step()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _step(self) -> float | None:
         """Do what is to be done.
