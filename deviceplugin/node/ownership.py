@@ -45,7 +45,6 @@ CLAIM_S: Final = 15.0
 AGAIN_S: Final = 60.0
 """From an answer to the next claim."""
 
-_RETRY_S: Final = 0.1
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -150,7 +149,7 @@ class Ownership:
         if node is None or self.held:
             return None
         if self._error is not None:
-            return f"the status of Node {self._node_name} cannot be patched: {self._error}"
+            return f"the status of Node {self._node_name} cannot be written: {self._error}"
         if record is None:
             return None
         reason = self._belongs_to(record.owner)
@@ -240,16 +239,13 @@ class Ownership:
             answer = await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
             written = msgspec.json.decode(answer, type=NodeObject)
         except Conflict:
-            # Somebody wrote to the Node meanwhile; the watch shows what in a moment.
-            return _RETRY_S
+            # Somebody wrote to the Node meanwhile; the watch shows what in a moment, and that wakes us.
+            return self._backoff.failed()
         except (KubeApiError, msgspec.MsgspecError) as error:
-            self.errors += 1
-            self._error = str(error)
-            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-            note = log.warning if self._backoff.failures == 1 else log.debug
-            note("the Node cannot be claimed", error=str(error), retry_s=round(delay_s, 2))
-            await asyncio.sleep(delay_s)
-            return 0.0
+            return await self._failed(str(error), getattr(error, "retry_after_s", None))
+        if self._record(written) != record:
+            self._node_view.take(written)
+            return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._backoff.reset()
         self._error = None
         if record.claim is not None:
@@ -258,6 +254,16 @@ class Ownership:
             self._turn_down(turned_down)
         self._node_view.take(written)
         self._account.changed()
+        return 0.0
+
+    async def _failed(self, reason: str, at_least_s: float | None = None) -> float:
+        """Wait until it is time for another try."""
+        self.errors += 1
+        self._error = reason
+        delay_s = self._backoff.failed(at_least_s)
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("the Node cannot be claimed", error=reason, retry_s=round(delay_s, 2))
+        await asyncio.sleep(delay_s)
         return 0.0
 
     @staticmethod

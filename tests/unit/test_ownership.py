@@ -225,10 +225,38 @@ async def test_a_refused_claim_says_why_and_is_tried_again():
     first._backoff._base_s = 0.001
     world.api.failures = [Forbidden("may not patch nodes/status")]
     await first._step()
-    assert first.problem == "the status of Node n1 cannot be patched: may not patch nodes/status"
+    assert first.problem == "the status of Node n1 cannot be written: may not patch nodes/status"
     await first._step()
     assert first.held
     assert (first.problem, first.errors) == (None, 1)
+
+
+async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldom():
+    world = Daemons()
+    first = world.daemon("a")
+    first._backoff._base_s = 0.001
+    world.api.dropped = {NODE_DAEMON}
+    for _ in range(3):
+        assert await first._step() == 0.0
+    assert first._backoff.failures == 3
+    assert not first.held
+    assert first.problem == (
+        "the status of Node n1 cannot be written: the Node does not keep its annotation gpupack.io/daemon"
+    )
+    world.api.dropped = set()
+    await world.settle(first)
+    assert (first.held, first.problem) == (True, None)
+
+
+async def test_a_view_that_stays_behind_makes_ever_fewer_requests():
+    world = Daemons()
+    first = world.daemon("a")
+    world.api.version += 1
+    waits = [await first._step() for _ in range(6)]
+    assert waits[0] > 0
+    assert waits[5] > 2 * waits[0]
+    await world.settle(first)
+    assert first.held
 
 
 def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):
