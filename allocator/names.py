@@ -40,6 +40,7 @@ POD_ALLOCATION = f"{DOMAIN}/allocation"
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
+NODE_DAEMON = f"{DOMAIN}/daemon"
 
 MIB_PER_GIB = 1024
 MAX_UNIT_MIB = (1 << 24) - 1
