@@ -75,7 +75,7 @@ class ModelDaemon(Plugin):
             self.ledger.set_healthy(self.cards[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
-        self.lost = self.synced = self.looked = False
+        self.lost = self.synced = False
         self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
 
@@ -85,8 +85,6 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        if not self.looked:  # soon after the first list
-            self.look_at_cgroups()
         if not self.away and not self.ledger.expects(size, must_include, self.now):
             self._catch_up(relist=not self.synced or self.lost)
         if not self.away and self.ledger.displaces(size, must_include, self.now):
@@ -152,6 +150,8 @@ class ModelDaemon(Plugin):
         pods, version, cursor = self.view
         self.view = None
         self.pods.replace(pods, str(version))
+        if not self.synced:
+            self.look_at_cgroups()
         self.cursor, self.lost, self.synced = cursor, False, True
 
     def bookmark(self) -> None:
@@ -164,7 +164,6 @@ class ModelDaemon(Plugin):
     # The cgroups.
 
     def look_at_cgroups(self) -> None:
-        self.looked = self.synced
         uids = self.ledger.doubtful()
         mark = self.ledger.mark(self.now)
         alive = uids & self.kubelet.running
