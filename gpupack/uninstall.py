@@ -86,7 +86,9 @@ class Pod(msgspec.Struct):
     def asks(self) -> bool:
         """Whether a container asks for GPU memory."""
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
-        return any(key.startswith(_ASKED_PREFIX) for each in containers for key in each.resources.limits or ())
+        return any(
+            key.startswith(_ASKED_PREFIX) for each in containers for key in each.resources.limits or ()
+        )
 
     @property
     def is_daemon(self) -> bool:
@@ -249,7 +251,9 @@ class Uninstaller:
         ]
         unknown = sorted(set(names) - set(found))
         if unknown:
-            raise InputError(f"no Node is named {', '.join(unknown)}: allowed are names of the cluster's nodes")
+            raise InputError(
+                f"no Node is named {', '.join(unknown)}: allowed are names of the cluster's nodes"
+            )
         return [name for name in sorted(found) if not names or name in names]
 
     async def clean(self, names: Sequence[str], pods: Collection[Pod]) -> AsyncIterator[Outcome]:

@@ -7,7 +7,7 @@ import click
 
 from gpupack.commands.common import FAILED, fail, version_option
 
-UNINSTALL_HELP = """Remove from the Nodes what gpupack wrote there: its resources in capacity and allocatable, and
+UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
 annotations and labels under gpupack.io/. One Node after the other; all of them, or those named.
 
 \b
@@ -15,9 +15,9 @@ annotations and labels under gpupack.io/. One Node after the other; all of them,
   kubectl delete -k manifests/overlays/MINE
   gpupack uninstall
 
-A Node stays as it is while gpupack's daemon runs there, or pods that hold GPU memory (--force cleans it all the
-same; the pods run on). The kubelet forgets a stopped plugin after five minutes and until then writes its
-resource again: run the command once more then. Exit status 1 says that something is left.
+A Node stays as it is while gpupack's daemon runs there, or pods that hold GPU memory (--force cleans it
+all the same; the pods run on). The kubelet forgets a stopped plugin after five minutes and until then
+writes its resource again: run the command once more then. Exit status 1 says that something is left.
 
 Needed rights: list nodes and pods, get nodes, patch nodes/status.
 """

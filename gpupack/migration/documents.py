@@ -122,5 +122,3 @@ def _is_asked_for(key: str) -> bool:
     """Tell a peer's resource, also as a ResourceQuota writes it."""
     bare = key.removeprefix("requests.").removeprefix("limits.")
     return is_peer(bare)
-
-

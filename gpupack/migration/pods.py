@@ -124,7 +124,9 @@ def _cards(wants: list[tuple[dict[str, Any], Wanted | None]], init_asks: bool) -
     if cards > MAX_CARDS:
         raise UntranslatableError(f"{said} cards: allowed are at most {MAX_CARDS}")
     if cards > 1 and init_asks:
-        raise UntranslatableError(f"an init container asks and {said}: gpupack then gives one card to the pod")
+        raise UntranslatableError(
+            f"an init container asks and {said}: gpupack then gives one card to the pod"
+        )
     return cards
 
 
@@ -226,7 +228,9 @@ def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]
             if any(peer in text for text in _texts([container.get(k) for k in ("env", "command", "args")])):
                 say(f"container {name} uses {peer}*; gpupack sets GPUPACK_MEMORY_MIB and GPUPACK_CARDS")
     for key, value in _selected(spec):
-        say(f"nodeSelector {key}: {value} is kept: somebody has to set that label without {key.split('/')[0]}")
+        say(
+            f"nodeSelector {key}: {value} is kept: somebody has to set that label without {key.split('/')[0]}"
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:

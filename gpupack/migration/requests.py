@@ -20,6 +20,14 @@ GPUSHARE_COUNT: Final = "aliyun.com/gpu-count"
 RESOURCES: Final = frozenset(
     {GPU, SHARED_GPU, HAMI_MIB, HAMI_PERCENT, HAMI_CORES, HAMI_PRIORITY, GPUSHARE_MEMORY, GPUSHARE_COUNT}
 )
+_EXCLUSIVE: Final = (
+    (GPUSHARE_MEMORY, GPU),
+    (GPUSHARE_MEMORY, SHARED_GPU),
+    (GPUSHARE_MEMORY, HAMI_MIB),
+    (GPUSHARE_MEMORY, HAMI_PERCENT),
+    (GPU, SHARED_GPU),
+    (HAMI_MIB, HAMI_PERCENT),
+)
 WHOLE_PERCENT: Final = 100
 _MIB_PER_GIB: Final = 1024
 
@@ -89,6 +97,23 @@ def wanted(amounts: Mapping[str, Any], options: Options) -> Wanted | None:
     """
     if not amounts:
         return None
+    _refuse_without_peer(amounts)
+    numbers = {name: _number(name, amount) for name, amount in amounts.items()}
+    if GPUSHARE_MEMORY in numbers:
+        return _memory(1, numbers[GPUSHARE_MEMORY] * options.gpushare_unit_mib, options, ())
+    # HAMi's webhook sets 1 where only memory or cores are asked for.
+    cards = numbers.get(GPU, numbers.get(SHARED_GPU, 1))
+    notes = _left_out(numbers)
+    if not cards:
+        return None
+    if numbers.get(HAMI_MIB):
+        return _memory(cards, numbers[HAMI_MIB], options, notes)
+    if numbers.get(HAMI_PERCENT):
+        return _percent(cards, numbers[HAMI_PERCENT], notes)
+    return _without_memory(cards, options, notes, shared=SHARED_GPU in numbers)
+
+
+def _refuse_without_peer(amounts: Mapping[str, Any]) -> None:
     for name in amounts:
         if name.startswith(MIG_PREFIX):
             raise UntranslatableError(
@@ -100,43 +125,36 @@ def wanted(amounts: Mapping[str, Any], options: Options) -> Wanted | None:
             f"{GPUSHARE_COUNT}: write the sum of all cards in gpupack.io/gpu-memory-gib and their number in "
             "the annotation gpupack.io/cards"
         )
-    numbers = {name: _number(name, amount) for name, amount in amounts.items()}
-    if GPUSHARE_MEMORY in numbers:
-        if len(numbers) > 1:
-            raise UntranslatableError(f"{' and '.join(sorted(numbers))} in one container: keep one of them")
-        return _memory(1, numbers[GPUSHARE_MEMORY] * options.gpushare_unit_mib, options, ())
+    for one, other in _EXCLUSIVE:
+        if one in amounts and other in amounts:
+            raise UntranslatableError(f"{one} and {other} in one container: keep one of them")
+
+
+def _left_out(numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """Say what gpupack has not."""
     notes = []
     if HAMI_PRIORITY in numbers:
         notes.append(f"{HAMI_PRIORITY} is left out: gpupack has no priorities among pods on one card")
     cores = numbers.get(HAMI_CORES, 0)
     if cores:
-        notes.append(
-            f"{HAMI_CORES}: {cores} is left out: gpupack shares memory and limits no cores"
-            + ("; for a card alone ask for gpupack.io/gpu-percent: 100" if cores == WHOLE_PERCENT else "")
-        )
-    if GPU in numbers and SHARED_GPU in numbers:
-        raise UntranslatableError(f"{GPU} and {SHARED_GPU} in one container: keep one of them")
-    # HAMi's webhook sets 1 where only memory or cores are asked for.
-    cards = numbers.get(GPU, numbers.get(SHARED_GPU, 1))
-    if not cards:
-        return None
-    if HAMI_MIB in numbers and numbers[HAMI_MIB]:
-        if numbers.get(HAMI_PERCENT):
-            raise UntranslatableError(f"{HAMI_MIB} and {HAMI_PERCENT} in one container: keep one of them")
-        return _memory(cards, numbers[HAMI_MIB], options, tuple(notes))
-    if numbers.get(HAMI_PERCENT):
-        return _percent(cards, numbers[HAMI_PERCENT], tuple(notes))
+        alone = "; for a card alone ask for gpupack.io/gpu-percent: 100" if cores == WHOLE_PERCENT else ""
+        notes.append(f"{HAMI_CORES}: {cores} is left out: gpupack shares memory and limits no cores{alone}")
+    return tuple(notes)
+
+
+def _without_memory(cards: int, options: Options, notes: tuple[str, ...], *, shared: bool) -> Wanted | None:
+    """Translate cards of which only the number is known."""
     if options.gpu_gib is not None:
-        return _memory(cards, options.gpu_gib * _MIB_PER_GIB, options, tuple(notes))
-    if SHARED_GPU in numbers:
+        return _memory(cards, options.gpu_gib * _MIB_PER_GIB, options, notes)
+    if shared:
         raise UntranslatableError(
             f"{SHARED_GPU} is a replica that says no memory: give --gpu-gib, the GiB that each may use"
         )
-    notes.append(
+    whole = (
         f"{GPU}: {cards} becomes {'a whole card' if cards == 1 else f'{cards} whole cards'}; where NVIDIA's "
         "plugin makes replicas (time-slicing, MPS) or HAMi has a default memory, give --gpu-gib instead"
     )
-    return _percent(cards, WHOLE_PERCENT, tuple(notes))
+    return _percent(cards, WHOLE_PERCENT, (*notes, whole))
 
 
 def _memory(cards: int, mib_per_card: int, options: Options, notes: tuple[str, ...]) -> Wanted | None:

@@ -1,8 +1,8 @@
 """YAML as plain dicts, lists and texts that are written back as they were read.
 
-PyYAML's own loading turns `0644` into 420 and a time stamp into something that Kubernetes refuses. So a scalar
-stays the text that it was, with its tag and its quotes. Aliases and merge keys are written out; comments are
-lost, and `has_comments` tells whether there were any.
+PyYAML's own loading turns `0644` into 420 and a time stamp into something that Kubernetes refuses. So a
+scalar stays the text that it was, with its tag and its quotes. Aliases and merge keys are written out;
+comments are lost, and `has_comments` tells whether there were any.
 """
 
 import sys
@@ -13,7 +13,7 @@ import yaml
 
 from gpupack.errors import InputError
 
-MAX_VALUES: Final = 500_000
+MAX_VALUES: Final = 200_000
 """A text that holds more, aliases written out, is refused: it would fill the memory."""
 
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -86,7 +86,11 @@ def dump(documents: Iterable[Any]) -> str:
         return ""
     return str(
         yaml.serialize_all(
-            nodes, Dumper=yaml.SafeDumper, explicit_start=len(nodes) > 1, allow_unicode=True, width=sys.maxsize
+            nodes,
+            Dumper=yaml.SafeDumper,
+            explicit_start=len(nodes) > 1,
+            allow_unicode=True,
+            width=sys.maxsize,
         )
     )
 
@@ -120,6 +124,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             values = [self.value(each) for each in node.value]
             return FlowList(values) if node.flow_style else values
+        assert isinstance(node, yaml.ScalarNode)  # noqa: S101 (there is no fourth kind)
         return Scalar.of(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
@@ -131,7 +136,9 @@ class _Reader:
                 # Of several, the first one that has a key counts.
                 for each in reversed(found if isinstance(found, list) else [found]):
                     if not isinstance(each, dict):
-                        raise InputError(f"{self._name}, line {key_node.start_mark.line + 1}: << merges mappings")
+                        raise InputError(
+                            f"{self._name}, line {key_node.start_mark.line + 1}: << merges mappings"
+                        )
                     merged |= each
                 continue
             key = self.value(key_node)
