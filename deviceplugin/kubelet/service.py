@@ -204,8 +204,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if not health[identifier]:
                 raise RefusedError(
                     "unhealthy",
-                    f"device {shown(identifier)} is on a card that is unhealthy; delete this pod, what made it makes "
-                    "another, for a healthy card",
+                    f"device {shown(identifier)} is on a card that is unhealthy; delete this pod, what made "
+                    "it makes another",
                 )
 
     async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:

@@ -25,7 +25,7 @@ UNDERSTOOD = {
     "generatorOptions",
 }
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "Role", "ConfigMap")
-MUTATING = "MutatingAdmissionPolicy"
+MUTATING, MUTATING_V1 = "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
 
 
 def build(folder: Path, *components: Path) -> list[Json]:
@@ -41,20 +41,21 @@ def build(folder: Path, *components: Path) -> list[Json]:
     objects = _build(folder, [])
     for component in components:
         objects = _build(component, objects)
-    return sorted(
-        objects, key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST)
-    )
+    return sorted(objects, key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST))
 
 
 def build_for(api: Api, folder: Path) -> list[Json]:
     """As `build`, with the component that docs/install.md names for an API server before 1.36."""
     objects = build(folder)
-    group = "/apis/admissionregistration.k8s.io"
-    ours = {f"/apis/{one['apiVersion']}" for one in objects if one["kind"] == MUTATING}
-    served = {found["kind"] for found in api.get(f"{group}/v1")["resources"]}
-    if MUTATING in served or ours != {f"{group}/v1"}:
+    ours = {one["apiVersion"] for one in objects if one["kind"] == MUTATING}
+    if has_mutating_policies(api) or ours != {MUTATING_V1}:
         return objects
     return build(folder, COMPONENTS / "scheduler-name-v1beta1")
+
+
+def has_mutating_policies(api: Api) -> bool:
+    """Whether the API server has MutatingAdmissionPolicy as v1, from 1.36 on."""
+    return any(found["kind"] == MUTATING for found in api.get(f"/apis/{MUTATING_V1}")["resources"])
 
 
 def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[Json]:
