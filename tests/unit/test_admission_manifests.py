@@ -26,6 +26,8 @@ def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:
     assert f"isGreaterThan(quantity('{MAX_UNITS}'))" in policy
     assert f"from 1 to {MAX_UNITS}" in policy
     assert f"> {names.MAX_UNIT_MIB}" in policy
+    # A resource of another kind must be made known to this policy.
+    assert {value for key, value in vars(names).items() if re.fullmatch("[A-Z].*_RESOURCE", key)} == set()
 
 
 def listed(name: str, key: str) -> list[str]:
@@ -45,7 +47,7 @@ def test_the_ways_to_have_the_schedulers_name_set() -> None:
     ours = ("MutatingAdmissionPolicy", "gpupack-scheduler-name")
     found = {name: objects(name) for name in BUILDS}
     policy = text_of(found["base"][ours])
-    assert f"startsWith('{names.RESOURCE_PREFIX}')" in policy
+    assert f"startsWith('{names.GPU_PREFIX}')" in policy
     versions = {name: one[ours]["apiVersion"] for name, one in found.items() if ours in one}
     without = {"overlays/scheduler-name-by-hand", "overlays/join-existing-scheduler"}
     assert set(versions) == set(BUILDS) - without
