@@ -24,6 +24,7 @@ OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustom
 NAMESPACE = "gpupack-system"
 SCHEDULER = "gpupack-scheduler"
 OTHER_NODE = "n2"
+HOST = "kubernetes.io/hostname"
 
 
 def start_as_installed(cluster: Cluster) -> None:
@@ -180,6 +181,21 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     cluster.api.delete(f"{path}/forgetful")
     cluster.api.delete(PODS, grace_s=0)
     until(lambda: not cluster.api.get(PODS)["items"], "all pods gone")
+    cluster.wait_used([0, 0], 40)
+
+
+def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
+    labels = {"app": "everywhere"}
+    pod = w.pod("x", w.container(gib=1), restartPolicy="Always", nodeSelector={HOST: cluster.node_name})
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    path = "/apis/apps/v1/namespaces/default/daemonsets"
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    cluster.api.post(path, {"metadata": {"name": "everywhere"}, "spec": spec})
+    pods = until(lambda: cluster.api.get(PODS, labelSelector="app=everywhere")["items"], "the pod")
+    assert pods[0]["spec"]["schedulerName"] == SCHEDULER
+    cluster.wait_running(pods[0]["metadata"]["name"])
+    cluster.api.delete(f"{path}/everywhere")
+    until(lambda: not cluster.api.get(PODS)["items"], "the pod gone")
     cluster.wait_used([0, 0], 40)
 
 
