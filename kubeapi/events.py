@@ -38,8 +38,8 @@ from kubeapi.ratelimit import TokenBucket
 QUEUE: Final = 1000
 """Series that wait to be written; more are dropped."""
 
-WRITES: Final = 100
-WRITE_EACH_S: Final = 0.05
+WRITES: Final = 50
+WRITE_EACH_S: Final = 0.1
 """All objects together get so many writes at once, then one every so many seconds: Events about thousands of
 pods must not cost the API server what the pods themselves need."""
 
@@ -118,6 +118,9 @@ class EventRecorder:
             reason: one word in CamelCase that a machine may look for.
             message: for people. Repeating the very same one is cheap; numbers that change make it another.
         """
+        if len(self._queue) >= QUEUE:
+            self._drop("queue is full")
+            return
         series = self._correlator.add(
             ref, type_, _clean(reason, REASON_LIMIT), _clean(message, MESSAGE_LIMIT)
         )
@@ -125,8 +128,6 @@ class EventRecorder:
             return
         if not self._correlator.may_write(ref):
             self.limited += 1
-        elif len(self._queue) >= QUEUE:
-            self._drop("queue is full")
         else:
             series.queued = True
             self._queue.append(series)

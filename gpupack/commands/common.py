@@ -75,3 +75,5 @@ card_policy_parameter = click.option(
     metavar="NAME=VALUE",
     help="A parameter of the card policy; may be repeated.",
 )
+
+log_format = click.option("--log-format", default="text", show_default=True, metavar="text|json")

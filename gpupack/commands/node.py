@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from gpupack.commands.common import card_policy_parameter, prepare, serve, version_option
+from gpupack.commands.common import card_policy_parameter, log_format, prepare, serve, version_option
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
 
@@ -84,12 +84,14 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
 )
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@log_format
 @version_option
 def node(**options: Any) -> None:
     """Run the daemon of one node."""
     from gpupack.logs import configure
 
-    configure(options["log_level"])  # first: it loads structlog without what a daemon has no use for
+    # First: it loads structlog without what a daemon has no use for.
+    configure(options["log_level"], options["log_format"])
 
     from deviceplugin.daemon import run
     from deviceplugin.errors import DevicePluginError

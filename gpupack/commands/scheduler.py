@@ -4,7 +4,14 @@ from typing import Any
 
 import click
 
-from gpupack.commands.common import card_policy_parameter, name_values, prepare, serve, version_option
+from gpupack.commands.common import (
+    card_policy_parameter,
+    log_format,
+    name_values,
+    prepare,
+    serve,
+    version_option,
+)
 from gpupack.helptexts import SCHEDULER_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -14,6 +21,11 @@ from gpupack.policies import PolicyCommand, all_policies
 )
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
+@click.option(
+    "--metrics-http",
+    metavar="HOST:PORT",
+    help="Serve /healthz /readyz /metrics there too: without TLS, without the verbs.",
+)
 @click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
 @click.option(
     "--node-policy-parameter",
@@ -56,12 +68,14 @@ from gpupack.policies import PolicyCommand, all_policies
     help="Seconds without word from the API server from which filter answers with an error; from 10.",
 )
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@log_format
 @version_option
 def scheduler(**options: Any) -> None:
     """Run the scheduler extender."""
     from gpupack.logs import configure
 
-    configure(options["log_level"])  # first: it loads structlog without what a daemon has no use for
+    # First: it loads structlog without what a daemon has no use for.
+    configure(options["log_level"], options["log_format"])
 
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.app import run

@@ -2,7 +2,7 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, Correlator
-from kubeapi.events import QUEUE, TRIES, WRITES, node_ref, pod_ref
+from kubeapi.events import QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
 
@@ -125,7 +125,7 @@ async def test_all_objects_together_are_written_at_a_limited_pace(api) -> None:
             recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
         assert await recorder.drain(5)
     assert len(api.objects) == WRITES + 40
-    assert api.now - began == pytest.approx(40 * 0.05)
+    assert api.now - began == pytest.approx(40 * WRITE_EACH_S)
 
 
 async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
