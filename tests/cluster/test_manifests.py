@@ -199,6 +199,15 @@ def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
     cluster.wait_used([0, 0], 40)
 
 
+def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(cluster):
+    cluster.create(w.pod("misspelt", w.container(gib=1), annotations={"gpupack.io/gpu-model": "*A10O*"}))
+    said = cluster.wait_event("misspelt", "WaitingForCards")
+    assert "no card of the cluster that the pod's gpu-model and gpu-uuid admit" in said
+    assert """gpu-model is "*a10o*"; the cluster has Test GPU.""" in said
+    cluster.wait_event("misspelt", "FailedScheduling")
+    cluster.delete("misspelt")
+
+
 def words(value: str) -> dict:
     return {
         "capacity": {"gpupack.io/packed-used-9": value},
