@@ -25,6 +25,14 @@ POD_CARD_POLICY = f"{DOMAIN}/card-policy"
 POD_GPU_MODEL = f"{DOMAIN}/gpu-model"
 POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
 
+# What the queue reads of pods: a scheduling gate, a label, annotations.
+QUEUE_GATE = f"{DOMAIN}/queue"
+QUEUE_NAME = f"{DOMAIN}/queue-name"
+POD_DATA = f"{DOMAIN}/data"
+POD_JOB = f"{DOMAIN}/job"
+POD_GANG = f"{DOMAIN}/gang"
+POD_GANG_SIZE = f"{DOMAIN}/gang-size"
+
 # Pod annotations written by gpupack.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"

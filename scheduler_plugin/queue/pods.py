@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from allocator import names
 from allocator.errors import shown
-from allocator.names import DOMAIN
 from scheduler_plugin.cluster.objects import (
     Affinity,
     Metadata,
@@ -23,12 +23,12 @@ from scheduler_plugin.cluster.objects import (
 from scheduler_plugin.queue.labels import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.queue.room import NodeFacts
 
-GATE: Final = f"{DOMAIN}/queue"
-QUEUE_NAME: Final = f"{DOMAIN}/queue-name"
-DATA: Final = f"{DOMAIN}/data"
-JOB: Final = f"{DOMAIN}/job"
-GANG: Final = f"{DOMAIN}/gang"
-GANG_SIZE: Final = f"{DOMAIN}/gang-size"
+GATE: Final = names.QUEUE_GATE
+QUEUE_NAME: Final = names.QUEUE_NAME
+DATA: Final = names.POD_DATA
+JOB: Final = names.POD_JOB
+GANG: Final = names.POD_GANG
+GANG_SIZE: Final = names.POD_GANG_SIZE
 
 MAX_GANG: Final = 1024
 MAX_DATA: Final = 64

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY, RESOURCE_PREFIX, unit_of_resource
 from allocator.request import MAX_UNITS, parse_pod
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.pods import QueuePod, read_ticket
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
@@ -67,7 +69,8 @@ def python_refuses(pod: dict[str, Any]) -> bool:
         parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
     except RequestError:
         return True
-    return annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
+    fault = read_ticket(msgspec.convert(pod, QueuePod)).fault
+    return bool(fault) or annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
 
 
 AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
@@ -90,14 +93,35 @@ VALUES = {
     ),
     "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
     "node-policy": (*NODE_POLICIES.names(), "bestfit", "", "Best-Fit"),
+    "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
+    "job": ("", "anything"),
     "card-policy": ("least-used", "most-used", "fragmentation", "most-use", "", "a\nb"),
 }
+GANGS = (
+    ("g", "4"),
+    ("g", "0"),
+    ("g", "1025"),
+    ("g", "many"),
+    ("g", None),
+    ("", "4"),
+    (None, "4"),
+    ("", None),
+)
 TABLE = [
     *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
     *(
         pytest.param(annotated(64, {key: value}), id=f"{key} {value!r:.20}")
         for key, values in VALUES.items()
         for value in values
+    ),
+    *(
+        pytest.param(
+            annotated(
+                8, {key: text for key, text in (("gang", gang), ("gang-size", size)) if text is not None}
+            ),
+            id=f"gang {gang!r} of {size}",
+        )
+        for gang, size in GANGS
     ),
     pytest.param(annotated(8, {"cards": "2"}, init=2), id="cards beside an init container"),
     pytest.param(annotated(8, {"cards": "2"}, init=2, sidecar=True), id="cards beside a sidecar"),
@@ -135,12 +159,13 @@ REFUSALS = {
         "p", w.container(), init=[w.container("i", limits={"gpupack.io/packed-size-0": 8})]
     ),
     'annotation gpupack.io/gpu-modle is "*T4*"; gpupack has no such annotation: allowed on a pod are '
-    "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/gpu-model": annotated(1, {"gpu-modle": "*T4*"}),
+    "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/data": annotated(1, {"gpu-modle": "*T4*"}),
     f'annotation gpupack.io/cards is "{"x" * 64}...": allowed is a whole number': annotated(
         1, {"cards": "x" * 70}
     ),
     r'gpupack.io/card-policy is "a\nb": allowed are fragmentation, ': annotated(1, {"card-policy": "a\nb"}),
     'gpupack.io/gpu-uuid is "a,,b": allowed is a comma list of non-empty': annotated(1, {"gpu-uuid": "a,,b"}),
+    'gpupack.io/queue-name is "a": allowed is a label of that name': annotated(1, {"queue-name": "a"}),
     "200001 patterns: allowed are at most 64": annotated(1, {"gpu-model": "," * 200_000}),
     "spec.nodeName is n1: no scheduler would choose a card": w.pod("p", w.container(gib=8), nodeName="n1"),
     'spec.schedulerName is "other", a scheduler that chooses no cards: allowed is gpupack-scheduler': w.pod(

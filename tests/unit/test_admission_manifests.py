@@ -7,6 +7,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import MAX_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.pods import MAX_DATA, MAX_GANG
 from tests.unit.test_manifests import BUILDS, objects, text_of
 
 
@@ -19,6 +20,8 @@ def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
     assert known[0] == sorted(ours - set(known[1]))
     assert str(MAX_CARDS) in expressions["mistakes"]
     assert str(MAX_PATTERNS) in expressions["mistakes"]
+    assert str(MAX_GANG) in expressions["mistakes"]
+    assert MAX_DATA == MAX_PATTERNS
 
 
 def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:

@@ -66,7 +66,8 @@ def referenced(folder: Path) -> set[Path]:
 
 
 def test_every_file_is_used() -> None:
-    used = set().union(*(referenced(MANIFESTS / name) for name in BUILDS))
+    components = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
+    used = set().union(*map(referenced, [*(MANIFESTS / name for name in BUILDS), *components]))
     assert used | SNIPPETS == {path for path in MANIFESTS.rglob("*") if path.is_file()}
 
 
