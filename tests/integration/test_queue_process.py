@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.app import run
-from scheduler_plugin.queue.pods import GANG, GANG_SIZE, GATE, QUEUE_NAME
 from scheduler_plugin.queue.settings import QueueSettings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
@@ -77,7 +77,7 @@ def make_pod(
     units: int,
     queue: str = "a",
     *,
-    gates: tuple[str, ...] = (GATE,),
+    gates: tuple[str, ...] = (QUEUE_GATE,),
     **options: Any,
 ) -> dict[str, Any]:
     made: Any = pod_object(name, units, **options)
@@ -262,7 +262,7 @@ async def test_a_gang_is_released_together(tmp_path: Path) -> None:
     """When there is room for all of it."""
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16, 16))
-        annotations = {GANG: "g", GANG_SIZE: "3"}
+        annotations = {POD_GANG: "g", POD_GANG_SIZE: "3"}
         for i in range(3):
             make_pod(api, f"g{i}", 16, annotations=annotations)
         async with queue(api, tmp_path) as running:
