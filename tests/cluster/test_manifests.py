@@ -208,6 +208,21 @@ def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(
     cluster.delete("misspelt")
 
 
+def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
+    path = f"/api/v1/nodes/{cluster.node_name}"
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-of-another-node"}}})
+
+    def told() -> list[str]:
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={cluster.node_name}"}
+        events = cluster.api.get("/api/v1/namespaces/default/events", **query)["items"]
+        return [event["message"] for event in events if event["reason"] == "InvalidCordon"]
+
+    (message,) = until(told, "the event of the node")
+    assert '"GPU-of-another-node", no card of this node: allowed are "GPU-00000000-0000-' in message
+    assert "gpupack_node_unknown_cordoned_cards 1.0" in cluster.daemon.http("/metrics")
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": None}}})
+
+
 def words(value: str) -> dict:
     return {
         "capacity": {"gpupack.io/packed-used-9": value},
