@@ -178,9 +178,11 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     (pod,) = pods()
     cluster.wait_running(pod["metadata"]["name"])
     assert [one["metadata"]["uid"] for one in pods()] == [pod["metadata"]["uid"]]
+    # Deleted with pods, its controller may make another one before it hears of it.
+    cluster.api.merge(f"{path}/forgetful", {"spec": {"replicas": 0}})
+    until(lambda: not pods(), "no pod of the deployment")
     cluster.api.delete(f"{path}/forgetful")
-    cluster.api.delete(PODS, grace_s=0)
-    until(lambda: not cluster.api.get(PODS)["items"], "all pods gone")
+    cluster.delete("half-1")
     cluster.wait_used([0, 0], 40)
 
 
@@ -194,8 +196,11 @@ def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
     pods = until(lambda: cluster.api.get(PODS, labelSelector="app=everywhere")["items"], "the pod")
     assert pods[0]["spec"]["schedulerName"] == SCHEDULER
     cluster.wait_running(pods[0]["metadata"]["name"])
-    cluster.api.delete(f"{path}/everywhere")
+    # Deleted with pods, its controller may make another one before it hears of it.
+    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {HOST: "nowhere"}}}}}
+    cluster.api.merge(f"{path}/everywhere", nowhere)
     until(lambda: not cluster.api.get(PODS)["items"], "the pod gone")
+    cluster.api.delete(f"{path}/everywhere")
     cluster.wait_used([0, 0], 40)
 
 
