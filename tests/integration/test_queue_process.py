@@ -269,3 +269,17 @@ async def test_a_gang_is_released_together(tmp_path: Path) -> None:
             await running.waits("g0", "NoRoom")
             make_node(api, "n2", (16,))
             await running.released("g0", "g1", "g2")
+
+
+async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: Path) -> None:
+    """As a warning: nodes may come."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path, "queues: [{name: a, nominalQuota: 100}]") as running:
+            make_pod(api, "one", 4)
+            await running.released("one")
+
+            async def warned() -> bool:
+                return "100 units and the cluster's cards have 32" in (await running.status())["warning"]
+
+            await until(warned)
