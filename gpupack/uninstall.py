@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from allocator.names import DOMAIN, QUEUE_GATE
+from allocator.names import DOMAIN, GPU_PREFIX, QUEUE_GATE
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
 from kubeapi.paths import segment
 
 PREFIX: Final = f"{DOMAIN}/"
-_ASKED_PREFIX: Final = f"{PREFIX}gpu-"
+
 DAEMON: Final = "gpupack-node"
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _TRIES: Final = 5
@@ -86,9 +86,7 @@ class Pod(msgspec.Struct):
     def asks(self) -> bool:
         """Whether a container asks for GPU memory."""
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
-        return any(
-            key.startswith(_ASKED_PREFIX) for each in containers for key in each.resources.limits or ()
-        )
+        return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
 
     @property
     def is_daemon(self) -> bool:
@@ -147,7 +145,7 @@ def traces(node: Node) -> Traces:
         annotations=_ours(node.metadata.annotations or {}),
         labels=_ours(node.metadata.labels or {}),
         offered=tuple(
-            key for key in _ours(capacity) if key.startswith(_ASKED_PREFIX) and str(capacity[key]) != "0"
+            key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
         ),
     )
 
