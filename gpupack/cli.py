@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from allocator.errors import AllocatorError
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack import __version__
 from gpupack.helptexts import NODE_HELP, SCHEDULER_HELP, SIMULATE_HELP, TOP_HELP
 from gpupack.policies import PolicyCommand, all_policies, card_policies, prepare
@@ -157,7 +158,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."
 )
 @click.option(
-    "--card-policy", default="least-used", show_default=True, help="For pods nobody assigned a card."
+    "--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="For pods nobody assigned a card."
 )
 @_card_policy_parameter
 @click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")
@@ -212,7 +213,7 @@ def node(**options: Any) -> None:
 )
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
-@click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="Ranks nodes.")
 @click.option(
     "--node-policy-parameter",
     "node_policy_parameters",
@@ -221,7 +222,9 @@ def node(**options: Any) -> None:
     metavar="NAME=VALUE",
     help="A parameter of the node policy; may be repeated.",
 )
-@click.option("--card-policy", default="least-used", show_default=True, help="Chooses cards on a node.")
+@click.option(
+    "--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="Chooses cards on a node."
+)
 @_card_policy_parameter
 @click.option(
     "--shortlist", type=int, default=16, show_default=True, help="Nodes filter returns; 0 for all that fit."
@@ -368,8 +371,8 @@ def simulate(**options: Any) -> None:
 
 @cli.command(short_help="Run the main job on this machine, without GPU or cluster.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Makes the run repeat.")
-@click.option("--node-policy", default="least-requested", show_default=True)
-@click.option("--card-policy", default="most-used", show_default=True)
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True)
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @_version
 def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:

@@ -22,7 +22,7 @@ It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /re
 
 \b
 Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
-  gpupack scheduler --node-policy least-requested --card-policy most-used
+  gpupack scheduler
 Behind a Service, for a kube-scheduler that is not ours:
   gpupack scheduler --http :8910 --leader-elect \\
     --tls-cert-file tls.crt --tls-key-file tls.key

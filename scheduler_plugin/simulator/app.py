@@ -94,7 +94,7 @@ def run_one(
     cluster = Cluster(nodes, options.card_units)
     workload = typical(cluster, pods)
     ranked = policy_for(policy, options.parameters.get(policy, {}), None if options.learn else workload)
-    card_policy = options.card_policy_of(policy)
+    card_policy = options.card_policy
     drawn = draw(pods, cluster.gpus, options.inflation, seed)
     measure = None
     if options.plot is not None:
@@ -111,7 +111,7 @@ def _prepare(options: Options) -> None:
 
 
 def _configure(options: Options) -> None:
-    if options.card_policy is not None and options.card_policy_parameters:
+    if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allocator.errors import AllocatorError
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.placement.policies import names
@@ -25,7 +26,7 @@ class Options:
         nodes: Path of the node list.
         pods: Path of the pod list.
         policies: Node policies, each run with every seed.
-        card_policy: Card policy; None: `fragmentation` for the node policy of that name, else `most-used`.
+        card_policy: Card policy.
         card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
         seeds: Of the random draws.
@@ -40,8 +41,8 @@ class Options:
 
     nodes: str
     pods: str
-    policies: tuple[str, ...] = ("fragmentation",)
-    card_policy: str | None = None
+    policies: tuple[str, ...] = (DEFAULT_NODE_POLICY,)
+    card_policy: str = DEFAULT_CARD_POLICY
     card_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     inflation: float = 1.3
     seeds: tuple[int, ...] = (42,)
@@ -51,10 +52,6 @@ class Options:
     json: str | None = None
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     learn: bool = False
-
-    def card_policy_of(self, policy: str) -> str:
-        """The card policy that goes with a node policy."""
-        return self.card_policy or ("fragmentation" if policy == "fragmentation" else "most-used")
 
     def check(self) -> None:
         """Check everything.
@@ -79,13 +76,10 @@ class Options:
             f"parameters for policy {policy!r}, which is not run; allowed are {', '.join(self.policies)}"
             for policy in sorted(set(self.parameters) - set(self.policies))
         ]
-        if self.card_policy is not None:
-            try:
-                CARD_POLICIES.make(self.card_policy, self.card_policy_parameters)
-            except AllocatorError as error:
-                faults.append(str(error))
-        elif self.card_policy_parameters:
-            faults.append("parameters for a card policy, and no card policy; allowed are both")
+        try:
+            CARD_POLICIES.make(self.card_policy, self.card_policy_parameters)
+        except AllocatorError as error:
+            faults.append(str(error))
         return faults
 
     def _number_faults(self) -> list[str]:
