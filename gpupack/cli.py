@@ -16,6 +16,7 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack import __version__
 from gpupack.helptexts import NODE_HELP, SCHEDULER_HELP, SIMULATE_HELP, TOP_HELP
 from gpupack.policies import PolicyCommand, all_policies, card_policies, prepare
+from gpupack.simulating import simulate_options, simulation
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -312,14 +313,10 @@ def top(filename: str | None, output: str, kubeconfig: str | None) -> None:
 @click.option(
     "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
 )
-@click.option("--policy", default="fragmentation", show_default=True, metavar="NAME[,NAME]")
-@click.option(
-    "--card-policy", help="Default: fragmentation with the node policy of that name, else most-used."
-)
+@click.option("--policy", default=DEFAULT_NODE_POLICY, show_default=True, metavar="NAME[,NAME]")
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @_card_policy_parameter
-@click.option(
-    "--learn", is_flag=True, help="fragmentation learns from the pods it sees, instead of knowing the list."
-)
+@simulate_options
 @click.option(
     "--inflation", type=float, default=1.3, show_default=True, help="GPUs asked for, times the cluster's."
 )
@@ -338,33 +335,10 @@ def simulate(**options: Any) -> None:
     """Run node policies over a trace of nodes and pods."""
     from scheduler_plugin.errors import SettingsError, TraceError
     from scheduler_plugin.simulator.app import run
-    from scheduler_plugin.simulator.options import (
-        Options,
-        default_jobs,
-        parse_parameters,
-        parse_policies,
-        parse_seeds,
-    )
 
     _prepare(all_policies())
     try:
-        run(
-            Options(
-                nodes=options["nodes"],
-                pods=options["pods"],
-                policies=parse_policies(options["policy"]),
-                card_policy=options["card_policy"],
-                card_policy_parameters=options["card_policy_parameters"],
-                learn=options["learn"],
-                inflation=options["inflation"],
-                seeds=parse_seeds(options["seeds"]),
-                jobs=default_jobs() if options["jobs"] is None else options["jobs"],
-                card_units=options["card_units"],
-                plot=options["plot"],
-                json=options["json_file"],
-                parameters=parse_parameters(options["parameters"]),
-            )
-        )
+        run(simulation(options))
     except (SettingsError, TraceError) as error:
         _fail(error)
 

@@ -62,8 +62,12 @@ def test_the_documents_agree() -> None:
     readme = (ROOT / "README.md").read_text()
     assert f"--node-policy {DEFAULT_NODE_POLICY} --card-policy {DEFAULT_CARD_POLICY}" in readme
     choosing = " ".join((ROOT / "docs/policies/choosing.md").read_text().split())
-    assert f"The default is `{DEFAULT_NODE_POLICY}` for nodes and `{DEFAULT_CARD_POLICY}` for cards" in choosing
-    claimed = re.compile(r"[Dd]efault(?:s| policies| node policy| card policy)? (?:is|are) `([a-z]+-?[a-z]*)`")
+    assert (
+        f"The default is `{DEFAULT_NODE_POLICY}` for nodes and `{DEFAULT_CARD_POLICY}` for cards" in choosing
+    )
+    claimed = re.compile(
+        r"[Dd]efault(?:s| policies| node policy| card policy)? (?:is|are) `([a-z]+-?[a-z]*)`"
+    )
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for name in claimed.findall(path.read_text()):
             if name in {*NODE_POLICIES.names(), *CARD_POLICIES.names()}:

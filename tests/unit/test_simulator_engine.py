@@ -7,7 +7,8 @@ from scheduler_plugin.placement.policies.registry import make
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.engine import HELD, policy_for, run, typical
+from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.placer import HELD, policy_for
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 
 NODES = [

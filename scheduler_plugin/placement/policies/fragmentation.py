@@ -30,10 +30,10 @@ _LESSON_WORTH: Final = 0.05
 
 _UNSEEN_PODS: Final = 16
 _LEAST_UNSEEN: Final = 0.05
-"""Pods of shapes not seen yet, as a share of those to come: `(16 / (16 + pods seen))^2`, never less than this.
+"""u, the share of shapes not seen yet in the pods to come: `(16 / (16 + pods seen))^2`, never less than this.
 
 At one in twenty a learner that has only ever seen pods of one size still fills a card before it opens another
-(a test goes through all sizes), and on production traces it allocates 0.1 points less than at none.
+(a test goes through all sizes), and on production traces it allocates less than 0.1 points less than at none.
 """
 
 

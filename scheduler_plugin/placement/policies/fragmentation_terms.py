@@ -12,9 +12,9 @@ For a node with `free` units on its cards and shape m (k_m cards of g_m units, c
 
 F is the published measure, C and S count capacity instead of one more pod, and W prices rests by the duals of
 the cutting-stock problem (`allocator.pricing`). B keeps cards whole for pods of shapes not seen yet, whose
-share is u; without it a learner that knows nothing would break every card. What one card adds to q, F, free, W
-and B depends on its kind (model, size) and free units only, so it is a row of a table, and a node is the sum of
-its cards' rows.
+share is u; without it a learner that knows nothing would break every card. What one card adds to q, F, free,
+W and B depends on its kind (model, size) and free units only, so it is a row of a table, and a node is the
+sum of its cards' rows.
 """
 
 from typing import Final

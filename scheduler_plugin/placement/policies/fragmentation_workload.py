@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Self
 
 from allocator.selector import Selector
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.placement.policies.registry import Ask
 
 MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
