@@ -106,7 +106,7 @@ def test_the_command(trace, tmp_path):
     first, second, *_ = out.splitlines()
     assert "times the list, come and end on" in first
     assert "% of the GPUs at a time" in second
-    assert [line.split("  ")[0] for line in out.splitlines()[5:8]] == [
+    assert [line.split("  ")[0] for line in out.splitlines()[6:9]] == [
         "fragmentation, trace",
         "fragmentation, learned",
         "balanced",
