@@ -27,6 +27,14 @@ def memory(units: int, unit_mib: int) -> str:
     return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
+def demanded(demands: Sequence[CardDemand], unit_mib: int) -> str:
+    """Write what a pod asks of cards: "8 GiB", "2 x 8 GiB + 4 GiB"."""
+    return " + ".join(
+        memory(d.units, unit_mib) if d.cards == 1 else f"{d.cards} x {memory(d.units, unit_mib)}"
+        for d in demands
+    )
+
+
 def reason(misfit: Misfit, demands: Sequence[CardDemand], unit_mib: int) -> str:
     """Say why a node cannot take a pod.
 
@@ -39,10 +47,7 @@ def reason(misfit: Misfit, demands: Sequence[CardDemand], unit_mib: int) -> str:
     if fixed is not None:
         return fixed
     if len(demands) > 1:
-        what = " + ".join(
-            memory(d.units, unit_mib) if d.cards == 1 else f"{d.cards} x {memory(d.units, unit_mib)}"
-            for d in demands
-        )
+        what = demanded(demands, unit_mib)
         return {
             Misfit.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
             Misfit.TOO_SMALL: f"no healthy cards large enough for {what}",

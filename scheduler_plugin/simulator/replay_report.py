@@ -19,9 +19,20 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
     yield f"{pods:.0f} pods, {copies:.2f} times the list, come and end on {nodes:.0f} nodes, {gpus:.0f} GPUs"
     yield f"they ask for {100 * load:.1f} % of the GPUs at a time; first come, first served, with backfill"
     yield "counted are pods with a GPU from when a tenth of all has come until the last comes"
-    yield "wait, %: GPUs that are waited for at a time, of the cluster's; pods: that wait at a time; most of them"
+    yield "wait, %: GPUs waited for at a time, of the cluster's; pods: that wait at a time; most: of them"
     yield ""
-    columns = ("allocated, %", "+-", "wait, %", "pods", "most", "had to wait", "mean wait", "median", "p95", "s/run")
+    columns = (
+        "allocated, %",
+        "+-",
+        "wait, %",
+        "pods",
+        "most",
+        "had to wait",
+        "mean wait",
+        "median",
+        "p95",
+        "s/run",
+    )
     head = "".join(f"{name:>{max(9, len(name) + 2)}}" for name in columns)
     yield f"{'policy':<24}{'cards by':<15}{head}"
     for label, mean in means.items():
