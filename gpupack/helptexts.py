@@ -36,13 +36,15 @@ SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
 
 Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
 placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
-place, and how the rest is fragmented.
+place, and how the rest is fragmented. With --replay pods come and end at the trace's own times instead.
 
 \b
 Two policies, ten draws, curves:
   gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --seeds 42-51 --plot out
 For scripts:
   gpupack simulate --nodes nodes.csv --pods pods.csv --json -
+Pods that come and end, and how long they wait:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --replay --load 0.8
 
 Policies are listed below. See docs/policies.
 """

@@ -104,6 +104,12 @@ class Cluster:
             fits &= cards
         return np.flatnonzero(fits)
 
+    def whole_percent(self) -> float:
+        """Cards that are free as a whole, in percent of all."""
+        arrays = self.arrays
+        whole = np.count_nonzero((arrays.free == arrays.size) & (arrays.size > 0))
+        return 100.0 * float(whole) / self.gpus
+
     def fits(self, kind: PodKind, row: int) -> bool:
         """Tell whether a row can take a pod now."""
         arrays, ask = self.arrays, kind.ask

@@ -3,12 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Place, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
+
+_HALF: Final = 50
+_ALL: Final = 100
+"""Percents asked for at which something is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class Outcome:
         placed: Pods that run.
         curve: Allocation against arrival, one point a percent.
         allocated_percent: By arrived percent, "100" and the last.
+        whole_percent: Cards free as a whole when half of the GPUs had been asked for; None: that never was.
         failed: Dropped pods by reason.
         placed_units, failed_units: Cards asked for, by the units asked of each.
         wall_s: Seconds that placing took.
@@ -38,6 +44,7 @@ class Outcome:
     placed: int = 0
     curve: list[Point] = field(default_factory=list)
     allocated_percent: dict[str, float] = field(default_factory=dict)
+    whole_percent: float | None = None
     failed: Counter[str] = field(default_factory=Counter)
     placed_units: Counter[int] = field(default_factory=Counter)
     failed_units: Counter[int] = field(default_factory=Counter)
@@ -100,7 +107,9 @@ def run(
             fragmented = None if measure is None else measure(cluster)
             apart += clock() - paused
             outcome.curve.append(Point(float(next_point), 100.0 * taken / whole, fragmented))
-            if next_point == 100:  # noqa: PLR2004 - the percent that is always told
+            if next_point == _HALF:
+                outcome.whole_percent = cluster.whole_percent()
+            if next_point == _ALL:
                 outcome.allocated_percent["100"] = 100.0 * taken / whole
             next_point += 1
     outcome.wall_s = clock() - start - apart

@@ -78,6 +78,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     assert told["runs"][0]["card_policy"] == "least-used"
     assert lines[0].startswith("GPUs allocated, %")
     assert any("no placement of the same pods could have used" in line for line in lines)
+    assert any(line.startswith("  cards whole when half of the GPUs had been asked for: ") for line in lines)
     run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
     out, err = capsys.readouterr()
     assert json.loads(out)["mean"]["least-requested"]["runs"] == 1
