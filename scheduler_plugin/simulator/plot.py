@@ -64,18 +64,7 @@ def plot(runs: list[Run], folder: str) -> list[Path]:
 
 
 def plot_replay(runs: list[Run], folder: str) -> list[Path]:
-    """Draw one curve a policy over time, the mean of its seeds, into a PNG file for each of `REPLAY_FILES`.
-
-    Args:
-        runs: Of all policies.
-        folder: Made if it is not there.
-
-    Returns:
-        The files.
-
-    Raises:
-        SettingsError: matplotlib is missing, or a file cannot be written.
-    """
+    """Do the same for replays: `REPLAY_FILES`, over time."""
     library()
     written = []
     for name, (column, label) in REPLAY_FILES.items():
