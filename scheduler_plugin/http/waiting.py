@@ -66,7 +66,8 @@ class Refusal:
             for misfit, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         )
         wanted = demanded(demands, state.unit_mib)
-        return f"0/{nodes} nodes can take {wanted}: {why}. {_free(state, self.query, self.rows)}"
+        kept = " Some are kept for pods that others were evicted for." if len(state.reservations) else ""
+        return f"0/{nodes} nodes can take {wanted}: {why}. {_free(state, self.query, self.rows)}{kept}"
 
 
 def _free(state: ClusterState, query: Query, rows: RowArray) -> str:
