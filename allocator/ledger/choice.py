@@ -185,9 +185,9 @@ def _fallback(
         or _first_fit(facts, careful + bold, request, alone)
     )
     if chosen is None:
-        raise LedgerError(
-            f"no {demand.cards} card(s) with {each} free units each: the kubelet offers {shown(free)}"
-        )
+        room = [free.get(uuid, 0) for uuid in facts.cards]
+        none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
+        raise LedgerError(f"{none} {each} free units, by card they have {shown(room)}")
     return chosen
 
 

@@ -131,6 +131,11 @@ class Ledger:
         """
         return choice.is_displaced(self._facts, size, frozenset(must_include), now_s)
 
+    def expects_assigned(self, size: int, must_include: Collection[str], now_s: float) -> bool:
+        """Tell whether the pod that the kubelet seems to ask for was bound with cards chosen for it."""
+        slot = choice.asking(self._facts, size, frozenset(must_include), now_s)
+        return slot is not None and self._facts.pods[slot.uid].pod.assigned is not None
+
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
     ) -> tuple[str, ...]:
