@@ -70,6 +70,12 @@ from gpupack.policies import PolicyCommand, all_policies
     show_default=True,
     help="Seconds without word from the API server from which filter answers with an error; from 10.",
 )
+@click.option(
+    "--preemption/--no-preemption",
+    default=True,
+    show_default=True,
+    help="Evict pods of smaller priority for one that no card has room for, though its node's sum has.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option
