@@ -66,7 +66,9 @@ def scheduler_metrics() -> str:
     state = World().state
     events: Any = SimpleNamespace(written=0, limited=0, dropped=0)
     fresh: Any = SimpleNamespace(age_s=0.0)
-    return _metrics(SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events)).registry)
+    metrics = SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events))
+    metrics.follow(MagicMock())
+    return _metrics(metrics.registry)
 
 
 def queue_metrics() -> str:
