@@ -5,6 +5,7 @@ scalar stays the text that it was, with its tag and its quotes. Aliases and merg
 comments are lost, and `has_comments` tells whether there were any.
 """
 
+import json
 import sys
 from collections.abc import Iterable
 from typing import Any, Final, Self
@@ -21,6 +22,8 @@ _NULL: Final = "tag:yaml.org,2002:null"
 _TAGS: Final = {
     str: "tag:yaml.org,2002:str",
     int: "tag:yaml.org,2002:int",
+    float: "tag:yaml.org,2002:float",
+    bool: "tag:yaml.org,2002:bool",
     list: "tag:yaml.org,2002:seq",
     dict: "tag:yaml.org,2002:map",
 }
@@ -34,11 +37,11 @@ class Scalar(str):
     style: str | None
 
     @classmethod
-    def of(cls, node: yaml.ScalarNode) -> Self:
+    def of(cls, text: str, tag: str, style: str | None = None) -> Self:
         """Keep a scalar that was read."""
-        scalar = cls(node.value)
+        scalar = cls(text)
         # To Kubernetes a time is a text, and in braces PyYAML could only write it with its tag.
-        scalar.tag, scalar.style = node.tag.replace("timestamp", "str"), node.style
+        scalar.tag, scalar.style = tag.replace("timestamp", "str"), style
         return scalar
 
     @property
@@ -65,6 +68,13 @@ def load(text: str, name: str) -> list[Any]:
     Raises:
         InputError: not YAML, or more than MAX_VALUES values.
     """
+    if text.lstrip().startswith("{"):
+        try:
+            return [_json(text)]
+        except ValueError:
+            pass  # YAML in braces
+        except RecursionError as error:
+            raise InputError(f"{name} is nested too deeply to be a manifest") from error
     hint = "; a Helm template has to be rendered first (helm template)" if "{{" in text else ""
     reader = _Reader(name, hint)
     try:
@@ -96,13 +106,32 @@ def dump(documents: Iterable[Any]) -> str:
 
 
 def has_comments(text: str) -> bool:
-    """Tell whether a YAML text that can be read has comments: a `#` between two tokens."""
+    """Tell whether a text that `load` can read has comments: a `#` between two tokens."""
     position = 0
+    if "#" not in text or _is_json(text):
+        return False
     for token in yaml.scan(text, yaml.SafeLoader):
         if "#" in text[position : token.start_mark.index]:
             return True
         position = max(position, token.end_mark.index)
     return "#" in text[position:]
+
+
+def _json(text: str) -> Any:
+    """Read JSON by its own rules: YAML knows no tabs between values, and other escapes."""
+    return json.loads(
+        text,
+        parse_int=lambda number: Scalar.of(number, _TAGS[int]),
+        parse_float=lambda number: Scalar.of(repr(float(number)), _TAGS[float]),
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _empty(node: yaml.Node) -> bool:
@@ -125,7 +154,7 @@ class _Reader:
             values = [self.value(each) for each in node.value]
             return FlowList(values) if node.flow_style else values
         assert isinstance(node, yaml.ScalarNode)  # noqa: S101 (there is no fourth kind)
-        return Scalar.of(node)
+        return Scalar.of(node.value, node.tag, node.style)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -162,4 +191,6 @@ def _node(value: Any) -> yaml.Node:
     if isinstance(value, list):
         items = [_node(each) for each in value]
         return yaml.SequenceNode(_TAGS[list], items, flow_style=isinstance(value, FlowList) or not items)
+    if value is None or isinstance(value, bool):
+        return yaml.ScalarNode(_NULL if value is None else _TAGS[bool], json.dumps(value))
     return yaml.ScalarNode(_TAGS[type(value)], str(value))

@@ -312,6 +312,16 @@ def test_a_time_stays_a_text():
     assert yaml.safe_load(done.text)["metadata"] == {"creationTimestamp": "2024-01-01T00:00:00Z"}
 
 
+def test_json_is_read_by_its_own_rules():
+    text = '{"kind":"Pod",\t"metadata":{"name":"\\ud83d\\ude00","a":null,"b":true,"c":1e3,"d":"on # x"}}'
+    done = migrate(text, "f", OPTIONS)
+    assert (
+        done.text
+        == "kind: Pod\nmetadata:\n  name: \U0001f600\n  a: null\n  b: true\n  c: 1000.0\n  d: 'on # x'\n"
+    )
+    assert done.notes == []
+
+
 def test_comments_are_lost_and_that_is_said():
     done = migrate("# mine\nkind: ConfigMap\ndata: {a: b}\n", "f.yaml", OPTIONS)
     assert done.notes == ["f.yaml: comments are not kept"]
@@ -361,6 +371,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("kind: \x00", "is not YAML"),
         (BOMB, f"more than {MAX_VALUES} values"),
         ("[" * 1200, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
     ],
 )
 def test_rubbish_is_refused_in_one_line(text, said):
