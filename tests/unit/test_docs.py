@@ -2,16 +2,20 @@
 
 import ast
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import click
 import pytest
 import yaml
 
 from allocator import names
+from allocator.request import parse_pod
 from deviceplugin.status import Status
 from gpupack.cli import cli
+from tests.cluster.harness.manifests import build
 from tests.scripts import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,3 +196,40 @@ def test_every_path_has_its_line(page: str) -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "web.get"
     }
     assert set(reference.names_of(page, "HTTP")) == served
+
+
+BLOCKS = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+HEREDOC = re.compile(r"<<'EOF'\n(.*?)^EOF$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_is_shown_exists(page: Path) -> None:
+    blocks = "".join(BLOCKS.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
+    for shown in re.findall(r"(?:^|\| |kubectl )gpupack ([a-z][^|#>\n]*)", blocks, re.MULTILINE):
+        words = shown.split()
+        command: click.Command = cli.commands[words[0]]
+        if isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+            command = command.commands[words[1]]
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        given = {word.split("=")[0] for word in words if word.startswith("-") and word != "-"}
+        assert given <= known, shown
+
+
+def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    overlay, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:2])
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
+    folder = tmp_path / "manifests/overlays/mine"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    images = {
+        container["image"].split(":")[0]
+        for one in build(folder)
+        if one["kind"] in {"DaemonSet", "Deployment"}
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"REGISTRY/gpupack", "registry.k8s.io/kube-scheduler"}
+    assert pod["spec"]["schedulerName"] == names.SCHEDULER_NAME
+    request = parse_pod({}, [], pod["spec"]["containers"], names.resource_name(names.MIB_PER_GIB))
+    assert request is not None
+    assert request.effective_units == 4
