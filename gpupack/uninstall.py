@@ -89,6 +89,11 @@ class Pod(msgspec.Struct):
         return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
 
     @property
+    def is_gated(self) -> bool:
+        """Whether it waits for gpupack's queue."""
+        return any(gate.name == QUEUE_GATE for gate in self.spec.schedulingGates or ())
+
+    @property
     def is_daemon(self) -> bool:
         """Whether it is gpupack's node daemon."""
         return (self.metadata.labels or {}).get(_NAME_LABEL) == DAEMON
@@ -150,15 +155,14 @@ def traces(node: Node) -> Traces:
     )
 
 
-def kept_back(name: str, pods: Collection[Pod], *, force: bool) -> str:
+def kept_back(pods: Collection[Pod], *, force: bool) -> str:
     """Say why a Node must stay as it is; empty where nothing is against cleaning it.
 
     Args:
-        name: of the Node.
-        pods: of the whole cluster.
+        pods: bound to the Node.
         force: clean it although pods there hold GPU memory.
     """
-    here = [pod for pod in pods if pod.spec.nodeName == name and not pod.ended]
+    here = [pod for pod in pods if not pod.ended]
     daemons = [pod.text for pod in here if pod.is_daemon]
     if daemons:
         return f"its daemon runs and would write again: pod {daemons[0]}"
@@ -171,12 +175,8 @@ def kept_back(name: str, pods: Collection[Pod], *, force: bool) -> str:
 def warnings(pods: Collection[Pod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
     living = [pod for pod in pods if not pod.ended]
-    gated = sorted(
-        pod.text for pod in living if QUEUE_GATE in {gate.name for gate in pod.spec.schedulingGates or ()}
-    )
-    waiting = sorted(
-        pod.text for pod in living if pod.asks and not pod.spec.nodeName and pod.text not in gated
-    )
+    gated = sorted(pod.text for pod in living if pod.is_gated)
+    waiting = sorted(pod.text for pod in living if pod.asks and not pod.spec.nodeName and not pod.is_gated)
     holding = sorted(pod.text for pod in living if pod.asks and pod.spec.nodeName)
     found = []
     if holding:
@@ -234,7 +234,7 @@ class Uninstaller:
         ]
 
     async def nodes(self, names: Sequence[str] = ()) -> list[str]:
-        """Name the Nodes to look at.
+        """Name the Nodes that have anything of ours, in order.
 
         Args:
             names: only these; empty for all.
@@ -242,17 +242,17 @@ class Uninstaller:
         Raises:
             InputError: a name that no Node has.
         """
-        found = [
-            node.metadata.name
+        found = {
+            node.metadata.name: traces(node)
             async for page in self._client.pages("/api/v1/nodes")
             for node in _items(page, Node, self._client.server)
-        ]
+        }
         unknown = sorted(set(names) - set(found))
         if unknown:
             raise InputError(
                 f"no Node is named {', '.join(unknown)}: allowed are names of the cluster's nodes"
             )
-        return [name for name in sorted(found) if not names or name in names]
+        return [name for name in sorted(found) if found[name] and (not names or name in names)]
 
     async def clean(self, names: Sequence[str], pods: Collection[Pod]) -> AsyncIterator[Outcome]:
         """Clean one Node after the other; those without anything of ours are passed over.
@@ -260,8 +260,11 @@ class Uninstaller:
         Raises:
             KubeApiError: the API server refused; Nodes before that one are clean.
         """
+        there: dict[str, list[Pod]] = {}
+        for pod in pods:
+            there.setdefault(pod.spec.nodeName, []).append(pod)
         for name in names:
-            outcome = await self._clean(name, kept_back(name, pods, force=self._force))
+            outcome = await self._clean(name, kept_back(there.get(name, ()), force=self._force))
             if outcome is not None:
                 yield outcome
 

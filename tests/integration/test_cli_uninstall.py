@@ -69,6 +69,8 @@ async def test_everything_of_ours_goes_and_nothing_else(api, uninstall):
     assert node["status"]["capacity"] == node["status"]["allocatable"] == {"cpu": "8"}
     assert (node["metadata"]["annotations"], node["metadata"]["labels"]) == ({"team": "a"}, {"zone": "a"})
     assert api.node("cpu-only") == before
+    # The list, and no more than there are Nodes of ours: clusters have thousands.
+    assert (api.http.requests["GET", "nodes", ""], api.http.requests["PATCH", "nodes", "status"]) == (2, 1)
     assert await uninstall() == (0, ["Nothing of gpupack is on any node."], [])
 
 
