@@ -4,8 +4,8 @@ import asyncio
 import ctypes
 import gc
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
 import structlog
 from aiohttp import web
@@ -17,11 +17,12 @@ from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.http.direct import DirectServer
 from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.http.listening import listeners
+from scheduler_plugin.http.listening import Acceptor, listeners
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import News, Patience
-from scheduler_plugin.http.server import Service, make_app
+from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
@@ -76,22 +77,37 @@ async def run(
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
+        direct = DirectServer(
+            service.call,
+            service.cut_off,
+            cast("Callable[[], asyncio.Protocol]", runner.server),
+            MAX_BODY,
+            only_known_clients=settings.tls_client_ca is not None,
+        )
+        listening: list[Acceptor] = []
         try:
-            tls = await _listen(runner, settings)
-            url = _url(runner, settings)
+            tls = await _listen(listening, direct, settings)
+            url = _url(listening, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if started is not None:
                 started(url, state)
             await _work(stop, watcher, binder, elector, tls)
         finally:
-            await runner.cleanup()
+            for each in listening:
+                each.close()
+            await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
             gc.set_threshold(*collecting)
             gc.unfreeze()
 
 
-async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None:
+async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:
     """Serve on the address of the settings.
+
+    Args:
+        listening: Takes the servers.
+        direct: Makes the connections.
+        settings: The address and the TLS files.
 
     Returns:
         The TLS side, None where the server speaks plain HTTP.
@@ -112,7 +128,8 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None
     context = tls.context if tls is not None else None
     try:
         for listener in await listeners(settings.host or None, settings.port):
-            await web.SockSite(runner, listener, ssl_context=context).start()
+            listening.append(Acceptor(listener, direct.connection, context))
+            listening[-1].start()
     except OSError as error:
         raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
     return tls
@@ -167,7 +184,7 @@ def _elector(settings: Settings, client: KubeClient) -> LeaseElector | None:
     )
 
 
-def _url(runner: web.AppRunner, settings: Settings) -> str:
+def _url(listening: Sequence[Acceptor], settings: Settings) -> str:
     scheme = "https" if settings.tls_cert else "http"
-    host, port = runner.addresses[0][:2]
+    host, port = listening[0].listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
