@@ -12,6 +12,7 @@ from aiohttp import web
 
 from kubeapi.client import KubeClient
 from kubeapi.lease import LeaseElector
+from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
@@ -54,7 +55,9 @@ async def run(
     settings.check()
     clock = time.monotonic
     collecting = gc.get_threshold()
-    async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:
+    async with await KubeClient.connect(
+        settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_posts
+    ) as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         watcher = Watcher(client, state, clock, settings.stale_s)

@@ -54,15 +54,13 @@ class Answer:
 
     def wire(self) -> bytes:
         """Write the whole answer."""
-        timing = self.timing
-        return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nDate: %b\r\n%b\r\n%b" % (
-            b"200 OK" if self.status == HTTPStatus.OK else _status_line(self.status),
-            self.content_type.encode(),
-            len(self.body),
-            _date(int(time.time())),
-            f"Server-Timing: {timing}\r\n".encode() if timing else b"",
-            self.body,
+        status = "200 OK" if self.status == 200 else f"{self.status} {HTTPStatus(self.status).phrase}"  # noqa: PLR2004
+        timing = f"Server-Timing: {self.timing}\r\n" if self.took_s is not None else ""
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            f"Date: {_date(int(time.time()))}\r\n{timing}\r\n"
         )
+        return head.encode() + self.body
 
 
 Call = Callable[[str, bytes], Awaitable[Answer]]
@@ -275,16 +273,12 @@ def _read_head(data: bytes, most: int) -> _Head | None:
     return _Head(found[1].decode(), found.end(), int(length[1]))
 
 
-def _status_line(status: int) -> bytes:
-    return f"{status} {HTTPStatus(status).phrase}".encode()
+_dated: tuple[int, str] = (-1, "")
 
 
-_dated: tuple[int, bytes] = (-1, b"")
-
-
-def _date(now_s: int) -> bytes:
+def _date(now_s: int) -> str:
     """The time as HTTP writes it, made once a second."""
     global _dated  # noqa: PLW0603 - one clock
     if _dated[0] != now_s:
-        _dated = (now_s, formatdate(now_s, usegmt=True).encode())
+        _dated = (now_s, formatdate(now_s, usegmt=True))
     return _dated[1]

@@ -100,9 +100,10 @@ class Extender:
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
             return Filtered(self._refuse(pod, candidates, query, rows, at, fits), pod.metadata.uid)
-        positions = np.flatnonzero(fits)
-        chosen = (positions if at is None else at[positions])[first].tolist()
-        chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        positions = fits.nonzero()[0][first]
+        chosen = (positions if at is None else at[positions]).tolist()
+        if pod.status.nominated_node_name:
+            chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
         return Filtered(encode_passed(candidates, self.state.nodes, chosen))
