@@ -9,7 +9,7 @@ from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, has_preferences
-from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests, read_request
+from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.http.protocol import (
@@ -202,8 +202,12 @@ class Extender:
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        request = read_request(pod, self.state.resource)
-        return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
+        found = read_asking(pod, self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        if found.request is None:
+            return None
+        return self.policies.query(self.state.nodes, found.request, found.cpu_milli, found.memory_bytes)
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Rows of the candidates that have one, and where they stand; None: all have one, in order."""

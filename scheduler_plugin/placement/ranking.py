@@ -44,7 +44,7 @@ def _best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
     lowest = scores.min()
     if not lowest < np.inf:
         return np.zeros(0, dtype=np.intp)
-    ties = (scores == lowest).nonzero()[0]
+    ties: RowArray = (scores == lowest).nonzero()[0]
     first = int(name_ranks[ties].argmin())
     return ties[first : first + 1]
 
