@@ -199,6 +199,7 @@ def refuse_first(server):
     server.answer = answer
 
 
+@pytest.mark.parametrize("client", [None], indirect=True)
 async def test_a_second_try_has_the_time_that_the_first_left(server, client, mocker) -> None:
     refuse_first(server)
     mocker.patch.object(client._credentials, "renew", return_value=True)
