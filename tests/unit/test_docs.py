@@ -27,7 +27,7 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 RECORDERS = {"event", "_event", "_record", "_tell"}
 # Words that readers asked about, and what is written instead.
 UNCLEAR = re.compile(
-    r"\banew\b|\bnobody (here )?know|\btold (in one|of)\b|\bmortal\b|\bin earnest\b|\bstrangers?\b",
+    r"\bmade anew\b|\bnobody (here )?know|\btold (in one|of)\b|\bmortal\b|\bin earnest\b|\bstrangers?\b",
     re.IGNORECASE,
 )
 
