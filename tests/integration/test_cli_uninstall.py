@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 from gpupack.cli import cli
@@ -167,3 +168,23 @@ async def test_an_api_server_that_is_away_is_one_line(api, uninstall):
     status, out, err = await uninstall()
     assert (status, out, len(err)) == (1, [], 1)
     assert json.dumps(err).count("Traceback") == 0
+
+
+async def test_a_right_that_is_missing_is_said_and_what_was_done_before_stays_done(api, uninstall):
+    add_node(api, "n1")
+    add_node(api, "n2")
+
+    async def intercept(request):
+        if request.method != "PATCH" or "/n2/" not in request.path:
+            return None
+        said = 'nodes "n2" is forbidden: User "x" cannot patch resource "nodes/status"'
+        return web.json_response(
+            {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
+        )
+
+    api.http.intercept = intercept
+    status, out, err = await uninstall()
+    assert (status, out) == (1, CLEAN)
+    (said,) = err
+    assert 'cannot patch resource "nodes/status"' in said
+    assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
