@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -53,10 +54,13 @@ def headings(page: Path) -> set[str]:
     return anchors
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for package in SHIPPED:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    return [
+        (path, ast.parse(path.read_text(encoding="utf-8")))
+        for package in SHIPPED
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 @pytest.fixture(scope="module")
