@@ -8,6 +8,7 @@ DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
 
 RESOURCE_PREFIX = f"{DOMAIN}/gpu-memory-"
+PERCENT_RESOURCE = f"{DOMAIN}/gpu-percent"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from allocator.ledger import Ledger
-from allocator.names import POD_ALLOCATION
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
@@ -116,6 +116,13 @@ class Daemon:
         nodes = NodeView(account, settings.node_name)
         metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
         self._plugin = DevicePlugin(account, observe=metrics.call)
+        percent = DevicePlugin(account.percent, observe=metrics.call)
+
+        def devices_changed() -> None:
+            self._plugin.devices_changed()
+            percent.devices_changed()
+
+        # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
@@ -125,7 +132,7 @@ class Daemon:
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
-            on_health=self._plugin.devices_changed,
+            on_health=devices_changed,
         )
 
         def inventory() -> tuple[CardRecord, ...]:
@@ -144,13 +151,19 @@ class Daemon:
             offers=self.ready.is_set,
         )
         self._annotator = Annotator(client, account, pods)
-        self._registrar = Registrar(
-            self._plugin,
-            settings.device_plugin_dir,
-            name_of_our_own(settings.device_plugin_dir, settings.endpoint),
-            settings.resource,
-            on_registered=self._on_registered,
-            on_kubelet_restart=self._reconciler.kubelet_restarted,
+        self._registrars = tuple(
+            Registrar(
+                plugin,
+                settings.device_plugin_dir,
+                name_of_our_own(settings.device_plugin_dir, endpoint),
+                resource,
+                on_registered=self._on_registered,
+                on_kubelet_restart=self._reconciler.kubelet_restarted,
+            )
+            for plugin, endpoint, resource in (
+                (self._plugin, settings.endpoint, settings.resource),
+                (percent, settings.percent_endpoint, PERCENT_RESOURCE),
+            )
         )
         self._pods, self._node_view = pods, nodes
         http = HttpServer(metrics, self._not_ready, self._explain)
@@ -167,7 +180,7 @@ class Daemon:
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
-            self._register(),
+            *(self._register(registrar) for registrar in self._registrars),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._publisher.run(),
@@ -175,10 +188,15 @@ class Daemon:
             self._reflect(client, nodes, pods),
         )
 
-    async def _register(self) -> None:
+    async def _register(self, registrar: Registrar) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
         await self._reconciler.read.wait()
-        await self._registrar.run()
+        await registrar.run()
+
+    @property
+    def _registered(self) -> bool:
+        """Whether the kubelet listens to us, for each of our resources."""
+        return all(registrar.registered for registrar in self._registrars)
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
@@ -198,18 +216,19 @@ class Daemon:
     async def _farewell(self) -> None:
         def under_way() -> bool:
             account = self.account
-            return account is not None and self._registrar.registered and bool(account.ledger.unheld())
+            return account is not None and self._registered and bool(account.ledger.unheld())
 
         await say_farewell(self._publisher.leave, under_way, self._patience)
 
     def _on_registered(self) -> None:
-        self.ready.set()
+        if self._registered:
+            self.ready.set()
         if self.account is not None:
             self.account.changed()
 
     def _not_ready(self) -> list[str]:
         reasons = []
-        if not self._registrar.registered:
+        if not self._registered:
             reasons.append("not registered with the kubelet")
         if self.account is not None and self.account.book_problem is not None:
             reasons.append(self.account.book_problem)
@@ -242,7 +261,10 @@ class Daemon:
                 lambda: self._cleaner.errors,
             ),
             "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
-            "registrations": ("Registrations with the kubelet.", lambda: self._registrar.registrations),
+            "registrations": (
+                "Registrations with the kubelet, of both resources.",
+                lambda: sum(registrar.registrations for registrar in self._registrars),
+            ),
         }
 
     def _card_states(self) -> Iterator[CardState]:

@@ -1,12 +1,12 @@
 import pytest
 
+from allocator.request import Demand
 from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.policies.registry import CardDemand
 from scheduler_plugin.placement.reasons import memory, reason
 
-ONE = (CardDemand(8, 1),)
-TWO = (CardDemand(4, 2),)
-MANY = (CardDemand(8, 1), CardDemand(4, 2))
+ONE = (Demand((), 8, 1),)
+TWO = (Demand((), 4, 2),)
+MANY = (Demand((), 8, 1), Demand((), 4, 2))
 
 
 @pytest.mark.parametrize(

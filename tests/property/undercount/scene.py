@@ -194,7 +194,7 @@ class Scene:
             0 if card.index in node.daemon.sick else card.size_units - occupied.get(card.uuid, 0)
             for card in node.daemon.cards
         )
-        demands = [(d.units_per_card, d.cards) for pod in waiting for d in pod.request.demands]
+        demands = [(d.per_card, d.cards) for pod in waiting for d in pod.request.demands]
         if not fit(free, tuple(sorted(demands, reverse=True))):
             self._fail(
                 f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "

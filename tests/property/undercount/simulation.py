@@ -405,7 +405,7 @@ class Simulation(Scene):
         demands = pod.request.demands
         if self.extender.state.busy_nodes(shapes(pod.request)):
             return
-        if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].units_per_card:
+        if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].per_card:
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():
