@@ -31,7 +31,7 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
         (Misfit.NOT_ADMITTED, MANY, "no cards that the pod's gpu-model and gpu-uuid admit"),
     ],
 )
-def test_reasons_name_the_request(misfit: Misfit, demands: tuple[CardDemand, ...], text: str) -> None:
+def test_reasons_name_the_request(misfit: Misfit, demands: tuple[Demand, ...], text: str) -> None:
     assert reason(misfit, demands, 1024) == text
 
 
