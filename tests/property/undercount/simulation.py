@@ -3,11 +3,11 @@
 import itertools
 from typing import Final
 
-from allocator.ids import parse_device_id
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
 from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.cluster.rules import Rules
 
+from .kubelet import card_of
 from .scene import MODELS, UNSAID, Node, Scene, shown
 from .world import ModelPod
 
@@ -28,6 +28,21 @@ SHAPES: Final = (
 )
 
 
+PERCENT_SHAPES: Final = (
+    (("c", 50, "main"),),
+    (("c", 50, "main"),),
+    (("c", 34, "main"),),
+    (("c", 20, "main"),),
+    (("c", 13, "main"),),
+    (("c", 100, "main"),),
+    (("a", 33, "main"), ("b", 33, "main")),
+    (("i", 60, "init"), ("c", 40, "main")),
+    (("i", 25, "init"), ("c", 50, "main")),
+    (("s", 33, "sidecar"), ("i", 33, "init"), ("c", 40, "main")),
+    (("c", 100, "main"), ("d", 25, "main")),
+)
+
+
 class Simulation(Scene):
     """One random history.
 
@@ -35,10 +50,14 @@ class Simulation(Scene):
         seed: of everything random.
         rules: the extender's rules, or a mutant of them.
         density: how much more often trouble comes than it usually does.
+        percent: how many of the pods ask for percent of cards.
     """
 
-    def __init__(self, seed: int, rules: type[Rules] = Rules, density: float = 1.0) -> None:
+    def __init__(
+        self, seed: int, rules: type[Rules] = Rules, density: float = 1.0, percent: float = 0.0
+    ) -> None:
         super().__init__(seed, rules)
+        self.percent = percent
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
         self.picky = self.random.choice((0.0, 0.15))
@@ -117,9 +136,14 @@ class Simulation(Scene):
         if name in self.world.pods:
             return
         shape = self.random.choice(self.shapes)
+        percent = self.percent > 0 and self.random.random() < self.percent
+        if percent:
+            shape = self.random.choice(PERCENT_SHAPES)
         notes: dict[str, str] = {}
         if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
             notes[POD_CARDS] = "2"
+        if percent and all(kind != "init" and each in {50, 100} for _, each, kind in shape):
+            notes |= self.random.choice(({}, {POD_CARDS: "2"}))
         if self.random.random() < self.picky:
             notes[POD_GPU_MODEL] = self.random.choice(MODELS)
         if self.random.random() < 0.2 and self.world.pods:
@@ -135,6 +159,7 @@ class Simulation(Scene):
                 containers=shape,
                 annotations=tuple(notes.items()),
                 created=f"{number:08}",
+                percent=percent,
             )
         )
 
@@ -230,7 +255,9 @@ class Simulation(Scene):
         sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
         for card in node.daemon.cards:
             node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
-        node.kubelet.sick = frozenset(text for text in node.kubelet.ids if parse_device_id(text)[0] in sick)
+        node.kubelet.sick = frozenset(
+            text for text in node.kubelet.ids | node.kubelet.percent if card_of(text) in sick
+        )
 
     def _recover(self) -> None:
         """One thing that went wrong on a node is well again."""
@@ -405,7 +432,9 @@ class Simulation(Scene):
         demands = pod.request.demands
         if self.extender.state.busy_nodes(shapes(pod.request)):
             return
-        if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].per_card:
+        sizes = [card.size_units for card in node.daemon.cards]
+        fits = any(left >= demands[0].units_on(size) for left, size in zip(free, sizes, strict=False))
+        if len(demands) == 1 and demands[0].cards == 1 and fits:
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():
@@ -416,7 +445,7 @@ class Simulation(Scene):
         self._pass(self.random.choice((2.0, 12.0, 35.0)))
 
 
-def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0) -> int:
+def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0, percent: float = 0.0) -> int:
     """Run one history; returns the steps done.
 
     Args:
@@ -424,11 +453,12 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0)
         steps: how many.
         rules: the extender's.
         density: see `Simulation`.
+        percent: likewise.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    simulation = Simulation(seed, rules, density)
+    simulation = Simulation(seed, rules, density, percent)
     for number in range(1, steps + 1):
         simulation.step()
         if number % 250 == 0:
