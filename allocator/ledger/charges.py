@@ -84,10 +84,14 @@ def charged(facts: Facts) -> Units:
 def booked(facts: Facts, *, percent: bool) -> Units:
     """Units by card that the kubelet has given out, of its resource for percent or of that for units.
 
-    Only what its book says, and grants that it does not say yet: the kubelet's own view of what is free.
+    The kubelet's own view: what its book says, and grants that it does not say yet. One that it had not
+    written down when it restarted it does not know of.
     """
-    given = [*facts.book.values(), *(grant.ids for grant in facts.grants)]
-    return facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
+    return facts.of_containers(ids for ids in _given(facts) if facts.is_share(ids) == percent)
+
+
+def _given(facts: Facts) -> list[frozenset[str]]:
+    return [*facts.book.values(), *(g.ids for g in facts.grants if g.at.order > facts.restarted)]
 
 
 def check_room(facts: Facts, wanted: frozenset[str]) -> None:
@@ -104,7 +108,7 @@ def check_room(facts: Facts, wanted: frozenset[str]) -> None:
     others = booked(facts, percent=not percent)
     if not percent and not others:
         return
-    given = [*facts.book.values(), *(grant.ids for grant in facts.grants), wanted]
+    given = [*_given(facts), wanted]
     total = facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
     add(total, others)
     for uuid in facts.count(wanted):

@@ -86,6 +86,12 @@ class Scene:
                 node.daemon.account.refresh()
         self.now += seconds
         self.extender.now = self.now
+        for pod in self.extender.never_heard_of:
+            node = next(node for node in self.nodes if node.name == pod.node)
+            if pod.uid not in self._held(node):
+                node.clouded = True
+                node.kubelet.late.add(pod.uid)
+        self.extender.never_heard_of.clear()
         for node in self.nodes:
             node.daemon.now = node.kubelet.now = self.now
             book = self.extender.state.books.get(node.name)
