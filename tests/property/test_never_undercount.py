@@ -40,11 +40,18 @@ def test_invariant_holds_where_trouble_comes_twice_as_often(part: int) -> None:
         run(seed, HISTORY, density=2.0)
 
 
-def breaks(seed: int, density: float, mutant: Mutant | None) -> bool:
+@pytest.mark.parametrize("part", range(4))
+def test_invariant_holds_where_half_of_the_pods_ask_for_percent(part: int) -> None:
+    for seed in range(FIRST_SEED + part, FIRST_SEED + max(24, STEPS // HISTORY // 10), 4):
+        run(seed, HISTORY, density=1.0 + seed % 2, percent=0.5)
+
+
+def breaks(seed: int, density: float, mutant: Mutant | None, percent: float = 0.0) -> bool:
     """Whether a history breaks the invariant, with a rule taken out or with all of them in."""
     with pytest.MonkeyPatch.context() as patch:
+        rules = [mutant.apply(patch)] if mutant is not None else []
         try:
-            run(seed, HISTORY, *([mutant.apply(patch)] if mutant is not None else []), density=density)
+            run(seed, HISTORY, *rules, density=density, percent=percent)
         except ViolationError:
             return True
     return False
@@ -54,7 +61,9 @@ def breaks(seed: int, density: float, mutant: Mutant | None) -> bool:
 def test_every_rule_is_needed_in_some_history(mutant: Mutant) -> None:
     seeds = ((mutant.seed, mutant.density), *((seed, 1.0) for seed in range(1000, 1100)))
     shows = (
-        seed for seed, density in seeds if breaks(seed, density, mutant) and not breaks(seed, density, None)
+        seed
+        for seed, density in seeds
+        if breaks(seed, density, mutant, mutant.percent) and not breaks(seed, density, None, mutant.percent)
     )
     assert next(shows, None) is not None, "no history shows that the rule is needed"
 

@@ -30,6 +30,7 @@ class Mutant:
         instead: what stands in its place.
         seed: a history that breaks without it; others are tried when this one does not.
         density: of that history.
+        percent: how many of its pods ask for percent of cards.
         case: in place of a history, where none was found yet: a unit test that fails without the rule.
     """
 
@@ -40,6 +41,7 @@ class Mutant:
     seed: int = 1000
     density: float = 1.0
     case: Callable[[], None] | None = None
+    percent: float = 0.0
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""
