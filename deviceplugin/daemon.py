@@ -96,6 +96,7 @@ class Daemon:
             SettingsError: the HTTP address cannot be had.
             ConfigError: no usable Kubernetes configuration.
         """
+        structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(self._source.open)
             stack.push_async_callback(asyncio.to_thread, self._source.close)
@@ -316,6 +317,5 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         KubeApiError: no usable Kubernetes configuration.
     """
     settings.check()
-    structlog.contextvars.bind_contextvars(node=settings.node_name)
     await Daemon(settings).run(stop)
     log.info("stopped")

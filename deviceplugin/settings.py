@@ -14,6 +14,7 @@ from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 MAX_PORT: Final = 65535
 
 
@@ -37,6 +38,7 @@ class Settings:
         ignored_xids: XID errors that leave a card healthy.
         publish_gap_s: least seconds between two patches that bring gains only; releases go out at once.
         log_level: one of debug, info, warning, error.
+        log_format: text or json.
     """
 
     node_name: str
@@ -54,6 +56,7 @@ class Settings:
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
     publish_gap_s: float = GAP_S
     log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def resource(self) -> str:
@@ -89,6 +92,8 @@ class Settings:
         faults = [*self._name_faults(), *self._gpu_faults(), *self._place_faults()]
         if self.log_level not in LOG_LEVELS:
             faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            faults.append(f"--log-format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
         if faults:
             raise SettingsError(tuple(faults))
 

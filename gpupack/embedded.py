@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
+import structlog
 
 from allocator.names import MIB_PER_GIB, resource_name
 from deviceplugin.daemon import Daemon
@@ -172,11 +173,14 @@ class EmbeddedCluster:
             card_policy=self._card_policy,
             unit_mib=self.unit_mib,
         )
-        task = self._background(
-            run_extender(
+
+        async def extender() -> None:
+            structlog.contextvars.bind_contextvars(component="extender")
+            await run_extender(
                 settings, stop=self._stop, started=lambda url, state: started.set_result((url, state))
             )
-        )
+
+        task = self._background(extender())
         waited: list[asyncio.Future[Any]] = [started, task]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -18,7 +18,8 @@ Shipped profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card polici
 """
 SCHEDULER_HELP: Final = """Run the scheduler extender.
 
-It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /readyz /metrics.
+It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /readyz /metrics; with
+--metrics-http these three also on a listener of their own, for probes and Prometheus.
 
 \b
 Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:

@@ -1,4 +1,4 @@
-"""Logging set-up of the console command: one event a line, key=value, on stderr."""
+"""Logging set-up of the console command: one event a line, key=value or JSON, on stderr."""
 
 import asyncio
 import logging
@@ -92,28 +92,37 @@ def tell_loop_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
         logging.getLogger("asyncio").warning("no connection can be taken: %s", context.get("exception"))
 
 
-def configure(level: str) -> None:
-    """Set up structlog, and what libraries log, from `level` upwards.
+def configure(level: str, form: str = "text") -> None:
+    """Set up structlog, and what libraries log, from `level` upwards; both write the same kind of lines.
 
     Args:
         level: debug, info, warning or error; anything else counts as info, for the settings' check tells.
+        form: text for key=value, json for a JSON object a line; anything else counts as text.
     """
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     stream = Stderr()
+    common: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = structlog.processors.LogfmtRenderer(
+        key_order=["timestamp", "level", "event"], bool_as_flag=False
+    )
+    if form == "json":
+        renderer = structlog.processors.JSONRenderer()
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event"], bool_as_flag=False
-            ),
-        ],
+        processors=[*common, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", stream)),
     )
-    logging.basicConfig(
-        stream=stream, level=max(number, logging.WARNING), format="level=%(levelname)s %(message)s"
+    handler = logging.StreamHandler(cast("TextIO", stream))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=common,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
     )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])
     logging.getLogger("aiohttp.server").addFilter(_CLIENT_FAULTS)

@@ -10,7 +10,9 @@ from typing import Final
 import structlog
 from aiohttp import web
 
+from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
@@ -19,8 +21,10 @@ from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.listening import listeners
-from scheduler_plugin.http.metrics import Metrics
+from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
+from scheduler_plugin.http.observing import observable
 from scheduler_plugin.http.patience import News, Patience
+from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.server import Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -64,13 +68,16 @@ async def run(
         committer = Committer(state, policies)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         watcher.restored.connect(binder.begin_anew)
+        events = EventRecorder(client, SCHEDULER_NAME, clock=clock)
+        reporter = Reporter(state, clock, events, elector)
         service = Service(
             extender=Extender(state, policies, settings.shortlist),
             binder=binder,
             watcher=watcher,
-            metrics=Metrics(),
+            metrics=Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector)),
             clock=clock,
             patience=Patience(news, clock),
+            reporter=reporter,
             leadership=elector,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
@@ -80,9 +87,10 @@ async def run(
             tls = await _listen(runner, settings)
             url = _url(runner, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
-            if started is not None:
-                started(url, state)
-            await _work(stop, watcher, binder, elector, tls)
+            async with observable(service, settings.metrics_http):
+                if started is not None:
+                    started(url, state)
+                await _work(stop, watcher, binder, elector, events, tls)
         finally:
             await runner.cleanup()
             await binder.close()
@@ -123,11 +131,12 @@ async def _work(
     watcher: Watcher,
     binder: Binder,
     elector: LeaseElector | None,
+    events: EventRecorder,
     tls: ServerTls | None,
 ) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(watcher.run())]
+        tasks = [group.create_task(watcher.run()), group.create_task(events.run())]
         if elector is not None:
             tasks.append(group.create_task(elector.run()))
         else:

@@ -15,6 +15,7 @@ from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.placement.cluster_policies import Policies
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 MAX_PORT: Final = 65535
 MAX_SHORTLIST: Final = 100_000
 
@@ -26,6 +27,7 @@ class Settings:
     Attributes:
         kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         http: HOST:PORT to serve on; port 0 takes any free one.
+        metrics_http: HOST:PORT of a second listener, which has no verbs and no TLS; None for none.
         node_policy: Ranks nodes for pods that name no policy of their own.
         node_policy_parameters: Its parameters, text by name.
         card_policy: Chooses cards for pods that name no policy of their own.
@@ -42,10 +44,12 @@ class Settings:
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
         log_level: One of debug, info, warning, error.
+        log_format: text or json.
     """
 
     kubeconfig: str | None = None
     http: str = "127.0.0.1:8910"
+    metrics_http: str | None = None
     node_policy: str = "least-requested"
     node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     card_policy: str = "least-used"
@@ -62,16 +66,17 @@ class Settings:
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
     log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def host(self) -> str:
         """Host part of `http`; empty means every address."""
-        return self.http.rpartition(":")[0].strip("[]")
+        return split_address(self.http)[0]
 
     @property
     def port(self) -> int:
         """Port part of `http`."""
-        return int(self.http.rpartition(":")[2])
+        return split_address(self.http)[1]
 
     def check(self) -> None:
         """Check everything.
@@ -90,14 +95,18 @@ class Settings:
             faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
         if self.log_level not in LOG_LEVELS:
             faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            faults.append(f"log format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
         if faults:
             raise SettingsError("\n".join(faults))
 
     def _address_faults(self) -> list[str]:
-        colon, port = self.http.rpartition(":")[1:]
-        if colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT:
-            return []
-        return [f"http {self.http!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"]
+        faults = []
+        for name, address in (("http", self.http), ("metrics http", self.metrics_http)):
+            colon, port = (address or ":0").rpartition(":")[1:]
+            if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+                faults.append(f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}")
+        return faults
 
     def _policy_faults(self) -> list[str]:
         faults = []
@@ -154,3 +163,9 @@ class Settings:
         if not self.identity:
             faults.append("identity is empty: allowed is a name")
         return faults
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Read a HOST:PORT that was checked; an empty host means every address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

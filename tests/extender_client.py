@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -101,3 +102,19 @@ async def extender(tmp_path: Path, api: ApiServer, **options: Any) -> AsyncItera
     finally:
         stop.set()
         await task
+
+
+@asynccontextmanager
+async def two_nodes(tmp_path: Path) -> AsyncIterator[Client]:
+    """An extender for two nodes of two cards of 16: 8 and 8 used on a, 4 and 0 on b."""
+    async with ApiServer() as api, extender(tmp_path, api) as client:
+        client.make_node("a", (16, 16), (8, 8))
+        client.make_node("b", (16, 16), (4, 0))
+        await until(client.ready)
+        yield client
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    options += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)

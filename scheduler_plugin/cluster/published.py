@@ -33,7 +33,8 @@ class Published:
         sizes: Units by card.
         used: Units by card; the size where the card is unhealthy or cordoned.
         evictable: The size where it is neither, else 0.
-        uuids: By card; empty where the node publishes no inventory, as are the next two.
+        uuids: By card; empty where the node publishes no inventory, as are the next three.
+        indexes: By card, the driver's, as people know the cards.
         models: By card.
         numa: By card, -1 where not known.
         percent: Shares of its cards can be had: the kubelet does not say that it has none to give.
@@ -46,6 +47,7 @@ class Published:
     used: tuple[int, ...] = ()
     evictable: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
+    indexes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     numa: tuple[int, ...] = field(default=())
     percent: bool = True
@@ -82,6 +84,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         used=tuple(size if card in out else used for card, (size, used) in cards),
         evictable=tuple(0 if card in out else size for card, (size, _) in cards),
         uuids=tuple(record.uuid for record in inventory),
+        indexes=tuple(record.index for record in inventory),
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
         percent=not _has_none(node, PERCENT_RESOURCE),

@@ -69,6 +69,7 @@ class NodeRecord:
         sizes: Units by card; empty where the words cannot be used.
         used: Units by card as published; the size where a card is unhealthy or cordoned.
         uuids: By card; empty where the node publishes no inventory.
+        indexes: By card, the driver's; for people only.
         pods: Bound pods that ask for cards and have not ended, by UID.
         takes: Commitments, by UID.
         tombstones: Vanished pods, by UID.
@@ -86,6 +87,7 @@ class NodeRecord:
     sizes: tuple[int, ...] = ()
     used: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
+    indexes: tuple[int, ...] = ()
     pods: dict[str, PodRecord] = field(default_factory=dict)
     takes: dict[str, Take] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class NodeRecord:
         self.seen, self.holds = -1, frozenset()
         self.sizes = self.used = ()
         self.uuids = ()
+        self.indexes = ()
 
     @property
     def empty(self) -> bool:

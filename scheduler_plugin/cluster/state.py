@@ -137,7 +137,8 @@ class ClusterState:
         if book.seen > book.version > 0:
             # Nobody has seen what comes later than he wrote: this was seen before an etcd restore.
             book.seen = -1
-        book.sizes, book.used, book.uuids = published.sizes, published.used, published.uuids
+        book.sizes, book.used = published.sizes, published.used
+        book.uuids, book.indexes = published.uuids, published.indexes
         if published.exclusion is Exclusion.NONE:
             self.nodes.set_cards(
                 book.row,

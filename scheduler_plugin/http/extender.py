@@ -1,6 +1,6 @@
 """The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from scheduler_plugin.http.protocol import (
     encode_refused,
     encode_scores,
 )
+from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import EVICTABLE, CodeArray, Misfit, fitting, misfits
 from scheduler_plugin.placement.placing import lesson, score
@@ -47,10 +48,14 @@ class Filtered:
     Attributes:
         answer: For kube-scheduler.
         refused: UID of a pod that only found no room, else empty.
+        passed: UID of a pod that asks for cards and found a node, else empty.
+        refusal: Why no node will do, for people.
     """
 
     answer: bytes
     refused: str = ""
+    passed: str = ""
+    refusal: Refusal | None = field(default=None, compare=False)
 
 
 class Extender:
@@ -92,7 +97,8 @@ class Extender:
             query = self._query(pod)
         except RequestError as error:
             everywhere = (str(error), False, range(len(candidates.rows(self.state.nodes))))
-            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]))
+            refusal = Refusal(pod.metadata, problem=str(error))
+            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]), refusal=refusal)
         if query is None:
             return self._pass_all(candidates)
         rows, at = self._known(candidates)
@@ -103,13 +109,13 @@ class Extender:
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
-            return Filtered(self._refuse(pod, candidates, query, rows, at, fits), pod.metadata.uid)
+            return self._refuse(pod, candidates, query, rows, at, fits)
         positions = np.flatnonzero(fits)
         chosen = (positions if at is None else at[positions])[first].tolist()
         chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
-        return Filtered(encode_passed(candidates, self.state.nodes, chosen))
+        return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
@@ -248,7 +254,7 @@ class Extender:
         rows: RowArray,
         at: RowArray | None,
         held: BoolArray,
-    ) -> bytes:
+    ) -> Filtered:
         """Say of every node why not; `held` are nodes that fit but that the policy refuses for now."""
         codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
         found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
@@ -268,11 +274,15 @@ class Extender:
                     pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
                 )
         groups = []
+        counts = {}
         for code in np.unique(codes).tolist():
             misfit = Misfit(code)
             text = reason(misfit, query.request.demands, self.state.unit_mib)
-            groups.append((text, misfit in EVICTABLE, np.flatnonzero(codes == code).tolist()))
-        return encode_refused(candidates, self.state.nodes, groups)
+            positions = np.flatnonzero(codes == code).tolist()
+            groups.append((text, misfit in EVICTABLE, positions))
+            counts[misfit] = len(positions)
+        answer = encode_refused(candidates, self.state.nodes, groups)
+        return Filtered(answer, pod.metadata.uid, refusal=Refusal(pod.metadata, counts, query, rows))
 
     def _offer(self, pod: PodLite, query: Query, rows: RowArray) -> None:
         """Remember the best nodes and their versions for prioritize."""

@@ -1,12 +1,13 @@
 """The extender over HTTP."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from allocator.errors import shown
 from kubeapi.errors import cut
@@ -17,6 +18,7 @@ from scheduler_plugin.http.extender import Extender, Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import WAIT_S, Patience
 from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error
+from scheduler_plugin.http.reporting import Reporter
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
@@ -38,7 +40,6 @@ PLACES: Final = web.AppKey("places", str)
 """What is served, in words."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 log = structlog.get_logger(__name__)
 
 
@@ -53,6 +54,7 @@ class Service:
         metrics: For Prometheus.
         clock: Monotonic seconds.
         patience: For which refused pods to wait a moment.
+        reporter: Tells people what became of pods.
         leadership: None without an election.
     """
 
@@ -62,6 +64,7 @@ class Service:
     metrics: Metrics
     clock: Callable[[], float]
     patience: Patience
+    reporter: Reporter
     leadership: Leadership | None = None
 
     async def filter(self, request: web.Request) -> web.Response:
@@ -72,6 +75,7 @@ class Service:
         took_s = perf_counter() - began
         if found.refused:
             found = await self._reconsidered(body, found)
+        self.reporter.filtered(found)
         return self._done("filter", perf_counter() - took_s, found.answer)
 
     async def _reconsidered(self, body: bytes, refusal: Filtered) -> Filtered:
@@ -112,7 +116,7 @@ class Service:
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:
-            log.debug("bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node)
+            self.reporter.bound(args, perf_counter() - began)
         return self._done("bind", began, encode_bind(error))
 
     async def preempt(self, request: web.Request) -> web.Response:
@@ -134,8 +138,8 @@ class Service:
 
     async def metrics_page(self, _: web.Request) -> web.Response:
         """GET /metrics."""
-        body = self.metrics.render(self.extender.state, self.watcher.age_s)
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self.metrics.render(), headers=headers)
 
     def _done(self, verb: str, began: float, answer: bytes) -> web.Response:
         took_s = perf_counter() - began
@@ -210,18 +214,33 @@ def make_app(service: Service, *, only_known_clients: bool = False) -> web.Appli
         service: What the handlers work on.
         only_known_clients: Answer verbs only to clients with a certificate.
     """
-    guards = [_only_known_clients] if only_known_clients else []
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
-    app[METRICS] = service.metrics
     routes = [
         web.post("/filter", service.filter),
         web.post("/prioritize", service.prioritize),
         web.post("/bind", service.bind),
         web.post("/preempt", service.preempt),
+        *_open_routes(service),
+    ]
+    guards = [_only_known_clients] if only_known_clients else []
+    return _app(service, routes, guards)
+
+
+def make_open_app(service: Service) -> web.Application:
+    """Build the application that anybody may ask: it has no verbs."""
+    return _app(service, _open_routes(service), [])
+
+
+def _open_routes(service: Service) -> list[web.RouteDef]:
+    return [
         web.get("/healthz", service.healthz),
         web.get("/readyz", service.readyz),
         web.get("/metrics", service.metrics_page),
     ]
+
+
+def _app(service: Service, routes: list[web.RouteDef], guards: Sequence[Middleware]) -> web.Application:
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
+    app[METRICS] = service.metrics
     app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
     app.add_routes(routes)
     return app

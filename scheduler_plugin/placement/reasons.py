@@ -27,12 +27,22 @@ def memory(units: int, unit_mib: int) -> str:
     return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
-def _amount(demand: Demand, unit_mib: int) -> str:
+def amount(demand: Demand, unit_mib: int) -> str:
+    """Write what a demand takes of each card: "8 GiB", "50 percent"."""
     return f"{demand.per_card} percent" if demand.percent else memory(demand.per_card, unit_mib)
 
 
-def _of_size(demand: Demand, amount: str) -> str:
-    return f"of which {amount} is a unit" if demand.percent else f"of {amount} or more"
+def _of_size(demand: Demand, unit_mib: int) -> str:
+    what = amount(demand, unit_mib)
+    return f"of which {what} is a unit" if demand.percent else f"of {what} or more"
+
+
+def demanded(demands: Sequence[Demand], unit_mib: int) -> str:
+    """Write what a pod asks of cards: "8 GiB", "2 x 8 GiB + 4 GiB", "50 percent"."""
+    return " + ".join(
+        amount(demand, unit_mib) if demand.cards == 1 else f"{demand.cards} x {amount(demand, unit_mib)}"
+        for demand in demands
+    )
 
 
 def reason(misfit: Misfit, demands: Sequence[Demand], unit_mib: int) -> str:
@@ -47,22 +57,18 @@ def reason(misfit: Misfit, demands: Sequence[Demand], unit_mib: int) -> str:
     if fixed is not None:
         return fixed
     if len(demands) > 1:
-        amounts = [_amount(demand, unit_mib) for demand in demands]
-        what = " + ".join(
-            amount if demand.cards == 1 else f"{demand.cards} x {amount}"
-            for demand, amount in zip(demands, amounts, strict=True)
-        )
+        what = demanded(demands, unit_mib)
         return {
             Misfit.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
             Misfit.TOO_SMALL: f"no healthy cards large enough for {what}",
         }.get(misfit, f"no cards with {what} free")
-    cards, amount = demands[0].cards, _amount(demands[0], unit_mib)
+    cards, each = demands[0].cards, amount(demands[0], unit_mib)
     if cards == 1:
         return {
             Misfit.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
-            Misfit.TOO_SMALL: f"no healthy card {_of_size(demands[0], amount)}",
-        }.get(misfit, f"no card with {amount} free")
+            Misfit.TOO_SMALL: f"no healthy card {_of_size(demands[0], unit_mib)}",
+        }.get(misfit, f"no card with {each} free")
     return {
         Misfit.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
-        Misfit.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], amount)}",
-    }.get(misfit, f"no {cards} cards with {amount} free each")
+        Misfit.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], unit_mib)}",
+    }.get(misfit, f"no {cards} cards with {each} free each")

@@ -30,7 +30,7 @@ _NAME_PART_RULE = (
     "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
-_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _NOT_EQUAL = "must be equal to {name} limit of {limit}"
 _GATED = {
     "type": "PodScheduled",
@@ -68,9 +68,15 @@ def decode_check(item: JsonObject) -> None:
     for amounts in _amounts(item):
         for name, value in amounts.items():
             amounts[name] = _canonical(value)
+    for field in ("firstTimestamp", "lastTimestamp"):
+        value = item.get(field)
+        if value is not None and not _TIME.fullmatch(str(value)):
+            raise UnreadableError(
+                f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": cannot parse "{value}" as "2006"'
+            )
     for field in ("acquireTime", "renewTime"):
         value = (item.get("spec") or {}).get(field)
-        if value is not None and not _MICRO_TIME.fullmatch(str(value)):
+        if value is not None and not _TIME.fullmatch(str(value)):
             raise UnreadableError(
                 f'parsing time "{value}" as "2006-01-02T15:04:05.000000Z07:00": '
                 f'cannot parse "{value}" as "2006"'
@@ -181,8 +187,8 @@ def check(resource: Resource, item: JsonObject) -> None:
             message = f"Invalid value: {seconds}: must be greater than 0"
             causes.append(Cause("spec.leaseDurationSeconds", message))
     elif resource is EVENTS:
-        about = (item.get("involvedObject") or {}).get("namespace")
-        if about and about != item["metadata"].get("namespace"):
+        about = (item.get("involvedObject") or {}).get("namespace", "")
+        if (about or "default") != item["metadata"].get("namespace"):
             message = f'Invalid value: "{about}": does not match event.namespace'
             causes.append(Cause("involvedObject.namespace", message))
     if causes:

@@ -29,7 +29,8 @@ class Replica(Extender):
         (self.certificate, key) = (cluster.home / f"extender.{end}" for end in ("crt", "key"))
         (deployment,) = [one for one in build(OVERLAY) if one["kind"] == "Deployment"]
         shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        arguments = [word for word in shipped[1:] if not word.startswith(("--http", "--tls"))]
+        ours = ("--http", "--metrics-http", "--tls")
+        arguments = [word for word in shipped[1:] if not word.startswith(ours)]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
         tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
         tls.append(f"--tls-client-ca-file={self.certificate}")
@@ -92,6 +93,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     join(cluster, first)
     cluster.create(w.pod("one", w.container(gib=5)))
     cluster.wait_running("one", 60)
+    cluster.wait_event("one", "CardsAssigned: Assigned on node")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         first.http("/bind")
     holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]

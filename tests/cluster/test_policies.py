@@ -177,7 +177,7 @@ def delete_all(cluster: Cluster) -> None:
 
 def wait_nothing_assumed(extender: Extender) -> None:
     """Return once the extender counts no pod beside what the nodes publish."""
-    wanted = 'gpupack_scheduler_units{kind="assumed"} 0.0'
+    wanted = 'gpupack_scheduler_gpu_memory_bytes{kind="assumed"} 0.0'
     until(lambda: wanted in extender.http("/metrics").splitlines(), "nothing assumed")
 
 

@@ -49,11 +49,19 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
     state = wait_agree(cluster)
     assert state.used == [6, 6]
     cluster.create(w.pod("p4", w.container(gib=3)))
-    assert "FailedScheduling" in cluster.wait_event("p4", NO_ROOM)
+    cluster.wait_event("p4", f"FailedScheduling: 0/1 nodes are available: 1 {NO_ROOM}")
+    cluster.wait_event(
+        "p4",
+        f"WaitingForCards: 0/1 nodes can take 3 GiB: 1 {NO_ROOM}. "
+        f"Largest free card: 2 GiB on node {cluster.host.name}; all cards together: 4 GiB.",
+    )
     holds_for(lambda: cluster.pod("p4")["status"]["phase"] == "Pending", "p4 pending", 3)
     leaving = grants(cluster, "p2")
     cluster.delete("p2")
     cluster.wait_running("p4", timeout_s=30)
+    (card,) = grants(cluster, "p4")
+    told = f"CardsAssigned: Assigned on node {cluster.host.name}: card {int(card[-12:])} ({card[:12]}) 3 GiB"
+    cluster.wait_event("p4", told)
     assert grants(cluster, "p4") == leaving
     assert wait_agree(cluster).used == [6, 6]
 

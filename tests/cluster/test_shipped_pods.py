@@ -1,6 +1,8 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -36,7 +38,7 @@ def start_as_pods(cluster: Cluster) -> None:
         "default service account",
     )
     objects = build(REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
-    node_port, *others = free_ports(5)
+    node_port, *others = free_ports(7)
     for one in objects:
         match one["kind"]:
             case "DaemonSet":
@@ -48,10 +50,11 @@ def start_as_pods(cluster: Cluster) -> None:
             case _:
                 apply_all(cluster.api, [one])
     for number, replica in enumerate(REPLICAS):
-        extender_port, https_port = others[2 * number : 2 * number + 2]
+        extender_port, https_port, metrics_port = others[3 * number : 3 * number + 3]
         config = with_ports(configuration, {"8910": extender_port})
         config["metadata"]["name"] = f"{SCHEDULER}-{replica}"
-        made = as_pods_here(cluster, deployment, {"8910": extender_port, "10259": https_port})
+        ports = {"8910": extender_port, "10259": https_port, "8912": metrics_port}
+        made = as_pods_here(cluster, deployment, ports)
         apply_all(cluster.api, [config, _replica(made, replica)])
 
 
@@ -122,10 +125,22 @@ def test_the_daemon_set_publishes_the_nodes_cards(cluster):
     assert status["restartCount"] == 0
 
 
+def test_prometheus_reads_every_replica_where_no_verb_is_served(cluster):
+    for pod in wait_ready(cluster, SCHEDULER, len(REPLICAS)):
+        ports = [port for each in pod["spec"]["containers"] for port in each.get("ports", [])]
+        (port,) = [port["containerPort"] for port in ports if port["name"] == "metrics"]
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+            assert 'gpupack_scheduler_nodes{words="readable"} 1.0' in answer.read().decode().splitlines()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/bind", b"{}", timeout=5)
+
+
 def test_pods_share_cards_and_the_standby_takes_over(cluster):
     pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
     cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))
     cluster.wait_running("one", 60)
+    cluster.wait_event("one", "CardsAssigned: Assigned on node")
     cluster.wait_used([0, 8])
     environment = cluster.environment("one")
     cards = {card.uuid: card.used for card in cluster.state().cards}

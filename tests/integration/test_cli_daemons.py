@@ -312,7 +312,7 @@ CALL = b"POST /filter HTTP/1.1\r\nHost: x\r\n"
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [
-        ([b"GET / HTTPS/9\r\n\r\n"], b"400", "level=WARNING Error handling request from 127.0.0.1: "),
+        ([b"GET / HTTPS/9\r\n\r\n"], b"400", 'level=warning event="Error handling request from 127.0.0.1: '),
         ([CALL + b"Content-Length: -5\r\n\r\n"], b"400", "Invalid character in Content-Length"),
         ([CALL + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"], b"400", "Invalid character in chunk size"),
         ([CALL + b"Transfer-Encoding: chunked\r\n\r\n", b"ZZ\r\n", None], None, "body cannot be read: "),

@@ -77,13 +77,17 @@ def test_the_demo():
 
 def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
     done = subprocess.run(
-        [sys.executable, "-m", "gpupack", "demo", "--card-policy", "least-used"],
+        [sys.executable, "-m", "gpupack", "demo", "-v", "--card-policy", "least-used"],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    # Every line of the log says which part speaks.
+    speakers = [re.search(r" (node=node-\S+|component=extender)$", line) for line in done.stderr.splitlines()]
+    assert all(speakers), done.stderr
+    assert {found[1] for found in speakers} == {"component=extender", *(f"node={node}" for node in NODES)}
     assert re.search(r"^  pod-13 +44 GiB +-> pending: no card with 44 GiB free", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("Every check held")
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,12 @@ from scheduler_plugin.http.server import FAULT, MAX_BODY
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object, uuid
-from tests.extender_client import LIMIT_S, Client, extender, until
+from tests.extender_client import LIMIT_S, Client, extender, make_certificate, two_nodes, until
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with ApiServer() as api, extender(tmp_path, api) as client:
-        client.make_node("a", (16, 16), (8, 8))
-        client.make_node("b", (16, 16), (4, 0))
-        await until(client.ready)
+    async with two_nodes(tmp_path) as client:
         yield client
 
 
@@ -146,10 +142,10 @@ async def test_health_and_metrics(client: Client) -> None:
     await client.post("/filter", b"rubbish")
     status, text = await client.get("/metrics")
     assert status == 200
-    assert 'gpupack_extender_seconds_count{verb="filter"} 1.0' in text
-    assert 'gpupack_extender_errors_total{verb="filter"} 1.0' in text
+    assert 'gpupack_extender_request_duration_seconds_count{verb="filter"} 1.0' in text
+    assert 'gpupack_extender_request_errors_total{verb="filter"} 1.0' in text
     assert 'gpupack_scheduler_nodes{words="readable"} 2.0' in text
-    assert 'gpupack_scheduler_units{kind="size"} 64.0' in text
+    assert 'gpupack_scheduler_gpu_memory_bytes{kind="size"} 6.8719476736e+10' in text
 
 
 @pytest.mark.parametrize(
@@ -265,7 +261,7 @@ async def test_a_fault_of_ours_is_the_error_of_the_verb_and_told_once(
     assert answer == shown if isinstance(shown, str) else shown.items() <= answer.items()
     faults = [line for line in logs if line["log_level"] == "error"]
     assert [(line["event"], line["path"]) for line in faults] == [("call failed", f"/{verb}")]
-    assert f'gpupack_extender_errors_total{{verb="{verb}"}} 1.0' in (await client.get("/metrics"))[1]
+    assert f'gpupack_extender_request_errors_total{{verb="{verb}"}} 1.0' in (await client.get("/metrics"))[1]
 
 
 async def half_a_call(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -336,12 +332,6 @@ async def test_one_leader_binds(tmp_path: Path) -> None:
                     api.lease("kube-system", "gpupack-scheduler-extender")["spec"]["holderIdentity"]
                     == "first"
                 )
-
-
-def make_certificate(certificate: Path, key: Path) -> None:
-    options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    options += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", *options], check=True, capture_output=True)
 
 
 async def test_tls(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from deviceplugin.gpus.health import (
     parse_xids,
 )
 from deviceplugin.gpus.source import GpuSample, HealthEvent
-from gpupack.cli import node
+from gpupack.commands.node import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")
 MENDED = HealthEvent("GPU-a", healthy=True, reason="mended")

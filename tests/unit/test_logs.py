@@ -1,5 +1,6 @@
 """Logging set-up: one line an event, and no weight that a daemon has no use for."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -42,6 +43,40 @@ def test_an_event_is_one_line_of_pairs(capfd, level, heard):
     if heard:
         assert lines[0].endswith('event="went wrong" pod=default/p units=3 text=two\\nlines ok=false')
         assert lines[0].startswith("timestamp=")
+
+
+def test_as_json_every_line_is_an_object_those_of_libraries_too(capfd):
+    logging.getLogger().handlers.clear()
+    configure("info", "json")
+    log = structlog.get_logger("test")
+    log.info("went on", pod="default/p", units=3, ok=False, cards=("a", 1), text="two\nlines \udc80")
+    logging.getLogger("asyncio").warning("no connection can be taken: %s", "why")
+    try:
+        int("bad")
+    except ValueError:
+        log.exception("failed")
+        logging.getLogger("aiohttp.server").exception("failed too")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line.pop("timestamp")[10] for line in lines] == ["T"] * 4
+    traces = [line.pop("exception", "").splitlines()[-1:] for line in lines]
+    error = "ValueError: invalid literal for int() with base 10: 'bad'"
+    assert traces == [[], [], [error], [error]]
+    told = {"pod": "default/p", "units": 3, "ok": False, "cards": ["a", 1], "text": "two\nlines \udc80"}
+    assert lines == [
+        {"level": "info", "event": "went on", **told},
+        {"level": "warning", "event": "no connection can be taken: why"},
+        {"level": "error", "event": "failed"},
+        {"level": "error", "event": "failed too"},
+    ]
+
+
+def test_lines_of_libraries_look_like_ours(capfd):
+    logging.getLogger().handlers.clear()
+    configure("info")
+    logging.getLogger("asyncio").warning("no connection can be taken: %s", "why")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("timestamp=")
+    assert line.endswith(' level=warning event="no connection can be taken: why"')
 
 
 def test_a_daemon_loads_no_rich_and_others_still_can():

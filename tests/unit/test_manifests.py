@@ -187,23 +187,43 @@ def test_probes_lead_where_the_command_serves(name: str) -> None:
         if kind not in {"DaemonSet", "Deployment"}:
             continue
         gpupack = container(one)
-        (http,) = [flag.partition("=")[2] for flag in gpupack["args"] if flag.startswith("--http=")]
+        flags = dict(flag.removeprefix("--").partition("=")[::2] for flag in gpupack["args"])
+        served = {flags[name]: name for name in ("http", "metrics-http") if name in flags}
         for probe, path in (
             ("startupProbe", "/healthz"),
             ("livenessProbe", "/healthz"),
             ("readinessProbe", "/readyz"),
         ):
-            if "httpGet" in gpupack[probe]:
-                asked = gpupack[probe]["httpGet"]
-                (port,) = [
-                    port["containerPort"] for port in gpupack["ports"] if port["name"] == asked["port"]
-                ]
-                assert (http, asked["path"]) == (f":{port}", path)
-                tls = any(flag.startswith("--tls-cert-file") for flag in gpupack["args"])
-                assert asked.get("scheme", "HTTP") == ("HTTPS" if tls else "HTTP")
-            else:
-                assert f'"http://{http}{path}"' in gpupack[probe]["exec"]["command"][-1]
-                assert http.startswith("127.0.0.1:")
+            asked = gpupack[probe]["httpGet"]
+            listener = served[f":{port_of(gpupack, asked['port'])}"]
+            assert asked["path"] == path
+            tls = listener == "http" and "tls-cert-file" in flags
+            assert asked.get("scheme", "HTTP") == ("HTTPS" if tls else "HTTP")
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
+    for (kind, _), one in objects(name).items():
+        if kind not in {"DaemonSet", "Deployment"}:
+            continue
+        gpupack = container(one)
+        told = one["spec"]["template"]["metadata"]["annotations"]
+        assert told["prometheus.io/scrape"] == "true"
+        port = told["prometheus.io/port"]
+        if gpupack["args"][0] == "node":
+            assert f"--http=:{port}" in gpupack["args"]
+            assert port_of(gpupack, "http") == int(port)
+        else:
+            assert f"--metrics-http=:{port}" in gpupack["args"]
+            assert port_of(gpupack, "metrics") == int(port)
+            (verbs,) = [flag for flag in gpupack["args"] if flag.startswith("--http=")]
+            tls = any(flag.startswith("--tls-cert-file") for flag in gpupack["args"])
+            assert tls or verbs.startswith("--http=127.0.0.1:")
+
+
+def port_of(one: dict[str, Any], name: str) -> int:
+    (port,) = [port["containerPort"] for port in one["ports"] if port["name"] == name]
+    return int(port)
 
 
 def scheduler_configuration() -> dict[str, Any]:
@@ -292,6 +312,7 @@ def test_rights_are_few() -> None:
         "nodes": read,
         "pods": read,
         "pods/binding": {"create"},
+        "events": {"create", "patch"},
     }
 
 

@@ -37,6 +37,7 @@ def test_good_settings_pass(tmp_path):
         pytest.param({"http": "h:65536"}, "ports up to 65535", id="port"),
         pytest.param({"quiet_s": -1}, "--quiet-s -1", id="quiet"),
         pytest.param({"publish_gap_s": -1}, "--publish-gap-s -1", id="gap"),
+        pytest.param({"log_format": "xml"}, "--log-format 'xml'", id="format"),
         pytest.param({"log_level": "loud"}, "--log-level 'loud'", id="level"),
     ],
 )

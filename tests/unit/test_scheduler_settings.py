@@ -42,6 +42,8 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"tls_cert": "/x"}, "allowed are both files or none"),
         ({"tls_cert": "/x", "tls_key": "/y"}, "TLS certificate '/x': no such file"),
         ({"kubeconfig": "/missing"}, "kubeconfig '/missing': no such file"),
+        ({"metrics_http": "8912"}, "metrics http '8912': allowed is HOST:PORT with a port from 0 to 65535"),
+        ({"log_format": "xml"}, "log format 'xml': allowed are text, json"),
         ({"log_level": "loud"}, "log level 'loud': allowed are debug, info, warning, error"),
         ({"stale_s": 9}, "stale limit 9 s: allowed is 10 or more"),
         ({"stale_s": float("nan")}, "stale limit nan s"),

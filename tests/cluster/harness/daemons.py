@@ -130,3 +130,17 @@ class Extender(_Daemon):
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read())
+
+
+class QueueController(_Daemon):
+    """`gpupack queue` with a configuration that tests change."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, log_dir: Path, port: int, *extra: str) -> None:
+        self.config = folder / "queues.yaml"
+        arguments = ["queue", "--config", str(self.config), "--kubeconfig", str(kubeconfig)]
+        arguments += ["--http", f"127.0.0.1:{port}", *extra]
+        super().__init__("gpupack-queue", arguments, log_dir / "gpupack-queue.log", port)
+
+    def status(self) -> Any:
+        """What `gpupack queue status` shows."""
+        return json.loads(self.http("/status"))

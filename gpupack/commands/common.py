@@ -1,0 +1,79 @@
+"""What commands share: their ends, and options that more than one has."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NoReturn
+
+import click
+
+from gpupack import __version__
+from gpupack.policies import prepare as prepare_policies
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+version_option = click.version_option(__version__, "--version", prog_name="gpupack")
+
+
+def fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
+    """Say what is wrong, a line per fault, and exit."""
+    for line in _said(error).splitlines():
+        click.echo(f"gpupack: {line}", err=True)
+    sys.exit(status)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
+    """Find the policies of other packages; what is wrong with them is the user's to mend."""
+    from gpupack.errors import InputError
+
+    try:
+        prepare_policies(registries, *card_policy)
+    except InputError as error:
+        fail(error)
+
+
+def serve(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], *errors: type[BaseException]) -> None:
+    """Be a daemon until a signal sets the event; these errors are the user's to mend."""
+    from gpupack.logs import tell_loop_trouble
+    from gpupack.signals import told_to_stop
+
+    async def until_told() -> None:
+        asyncio.get_running_loop().set_exception_handler(tell_loop_trouble)
+        with told_to_stop() as stop:
+            await work(stop)
+
+    try:
+        asyncio.run(until_told())
+    except errors as error:
+        fail(error)
+
+
+def name_values(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Read NAME=VALUE pairs."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+card_policy_parameter = click.option(
+    "--card-policy-parameter",
+    "card_policy_parameters",
+    multiple=True,
+    callback=name_values,
+    metavar="NAME=VALUE",
+    help="A parameter of the card policy; may be repeated.",
+)
+
+log_format = click.option("--log-format", default="text", show_default=True, metavar="text|json")

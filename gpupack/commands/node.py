@@ -1,0 +1,102 @@
+"""`gpupack node`: the daemon of one node."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpupack.commands.common import card_policy_parameter, log_format, prepare, serve, version_option
+from gpupack.helptexts import NODE_HELP
+from gpupack.policies import PolicyCommand, card_policies
+
+
+def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
+    """Read a comma list of XID codes."""
+    from deviceplugin.gpus.health import parse_xids
+
+    try:
+        return parse_xids(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command(help=NODE_HELP, cls=PolicyCommand, lists=card_policies)
+@click.option(
+    "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
+)
+@click.option(
+    "--gpus", default="nvml", show_default=True, metavar="nvml|simulated", help="Where cards come from."
+)
+@click.option("--profile", metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file.")
+@click.option(
+    "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
+)
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--device-plugin-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/device-plugins"),
+    show_default=True,
+    help="Folder of the kubelet's device plugin sockets and of its book of devices.",
+)
+@click.option(
+    "--pod-resources-socket",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+    show_default=True,
+    help="The kubelet's PodResources socket; asked only so that it cleans its book.",
+)
+@click.option(
+    "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."
+)
+@click.option(
+    "--card-policy", default="least-used", show_default=True, help="For pods nobody assigned a card."
+)
+@card_policy_parameter
+@click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")
+@click.option(
+    "--cgroup-root",
+    type=click.Path(path_type=Path),
+    default=Path("/sys/fs/cgroup"),
+    show_default=True,
+    help="Where the host's cgroups are mounted.",
+)
+@click.option(
+    "--ignored-xids",
+    default="13,31,43,45,68,109",
+    show_default=True,
+    metavar="LIST",
+    callback=_xids,
+    help="XID errors that leave a card healthy: those that are the application's fault.",
+)
+@click.option(
+    "--quiet-s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Seconds without trouble after which a card is healthy again.",
+)
+@click.option(
+    "--publish-gap-s",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
+)
+@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@log_format
+@version_option
+def node(**options: Any) -> None:
+    """Run the daemon of one node."""
+    from gpupack.logs import configure
+
+    # First: it loads structlog without what a daemon has no use for.
+    configure(options["log_level"], options["log_format"])
+
+    from deviceplugin.daemon import run
+    from deviceplugin.errors import DevicePluginError
+    from deviceplugin.settings import Settings
+    from kubeapi.errors import KubeApiError
+
+    prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
+    serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)

@@ -1,0 +1,71 @@
+"""`gpupack simulate`: node policies on a trace."""
+
+from typing import Any
+
+import click
+
+from gpupack.commands.common import card_policy_parameter, fail, prepare, version_option
+from gpupack.helptexts import SIMULATE_HELP
+from gpupack.policies import PolicyCommand, all_policies
+
+
+@click.command(help=SIMULATE_HELP, cls=PolicyCommand, lists=all_policies)
+@click.option("--nodes", required=True, metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
+@click.option(
+    "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
+)
+@click.option("--policy", default="fragmentation", show_default=True, metavar="NAME[,NAME]")
+@click.option(
+    "--card-policy", help="Default: fragmentation with the node policy of that name, else most-used."
+)
+@card_policy_parameter
+@click.option(
+    "--learn", is_flag=True, help="fragmentation learns from the pods it sees, instead of knowing the list."
+)
+@click.option(
+    "--inflation", type=float, default=1.3, show_default=True, help="GPUs asked for, times the cluster's."
+)
+@click.option(
+    "--seeds", default="42", show_default=True, metavar="42-51", help="Numbers and ranges, by commas."
+)
+@click.option("--jobs", type=int, help="Processes; default: one for each core. Results do not depend on it.")
+@click.option("--card-units", type=int, default=1000, show_default=True, help="Units of a card.")
+@click.option("--plot", metavar="DIR", help="Write PNG curves there; needs matplotlib (gpupack[plot]).")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write everything there.")
+@click.option(
+    "--policy-parameter", "parameters", multiple=True, metavar="POLICY.NAME=VALUE", help="May be repeated."
+)
+@version_option
+def simulate(**options: Any) -> None:
+    """Run node policies over a trace of nodes and pods."""
+    from scheduler_plugin.errors import SettingsError, TraceError
+    from scheduler_plugin.simulator.app import run
+    from scheduler_plugin.simulator.options import (
+        Options,
+        default_jobs,
+        parse_parameters,
+        parse_policies,
+        parse_seeds,
+    )
+
+    prepare(all_policies())
+    try:
+        run(
+            Options(
+                nodes=options["nodes"],
+                pods=options["pods"],
+                policies=parse_policies(options["policy"]),
+                card_policy=options["card_policy"],
+                card_policy_parameters=options["card_policy_parameters"],
+                learn=options["learn"],
+                inflation=options["inflation"],
+                seeds=parse_seeds(options["seeds"]),
+                jobs=default_jobs() if options["jobs"] is None else options["jobs"],
+                card_units=options["card_units"],
+                plot=options["plot"],
+                json=options["json_file"],
+                parameters=parse_parameters(options["parameters"]),
+            )
+        )
+    except (SettingsError, TraceError) as error:
+        fail(error)

@@ -1,0 +1,150 @@
+"""Which Events are one: what client-go's recorder does, so that our Events look like Kubernetes' own.
+
+An Event that repeats raises the count of the one object; from the tenth different message about the same
+thing on, messages share one object too; and one that still goes on is written ever more rarely. Pure.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
+
+from kubeapi.ratelimit import TokenBucket
+
+EventType = Literal["Normal", "Warning"]
+
+BURST: Final = 25
+REFILL_S: Final = 300.0
+"""An object may get so many writes at once, then one every so many seconds."""
+
+SIMILAR: Final = 10
+SIMILAR_S: Final = 600.0
+"""So many different messages of one reason are merged, unless so many seconds lie between two of them."""
+
+REMEMBERED: Final = 4096
+"""Series and objects that are remembered; what was not used for longest is forgotten first."""
+
+COMBINED: Final = "(combined from similar events): "
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ObjectRef(NamedTuple):
+    """What an Event is about; `pod_ref` and `node_ref` make them.
+
+    Attributes:
+        kind: "Pod".
+        name: of the object.
+        namespace: empty for objects that have none.
+        uid: `kubectl describe` asks for it.
+        api_version: "v1".
+    """
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    api_version: str = "v1"
+
+
+def pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
+    """Refer to a pod."""
+    return ObjectRef("Pod", name, namespace, uid)
+
+
+def node_ref(name: str, uid: str = "") -> ObjectRef:
+    """Refer to a node; without a UID its name stands for it, as in the kubelet's own Events."""
+    return ObjectRef("Node", name, uid=uid or name)
+
+
+@dataclass(slots=True)
+class Series:
+    """Events that share one object of the API server.
+
+    Attributes:
+        ref: what they are about.
+        type: Normal or Warning.
+        reason: one word, as in "FailedScheduling".
+        message: the newest.
+        first_s: when the first came, in seconds of the wall clock.
+        last_s: when the newest came.
+        count: how many there were.
+        name: of the Event object; empty until it is created.
+        queued: a write is on its way, and will carry what comes until then.
+    """
+
+    ref: ObjectRef
+    type: EventType
+    reason: str
+    message: str
+    first_s: float
+    last_s: float
+    count: int = 0
+    name: str = ""
+    queued: bool = False
+
+
+class _Remembered(OrderedDict[K, V], Generic[K, V]):
+    """A dictionary that forgets what was not used for longest."""
+
+    def recall(self, key: K, make: Callable[[], V]) -> V:
+        """What is remembered under a key, else something new."""
+        value = self.get(key)
+        if value is None:
+            value = self[key] = make()
+            if len(self) > REMEMBERED:
+                self.popitem(last=False)
+        else:
+            self.move_to_end(key)
+        return value
+
+
+@dataclass(slots=True)
+class _Similar:
+    messages: dict[str, None]
+    last_s: float
+
+
+class Correlator:
+    """Finds the series of an Event, and says whether it may be written now.
+
+    Args:
+        clock: monotonic seconds.
+        wall: seconds of the wall clock, which Events carry.
+    """
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._series: _Remembered[Hashable, Series] = _Remembered()
+        self._similar: _Remembered[Hashable, _Similar] = _Remembered()
+        self._buckets: _Remembered[ObjectRef, TokenBucket] = _Remembered()
+
+    def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> Series:
+        """Count an Event in its series."""
+        key: Hashable = (ref, type_, reason, message)
+        if self._is_one_of_many(ref, type_, reason, message):
+            key, message = (ref, type_, reason), COMBINED + message
+        now_s = self._wall()
+        series = self._series.recall(key, lambda: Series(ref, type_, reason, message, now_s, now_s))
+        series.message = message
+        series.last_s = now_s
+        series.count += 1
+        return series
+
+    def may_write(self, ref: ObjectRef) -> bool:
+        """Take one of the writes that an object may get."""
+        return self._buckets.recall(ref, lambda: TokenBucket(BURST, REFILL_S, self._clock)).take()
+
+    def _is_one_of_many(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> bool:
+        now = self._clock()
+        similar = self._similar.recall((ref, type_, reason), lambda: _Similar({}, now))
+        if now - similar.last_s > SIMILAR_S:
+            similar.messages.clear()
+        similar.last_s = now
+        similar.messages[message] = None
+        if len(similar.messages) < SIMILAR:
+            return False
+        del similar.messages[next(iter(similar.messages))]
+        return True

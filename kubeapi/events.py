@@ -1,0 +1,254 @@
+"""Kubernetes Events about any object, written beside the work: never a wait, never a failure for the caller.
+
+Core v1 Events with a count, as the kubelet writes them: `kubectl describe` and `kubectl get events` sort by
+their last time and show "x7 over 5m", which for events.k8s.io's series they do in part only.
+
+An Event is a note to people. So what cannot be written in time is dropped and counted: when the queue is
+full, when an API server is away for longer than the tries last, when the rights are missing.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.correlation import Correlator, EventType, ObjectRef, Series, node_ref, pod_ref
+from kubeapi.errors import (
+    ConfigError,
+    Conflict,
+    KubeApiError,
+    NotFound,
+    ServerError,
+    TimedOut,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+    cut,
+)
+from kubeapi.paths import segment
+from kubeapi.ratelimit import TokenBucket
+
+QUEUE: Final = 1000
+"""Series that wait to be written; more are dropped."""
+
+WRITES: Final = 50
+WRITE_EACH_S: Final = 0.1
+"""All objects together get so many writes at once, then one every so many seconds: Events about thousands of
+pods must not cost the API server what the pods themselves need."""
+
+TRIES: Final = 12
+RETRY_S: Final = 10.0
+"""So many tries for one Event, at most so many seconds apart: a restart of the API server loses nothing."""
+
+REQUEST_S: Final = 10.0
+REMIND_S: Final = 60.0
+"""That Events cannot be written is logged once in so many seconds."""
+
+REASON_LIMIT: Final = 128
+MESSAGE_LIMIT: Final = 1024
+NAME_LIMIT: Final = 253
+
+_TEMPORARY: Final = (ConfigError, ServerError, TimedOut, TooManyRequests, Unauthorized, Unreachable)
+
+log = structlog.get_logger(__name__)
+
+
+class EventRecorder:
+    """Takes Events at once and writes them while `run` runs.
+
+    Args:
+        client: API server; the right to create and patch events is needed in the objects' namespaces, in
+            "default" for objects without one.
+        component: who writes, as shown under FROM by `kubectl describe`.
+        host: node of the writer, empty for none.
+        clock: monotonic seconds.
+        wall: seconds of the wall clock.
+        sleep: waits, as asyncio.sleep.
+        uniform: random number between two bounds.
+
+    Attributes:
+        written: requests that the API server has accepted.
+        limited: Events that only raised a count in memory: their object had too many writes.
+        dropped: Events that were lost.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        component: str,
+        host: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._client = client
+        self._component = component
+        self._host = host
+        self._clock = clock
+        self._wall = wall
+        self._sleep = sleep
+        self._correlator = Correlator(clock, wall)
+        self._pace = TokenBucket(WRITES, WRITE_EACH_S, clock)
+        self._backoff = Backoff(cap_s=RETRY_S, uniform=uniform)
+        self._queue: deque[Series] = deque()
+        self._more = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._serial = 0
+        self._reminded_s = float("-inf")
+        self.written = 0
+        self.limited = 0
+        self.dropped = 0
+
+    def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
+        """Note something about an object; returns at once.
+
+        Args:
+            ref: the object.
+            type_: Normal, or Warning for what somebody should look at.
+            reason: one word in CamelCase that a machine may look for.
+            message: for people. Repeating the very same one is cheap; numbers that change make it another.
+        """
+        if len(self._queue) >= QUEUE:
+            self._drop("queue is full")
+            return
+        series = self._correlator.add(
+            ref, type_, _clean(reason, REASON_LIMIT), _clean(message, MESSAGE_LIMIT)
+        )
+        if series.queued:
+            return
+        if not self._correlator.may_write(ref):
+            self.limited += 1
+        else:
+            series.queued = True
+            self._queue.append(series)
+            self._more.set()
+            self._idle.clear()
+
+    async def run(self) -> None:
+        """Write Events until cancelled."""
+        while True:
+            await self._more.wait()
+            while self._queue:
+                wait_s = self._pace.reserve()
+                if wait_s > 0:
+                    await self._sleep(wait_s)
+                series = self._queue.popleft()
+                series.queued = False
+                await self._write(series)
+            self._more.clear()
+            self._idle.set()
+
+    async def drain(self, within_s: float) -> bool:
+        """Wait while `run` writes what is queued, before the end of the process for instance.
+
+        Returns:
+            Whether nothing is left.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _write(self, series: Series) -> None:
+        """Create or update the object of a series, in a few tries."""
+        for left in reversed(range(TRIES)):
+            try:
+                await self._send(series)
+            except _TEMPORARY as error:
+                if not left:
+                    self._drop(str(error))
+                    return
+                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
+                await self._sleep(self._backoff.failed(asked_s))
+            except KubeApiError as error:
+                self._drop(str(error))
+                return
+            else:
+                self._backoff.reset()
+                self.written += 1
+                return
+
+    async def _send(self, series: Series) -> None:
+        collection = f"/api/v1/namespaces/{segment(series.ref.namespace or 'default')}/events"
+        newest = {
+            "count": series.count,
+            "lastTimestamp": _stamp(series.last_s),
+            "message": series.message,
+        }
+        if series.name:
+            try:
+                await self._client.patch(f"{collection}/{segment(series.name)}", newest, timeout_s=REQUEST_S)
+            except NotFound:
+                series.name = ""  # Events end after an hour, by default.
+            else:
+                return
+        name = self._name(series.ref)
+        body = self._body(series, name) | newest
+        try:
+            await self._client.post(collection, body, timeout_s=REQUEST_S)
+        except Conflict as error:
+            if error.cause != "exists":
+                raise
+        except (TimedOut, Unreachable) as error:
+            # It may be there all the same: the next try patches it, and creates it where it is not.
+            series.name = name if error.maybe_done else ""
+            raise
+        series.name = name
+
+    def _body(self, series: Series, name: str) -> dict[str, object]:
+        ref = series.ref
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": ref.namespace or "default"},
+            "involvedObject": {
+                "apiVersion": ref.api_version,
+                "kind": ref.kind,
+                "name": ref.name,
+                **({"namespace": ref.namespace} if ref.namespace else {}),
+                **({"uid": ref.uid} if ref.uid else {}),
+            },
+            "type": series.type,
+            "reason": series.reason,
+            "source": {"component": self._component, **({"host": self._host} if self._host else {})},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host or self._component,
+            "firstTimestamp": _stamp(series.first_s),
+        }
+
+    def _name(self, ref: ObjectRef) -> str:
+        """A name that no Event had: the object's and the time, as client-go makes them."""
+        self._serial = max(self._serial + 1, int(self._wall() * 1e9))
+        suffix = f".{self._serial:x}"
+        return ref.name[: NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        now_s = self._clock()
+        if now_s - self._reminded_s >= REMIND_S:
+            self._reminded_s = now_s
+            log.warning("Events are lost", why=why, lost=self.dropped)
+
+
+def _clean(text: str, limit: int) -> str:
+    """Cut a text, and keep out what JSON cannot carry."""
+    return cut(text, limit).encode("utf-8", "replace").decode()
+
+
+def _stamp(when_s: float) -> str:
+    return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+__all__ = ["EventRecorder", "EventType", "ObjectRef", "node_ref", "pod_ref"]

@@ -1,0 +1,36 @@
+"""What every process tells Prometheus of itself, whatever else it tells."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
+
+
+def process_registry(prefix: str, distribution: str) -> CollectorRegistry:
+    """Make a registry that has build_info and the process' metrics.
+
+    Counters and histograms come without their `_created` series, in the whole process: those double what
+    Prometheus stores, and it can tell from the values when a counter began anew.
+
+    Args:
+        prefix: of build_info, "gpupack" for gpupack_build_info.
+        distribution: Python package whose version is told.
+    """
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    build = Gauge(
+        f"{prefix}_build_info",
+        "Always 1; the labels say what runs.",
+        ("version", "python_version"),
+        registry=registry,
+    )
+    build.labels(_version(distribution), platform.python_version()).set(1)
+    return registry
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # a source tree on the path that was never installed
+        return "0.0.0+unknown"

@@ -1,0 +1,52 @@
+"""A token bucket: so many at once, then one every so often. Pure but for the clock, which is given."""
+
+from collections.abc import Callable
+
+
+class TokenBucket:
+    """Full at the beginning; a token comes back every `refill_s` seconds.
+
+    Args:
+        burst: tokens it holds at most, at least 1.
+        refill_s: seconds for one token, above 0.
+        clock: monotonic seconds.
+
+    Raises:
+        ValueError: burst or refill_s is out of range.
+    """
+
+    __slots__ = ("_burst", "_clock", "_refill_s", "_seen_at", "_tokens")
+
+    def __init__(self, burst: int, refill_s: float, clock: Callable[[], float]) -> None:
+        if burst < 1 or not refill_s > 0:
+            raise ValueError(
+                f"token bucket of {burst}, one each {refill_s} s: expected at least 1, above 0 s"
+            )
+        self._burst = burst
+        self._refill_s = refill_s
+        self._clock = clock
+        self._tokens = float(burst)
+        self._seen_at = clock()
+
+    def take(self) -> bool:
+        """Take a token; tell whether there was one."""
+        self._refill()
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def reserve(self) -> float:
+        """Take a token, if need be one that is still to come.
+
+        Returns:
+            Seconds until it is there.
+        """
+        self._refill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens * self._refill_s)
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._seen_at) / self._refill_s)
+        self._seen_at = now

@@ -1,0 +1,78 @@
+"""What becomes of a pod is told in Events, and telling costs no pod anything."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.extender_client import Client, two_nodes, until
+
+WAITS = (
+    "0/1 nodes can take 16 GiB: 1 no card with 16 GiB free. "
+    "Largest free card: 8 GiB on node a; all cards together: 16 GiB."
+)
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with two_nodes(tmp_path) as client:
+        yield client
+
+
+async def test_a_pod_s_life_is_told_in_its_events(client: Client) -> None:
+    pod = client.make_pod("p", 16)
+    await client.knows(pod["metadata"]["uid"])
+    assert (await client.filter(pod, "a"))["NodeNames"] == []
+    assert (await client.filter(pod, "b"))["NodeNames"] == ["b"]
+    assert await client.bind(pod, "b") == ""
+
+    async def told() -> bool:
+        return len(client.api.objects("events")) == 2
+
+    await until(told)
+    events = sorted(client.api.objects("events"), key=lambda event: event["type"])
+    assert [(event["type"], event["reason"], event["message"]) for event in events] == [
+        ("Normal", "CardsAssigned", "Assigned on node b: card 1 (GPU-b-1) 16 GiB"),
+        (
+            "Warning",
+            "WaitingForCards",
+            WAITS,
+        ),
+    ]
+    for event in events:
+        assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
+        assert event["source"] == {"component": "gpupack-scheduler"}
+
+
+async def test_a_pod_that_is_refused_again_and_again_is_one_event_written_once(client: Client) -> None:
+    pod = client.make_pod("p", 16)
+    await client.knows(pod["metadata"]["uid"])
+    for _ in range(50):
+        await client.filter(pod, "a")
+
+    async def written() -> bool:
+        return 'gpupack_scheduler_events_total{result="written"} 1.0' in (await client.get("/metrics"))[1]
+
+    await until(written)
+    (event,) = client.api.objects("events")
+    assert event["count"] == 1
+    assert 'gpupack_scheduler_waiting_pods{reason="not_free"} 1.0' in (await client.get("/metrics"))[1]
+
+
+async def test_an_api_server_that_takes_no_events_costs_no_binding(client: Client) -> None:
+    async def refuse(request: Any) -> Any:
+        if request.path.endswith("/events"):
+            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
+        return None
+
+    client.api.http.intercept = refuse
+    pod = client.make_pod("p", 9)
+    await client.knows(pod["metadata"]["uid"])
+    assert await client.bind(pod, "b") == ""
+
+    async def dropped() -> bool:
+        return 'gpupack_scheduler_events_total{result="dropped"} 1.0' in (await client.get("/metrics"))[1]
+
+    await until(dropped)

@@ -1,0 +1,222 @@
+import pytest
+import structlog.testing
+
+from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, Correlator
+from kubeapi.events import QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
+from kubeapi.ratelimit import TokenBucket
+from tests.events_world import EventsApi, recording
+
+POD = pod_ref("team", "train", "uid-1")
+NODE = node_ref("n1")
+
+
+@pytest.fixture
+def api() -> EventsApi:
+    return EventsApi()
+
+
+async def test_an_event_of_a_pod_is_what_kubectl_describe_asks_for(api) -> None:
+    async with recording(api, host="n7") as recorder:
+        recorder.event(POD, "Normal", "GPUsAssigned", "card 3")
+        assert await recorder.drain(5)
+    (path,) = api.objects
+    assert path == "/api/v1/namespaces/team/events/train.e8d4a51000"
+    assert api.objects[path] == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "train.e8d4a51000", "namespace": "team"},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": "team",
+            "name": "train",
+            "uid": "uid-1",
+        },
+        "type": "Normal",
+        "reason": "GPUsAssigned",
+        "message": "card 3",
+        "source": {"component": "gpupack-test", "host": "n7"},
+        "reportingComponent": "gpupack-test",
+        "reportingInstance": "n7",
+        "count": 1,
+        "firstTimestamp": "1970-01-01T00:16:40Z",
+        "lastTimestamp": "1970-01-01T00:16:40Z",
+    }
+
+
+async def test_an_event_of_a_node_is_in_default_under_the_nodes_name_as_uid(api) -> None:
+    async with recording(api) as recorder:
+        recorder.event(NODE, "Warning", "XID", "48")
+        assert await recorder.drain(5)
+    ((path, event),) = api.objects.items()
+    assert path.startswith("/api/v1/namespaces/default/events/n1.")
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
+    assert node_ref("n1", "uid-9").uid == "uid-9"
+
+
+async def test_a_repeated_event_raises_the_count_of_the_one_there_is(api) -> None:
+    async with recording(api) as recorder:
+        for _ in range(3):
+            recorder.event(POD, "Warning", "Waiting", "no card")
+            assert await recorder.drain(5)
+            api.now += 60
+    ((_, event),) = api.objects.items()
+    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
+        3,
+        "1970-01-01T00:16:40Z",
+        "1970-01-01T00:18:40Z",
+    )
+    assert api.requests == ["POST", "PATCH", "PATCH"]
+
+
+async def test_what_comes_while_a_write_waits_goes_with_it(api) -> None:
+    async with recording(api) as recorder:
+        for _ in range(500):
+            recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert (api.shown, api.requests) == ([("train", "no card", 500)], ["POST"])
+
+
+async def test_an_event_that_the_api_server_has_forgotten_is_created_again(api) -> None:
+    async with recording(api) as recorder:
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+        api.objects.clear()
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert api.shown == [("train", "no card", 2)]
+
+
+async def test_many_different_messages_of_one_reason_become_one_event(api) -> None:
+    async with recording(api) as recorder:
+        for number in range(SIMILAR + 5):
+            recorder.event(POD, "Warning", "Waiting", f"{number} nodes")
+            assert await recorder.drain(5)
+    assert len(api.objects) == SIMILAR
+    assert api.shown[-1] == ("train", f"{COMBINED}{SIMILAR + 4} nodes", 6)
+
+
+def test_messages_that_come_rarely_stay_apart(api) -> None:
+    correlator = Correlator(lambda: api.now, lambda: api.now)
+    for number in range(3 * SIMILAR):
+        series = correlator.add(POD, "Warning", "Waiting", f"{number} nodes")
+        api.now += SIMILAR_S + 1
+        assert series.message == f"{number} nodes"
+
+
+async def test_one_object_gets_a_burst_of_writes_then_one_every_five_minutes(api) -> None:
+    async with recording(api) as recorder:
+        for _ in range(BURST + 20):
+            recorder.event(POD, "Warning", "Waiting", "no card")
+            assert await recorder.drain(5)
+        assert (len(api.requests), recorder.limited) == (BURST, 20)
+        recorder.event(NODE, "Warning", "XID", "48")
+        api.now += REFILL_S
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    # The count in between was not lost, and another object has writes of its own.
+    assert api.shown == [("train", "no card", BURST + 21), ("n1", "48", 1)]
+
+
+async def test_all_objects_together_are_written_at_a_limited_pace(api) -> None:
+    began = api.now
+    async with recording(api) as recorder:
+        for number in range(WRITES + 40):
+            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert len(api.objects) == WRITES + 40
+    assert api.now - began == pytest.approx(40 * WRITE_EACH_S)
+
+
+async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
+    with structlog.testing.capture_logs() as said:
+        async with recording(api) as recorder:
+            for number in range(QUEUE + 30):
+                recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+            assert await recorder.drain(30)
+    assert (len(api.objects), recorder.written, recorder.dropped) == (QUEUE, QUEUE, 30)
+    assert [(line["event"], line["why"]) for line in said] == [("Events are lost", "queue is full")]
+
+
+async def test_an_api_server_that_is_back_in_time_loses_nothing(api) -> None:
+    api.fault = "away"
+
+    async def sleep(seconds: float) -> None:
+        await EventsApi.sleep(api, seconds)
+        if len(api.requests) == TRIES - 1:
+            api.fault = ""
+
+    api.sleep = sleep
+    async with recording(api) as recorder:
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert (api.shown, recorder.dropped) == ([("train", "no card", 1)], 0)
+
+
+async def test_an_api_server_that_stays_away_costs_the_event_not_the_recorder(api) -> None:
+    api.fault = "away"
+    async with recording(api) as recorder:
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+        assert (len(api.requests), recorder.dropped, max(api.sleeps)) == (TRIES, 1, 10.0)
+        api.fault = ""
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert api.shown == [("train", "no card", 2)]
+
+
+async def test_missing_rights_cost_one_request_each_and_one_line_of_log(api) -> None:
+    api.fault = "forbidden"
+    with structlog.testing.capture_logs() as said:
+        async with recording(api) as recorder:
+            for number in range(5):
+                recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+            assert await recorder.drain(5)
+    assert (len(api.requests), recorder.dropped) == (5, 5)
+    assert [line["why"] for line in said] == ["may not create events"]
+
+
+@pytest.mark.parametrize("already", [False, True], ids=["create", "update"])
+async def test_an_answer_that_is_lost_makes_no_second_event(api, already) -> None:
+    async with recording(api) as recorder:
+        if already:
+            recorder.event(POD, "Warning", "Waiting", "no card")
+            assert await recorder.drain(5)
+        api.fault = "late"
+        recorder.event(POD, "Warning", "Waiting", "no card")
+        assert await recorder.drain(5)
+    assert api.shown == [("train", "no card", 1 + already)]
+
+
+async def test_texts_that_no_api_server_would_take_are_mended(api) -> None:
+    async with recording(api) as recorder:
+        recorder.event(pod_ref("team", "p" * 253, ""), "Normal", "Waiting", "lone \udc80\n" + "x" * 5000)
+        assert await recorder.drain(5)
+    ((path, event),) = api.objects.items()
+    assert len(path.rpartition("/")[2]) == 253
+    assert event["message"].startswith("lone ? xxx")
+    assert len(event["message"]) == 1024
+
+
+def test_memory_is_bounded(api) -> None:
+    correlator = Correlator(lambda: api.now, lambda: api.now)
+    for number in range(REMEMBERED + 10):
+        ref = pod_ref("team", f"p{number}", "")
+        correlator.add(ref, "Normal", "Waiting", "no card")
+        assert correlator.may_write(ref)
+    assert len(correlator._series) == len(correlator._similar) == len(correlator._buckets) == REMEMBERED
+    assert correlator.add(pod_ref("team", "p0", ""), "Normal", "Waiting", "no card").count == 1
+    assert correlator.add(ref, "Normal", "Waiting", "no card").count == 2
+
+
+async def test_drain_gives_up_in_time(api) -> None:
+    async with recording(api) as recorder:
+        assert await recorder.drain(0.01)
+    recorder.event(POD, "Normal", "Waiting", "nobody writes any more")
+    assert not await recorder.drain(0.01)
+
+
+@pytest.mark.parametrize(("burst", "refill_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_a_bucket_that_never_fills_is_refused(burst, refill_s) -> None:
+    with pytest.raises(ValueError, match=f"token bucket of {burst}, one each {refill_s} s"):
+        TokenBucket(burst, refill_s, lambda: 0.0)

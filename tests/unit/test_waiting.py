@@ -1,0 +1,123 @@
+"""What people are told of pods that wait: the text with its numbers, and when it is news."""
+
+import pytest
+
+from scheduler_plugin.http.waiting import TELL_AGAIN_S, Refusal, Waiting
+from scheduler_plugin.placement.filtering import Misfit
+from tests.cluster_builders import container, pod, pod_object
+from tests.extender_world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.node("a", (16, 16), (8, 10))
+    world.node("b", (16, 16), (12, 16))
+    world.node("small", (4,))
+    world.node("bare", None)
+    return world
+
+
+def refusal(world: World, the_pod, *names: str) -> Refusal:
+    found = world.extender.filter(world.body(the_pod, names or None), 0).refusal
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("the_pod", "label", "text"),
+    [
+        pytest.param(
+            pod_object("p", 9),
+            "not_free",
+            "0/4 nodes can take 9 GiB: 2 no card with 9 GiB free, 1 no gpupack words on the node, "
+            "1 no healthy card of 9 GiB or more. "
+            "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
+            id="one card",
+        ),
+        pytest.param(
+            pod_object("p", 16, annotations={"gpupack.io/cards": "2"}),
+            "not_free",
+            "0/4 nodes can take 2 x 8 GiB: 2 no 2 cards with 8 GiB free each, "
+            "1 no gpupack words on the node, 1 no 2 healthy cards of 8 GiB or more. "
+            "Largest free card: 8 GiB on node a; all cards together: 22 GiB; "
+            "cards with 8 GiB free on one node: 1.",
+            id="two cards",
+        ),
+        pytest.param(
+            pod_object("p", containers=[container("c", 8), container("d", 7)]),
+            "not_free",
+            "0/4 nodes can take 8 GiB + 7 GiB: 2 no cards with 8 GiB + 7 GiB free, "
+            "1 no gpupack words on the node, 1 no healthy cards large enough for 8 GiB + 7 GiB. "
+            "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
+            id="two containers",
+        ),
+        pytest.param(
+            pod_object("p", 2, annotations={"gpupack.io/gpu-model": "*H100*"}),
+            "not_admitted",
+            "0/4 nodes can take 2 GiB: 3 no card that the pod's gpu-model and gpu-uuid admit, "
+            "1 no gpupack words on the node. No card that the pod may use has anything free.",
+            id="selector",
+        ),
+    ],
+)
+def test_the_text_has_the_numbers_of_the_moment(world: World, the_pod, label, text) -> None:
+    found = refusal(world, the_pod)
+    assert (found.label, found.text(world.state)) == (label, text)
+
+
+def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
+    text = refusal(world, pod_object("p", 9), "b", "unknown").text(world.state)
+    assert text == (
+        "0/2 nodes can take 9 GiB: 1 node not known to the gpupack scheduler yet, 1 no card with 9 GiB free. "
+        "Largest free card: 4 GiB on node b; all cards together: 4 GiB."
+    )
+
+
+def test_without_a_usable_node_there_is_nothing_free(world: World) -> None:
+    text = refusal(world, pod_object("p", 9), "bare").text(world.state)
+    assert text.endswith(": 1 no gpupack words on the node. No card that the pod may use has anything free.")
+
+
+def test_a_request_that_cannot_be_given_says_why(world: World) -> None:
+    found = refusal(world, pod_object("p", 9, annotations={"gpupack.io/cards": "zwei"}))
+    assert found.label == "invalid_request"
+    assert "zwei" in found.text(world.state)
+    assert found.cause == found.problem
+
+
+def test_news_is_another_cause_or_a_long_wait_not_another_number(world: World) -> None:
+    waiting = Waiting(world.state.pods)
+    asking = pod_object("p", 9)
+    assert waiting.refused(refusal(world, asking, "a", "b"), 0)
+    assert not waiting.refused(refusal(world, asking, "a", "b"), 1)
+    world.node("c", (16,), (16,))
+    assert not waiting.refused(refusal(world, asking, "a", "b", "c"), 2)
+    assert waiting.refused(refusal(world, asking, "a", "small"), 3)
+    assert not waiting.refused(refusal(world, asking, "a", "small"), 3 + TELL_AGAIN_S - 1)
+    assert waiting.refused(refusal(world, asking, "a", "small"), 3 + TELL_AGAIN_S)
+    ended = waiting.ended("uid-p")
+    assert ended is not None
+    assert (ended.pod, ended.since, ended.label) == ("default/p", 0, "not_free")
+    assert waiting.ended("uid-p") is None
+    assert waiting.refused(refusal(world, asking, "a", "small"), 9)
+
+
+def test_waiting_pods_are_counted_by_reason_while_they_wait(world: World) -> None:
+    waiting = Waiting(world.state.pods)
+    for name, units in (("p", 9), ("q", 17), ("r", 9), ("new", 9), ("plain", 0)):
+        asking = [container("main", units)] if units else [{"name": "main"}]
+        world.state.apply_pod(pod(name, containers=asking), 0)
+    for name, units in (("p", 9), ("q", 17), ("r", 9), ("stranger", 9)):
+        assert waiting.refused(refusal(world, pod_object(name, units), "a", "b"), 0)
+    world.state.apply_pod(pod("r", 9, node="a", version=9), 0)
+    assert dict(waiting.by_reason()) == {"not_free": 1, "too_small": 1, "not_refused": 1}
+
+
+def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) -> None:
+    waiting = Waiting(world.state.pods)
+    meta = refusal(world, pod_object("p", 9), "a").metadata
+    for number in range(3000):
+        other = type(meta)(name=f"p{number}", namespace="default", uid=f"uid-{number}")
+        waiting.refused(Refusal(other, {Misfit.NOT_FREE: 1}), 0)
+    assert len(waiting._waiting) <= 1002
