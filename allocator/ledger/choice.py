@@ -126,9 +126,6 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     # Also where the policy sends it: the words have reserved that place and no other.
     own = got or facts.target(bound.pod, demand)
     planned = place.cards if place is not None and len(place.cards) == demand.cards else None
-    if got and _has_room(facts, _offered(facts, offered, alone), got, alone):
-        # It is charged there already: whoever else is besides, anywhere else it would take more.
-        return got
     target = got or planned or own
     if target is not None and _has_room(facts, _unheld(facts, offered, alone, slot.uid), target, alone):
         return target

@@ -187,6 +187,16 @@ def test_no_more_is_given_out_of_a_card_than_it_has(before, wanted):
     world.ledger.allocate(frozenset(text.replace("c0", "c1") for text in wanted), 0.0)
 
 
+def test_percent_of_a_card_full_of_units_are_refused():
+    world = World(8)
+    world.give("a", "main", units("c0", 8))
+    try:
+        world.ledger.allocate(percents("c0", 0, 50), 0.0)
+    except LedgerError:
+        return
+    raise AssertionError(world.ledger.explain())
+
+
 def test_a_share_of_less_than_a_unit_is_not_given_out():
     with pytest.raises(LedgerError, match="Allocate of 12 percent: allowed is a share of one unit"):
         World(8).ledger.allocate(percents("c0", 0, 12), 0.0)
@@ -220,21 +230,6 @@ def test_a_grant_that_a_restarted_kubelet_has_forgotten_takes_no_room():
         world.ask(100)
     world.ledger.kubelet_restarted()
     assert len(world.ask(100)) == 100
-
-
-def test_a_pod_that_asks_again_goes_back_where_it_is_charged():
-    world = World(8, 8)
-    world.bind("a", share(50), main=[("c0", 4)])
-    world.give("a", "main", world.ask(50))
-    world.book.clear()
-    world.ledger.kubelet_restarted()
-    world.write()
-    # Of another pod that the kubelet forgot, and that is charged besides: c0 looks fuller than it is.
-    world.give("b", "main", units("c0", 4))
-    world.book.clear()
-    world.write()
-    world.ledger.allocate(units("c0", 1), 0.0)
-    assert world.card(50) == "c0"
 
 
 def test_a_daemon_that_starts_reads_percent_from_the_book():

@@ -16,6 +16,7 @@ from tests.unit import test_ledger_charges as charges_
 from tests.unit import test_ledger_choice as choice_
 from tests.unit import test_ledger_places as places_
 from tests.unit import test_ledger_release as release_
+from tests.unit import test_percent as percent_
 from tests.unit import test_scheduler_state as state
 
 
@@ -203,6 +204,11 @@ def _policy_only(facts: Facts, slot: Any, offered: frozenset[str], size: int) ->
     return _CARDS(facts, None, offered, size)
 
 
+def _one_share(facts: Facts, sets: Any) -> Units:
+    """The share of a pod is rounded down, not that of each container."""
+    return facts.by_card(frozenset().union(*sets))
+
+
 def _give_up_at_once(extender: ModelExtender, binding: Any) -> None:
     extender._roll_back(binding.commitment)
 
@@ -353,5 +359,29 @@ MUTANTS = (
         "kubelet_restarted",
         _none,
         case=choice_.test_h4_a_kubelet_that_starts_serves_the_oldest_first,
+    ),
+    Mutant(
+        "node: what one resource has given out the other has not",
+        charges,
+        "booked",
+        _empty,
+        seed=2052,
+        density=2.0,
+        percent=0.5,
+    ),
+    Mutant(
+        "node: each container's share is rounded down by itself",
+        Facts,
+        "of_containers",
+        _one_share,
+        seed=1002,
+        percent=0.5,
+    ),
+    Mutant(
+        "node: a card gives out no more than it has",
+        charges,
+        "check_room",
+        _none,
+        case=percent_.test_percent_of_a_card_full_of_units_are_refused,
     ),
 )
