@@ -24,6 +24,15 @@ POD_CARD_POLICY = f"{DOMAIN}/card-policy"
 POD_GPU_MODEL = f"{DOMAIN}/gpu-model"
 POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
 
+POD_DATA = f"{DOMAIN}/data"
+POD_JOB = f"{DOMAIN}/job"
+POD_GANG = f"{DOMAIN}/gang"
+POD_GANG_SIZE = f"{DOMAIN}/gang-size"
+
+# A pod's label, and its scheduling gate, while it waits for its turn.
+QUEUE_NAME = f"{DOMAIN}/queue-name"
+QUEUE_GATE = f"{DOMAIN}/queue"
+
 # Pod annotations written by gpupack.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
@@ -32,6 +41,7 @@ POD_ALLOCATION = f"{DOMAIN}/allocation"
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
+NODE_DAEMON = f"{DOMAIN}/daemon"
 
 MIB_PER_GIB = 1024
 MAX_UNIT_MIB = (1 << 24) - 1

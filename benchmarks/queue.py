@@ -23,11 +23,12 @@ from typing import Any
 
 import msgspec
 
+from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine, percentile, resident_mib
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.config import parse_config
-from scheduler_plugin.queue.pods import DATA, GATE, JOB, QUEUE_NAME, QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.queue import Queue, QueueRules
 from tests.cluster_builders import node_object, pod_object
 
@@ -73,9 +74,9 @@ class Bench:
         """Let one more pod wait."""
         tenant = self.tenants[number % len(self.tenants)]
         job = f"j{number // 6 // len(self.tenants)}" if number % 3 == 0 else ""
-        notes = {JOB: job} if job else {}
+        notes = {POD_JOB: job} if job else {}
         if job and self.random.random() < 0.5:
-            notes[DATA] = "d0"
+            notes[POD_DATA] = "d0"
         self.version += 1
         raw: Any = pod_object(
             f"p{number}",
@@ -86,7 +87,7 @@ class Bench:
         )
         raw["metadata"]["labels"] = {QUEUE_NAME: tenant}
         raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-        raw["spec"]["schedulingGates"] = [{"name": GATE}]
+        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
         self._send(raw)
 
     def _send(self, raw: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -18,24 +18,35 @@ from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
+from deviceplugin.kubelet.folder_lock import FolderLock
+from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
-from deviceplugin.kubelet.sockets import name_of_our_own
-from deviceplugin.metrics import CardState, Metrics
+from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
+from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
-from deviceplugin.node.publisher import Annotator, Publisher
+from deviceplugin.node.ownership import Ownership, this_daemon
+from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
+from deviceplugin.status import Status
 from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
+
+TURN_S: Final = 0.25
+"""How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
 
 
 def gpu_source(settings: Settings) -> GpuSource:
@@ -82,6 +93,7 @@ class Daemon:
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
+        self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
         self.http_port = 0
         self.account: Account | None = None
@@ -115,8 +127,10 @@ class Daemon:
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         nodes = NodeView(account, settings.node_name)
-        metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
+        metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
+        recorder = EventRecorder(client, "gpupack-node", settings.node_name)
+        notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
         percent = DevicePlugin(account.percent, observe=metrics.call)
 
         def devices_changed() -> None:
@@ -134,11 +148,20 @@ class Daemon:
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=devices_changed,
+            notices=notices,
         )
 
         def inventory() -> tuple[CardRecord, ...]:
             return records(ledger.installed, gpus)
 
+        self._ownership = Ownership(
+            client,
+            account,
+            nodes,
+            this_daemon(settings.device_plugin_dir),
+            node_name=settings.node_name,
+            on_conflict=notices.other_daemon,
+        )
         self._publisher = Publisher(
             client,
             account,
@@ -150,24 +173,42 @@ class Daemon:
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,
+            owns=lambda: self._ownership.held,
         )
         self._annotator = Annotator(client, account, pods)
-        self._registrars = tuple(
-            Registrar(
-                plugin,
-                settings.device_plugin_dir,
-                name_of_our_own(settings.device_plugin_dir, endpoint),
-                resource,
-                on_registered=self._on_registered,
-                on_kubelet_restart=self._reconciler.kubelet_restarted,
-            )
-            for plugin, endpoint, resource in (
-                (self._plugin, settings.endpoint, settings.resource),
-                (percent, settings.percent_endpoint, PERCENT_RESOURCE),
-            )
+        self._registrar = Registrars(
+            [
+                Registrar(
+                    plugin,
+                    settings.device_plugin_dir,
+                    name_of_our_own(endpoint),
+                    resource,
+                    on_registered=self._on_registered,
+                    on_kubelet_restart=self._reconciler.kubelet_restarted,
+                )
+                for plugin, endpoint, resource in (
+                    (self._plugin, settings.endpoint, settings.resource),
+                    (percent, settings.percent_endpoint, PERCENT_RESOURCE),
+                )
+            ]
         )
         self._pods, self._node_view = pods, nodes
-        http = HttpServer(metrics, self._not_ready, self._explain)
+        status = Status(
+            settings=settings,
+            account=account,
+            registrar=self._registrar,
+            cleaner=self._cleaner,
+            sampler=self._sampler,
+            nodes=nodes,
+            pods=pods,
+            ownership=self._ownership,
+            publisher=self._publisher,
+            annotator=self._annotator,
+            neighbours=Neighbours(account, nodes, notices),
+            recorder=recorder,
+        )
+        metrics.read_from(settings.unit_mib, status.card_states, status.node_state, status.counts())
+        http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
@@ -176,28 +217,49 @@ class Daemon:
         # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
         gc.collect()
         gc.freeze()
+        stack.push_async_callback(_cancelled, asyncio.create_task(recorder.run()))
+        stack.callback(self._lock.release)
+        await _until(stop, _nothing, self._wait_for_turn(status, notices))
+        if stop.is_set():
+            return
+        for endpoint in (settings.endpoint, settings.percent_endpoint):
+            clear_left_over(settings.device_plugin_dir, endpoint)
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
-            *(self._register(registrar) for registrar in self._registrars),
+            *(self._register(registrar) for registrar in self._registrar),
             self._sampler.run(),
             self._sampler.follow_events(),
+            self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
         )
 
+    async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
+        """Wait until no other daemon serves our kubelet."""
+        while not self._lock.take():
+            if status.waiting is None:
+                holder = self._lock.holder()
+                process = "" if holder is None else f" (process {holder})"
+                status.waiting = (
+                    f"another gpupack node daemon{process} serves the kubelet of "
+                    f"{self._settings.device_plugin_dir}: this one waits until that one ends; "
+                    "one of the two is to be removed"
+                )
+                log.error("waiting", reason=status.waiting)
+                notices.other_daemon(status.waiting)
+            await asyncio.sleep(TURN_S)
+        if status.waiting is not None:
+            log.info("the other daemon has ended, going on")
+        status.waiting = None
+
     async def _register(self, registrar: Registrar) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
         await self._reconciler.read.wait()
         await registrar.run()
-
-    @property
-    def _registered(self) -> bool:
-        """Whether the kubelet listens to us, for each of our resources."""
-        return all(registrar.registered for registrar in self._registrars)
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
@@ -217,76 +279,24 @@ class Daemon:
     async def _farewell(self) -> None:
         def under_way() -> bool:
             account = self.account
-            return account is not None and self._registered and bool(account.ledger.unheld())
+            return account is not None and self._registrar.registered and bool(account.ledger.unheld())
 
         await say_farewell(self._publisher.leave, under_way, self._patience)
 
     def _on_registered(self) -> None:
-        if self._registered:
+        if self._registrar.registered:
             self.ready.set()
         if self.account is not None:
             self.account.changed()
 
-    def _not_ready(self) -> list[str]:
-        reasons = []
-        if not self._registered:
-            reasons.append("not registered with the kubelet")
-        if self.account is not None and self.account.book_problem is not None:
-            reasons.append(self.account.book_problem)
-        if self._cleaner.problem is not None:
-            reasons.append(self._cleaner.problem)
-        if self._node_view.missing:
-            reasons.append(f"no Node is named {self._settings.node_name}")
-        return reasons
 
-    def _explain(self) -> dict[str, Any]:
-        account = self.account
-        return {
-            "node": self._settings.node_name,
-            "resource": self._settings.resource,
-            "unit_mib": self._settings.unit_mib,
-            "not_ready": self._not_ready(),
-            "api_connected": self._pods.connected,
-            "seen": self._pods.seen,
-            "revision": self._publisher.revision,
-            "ledger": account.ledger.explain() if account is not None else None,
-        }
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    def _counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
-        return {
-            "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
-            "patch_errors": ("Failed patches of the Node's words.", lambda: self._publisher.errors),
-            "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
-            "clean_errors": (
-                "Failed requests to PodResources to clean its book.",
-                lambda: self._cleaner.errors,
-            ),
-            "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
-            "registrations": (
-                "Registrations with the kubelet, of both resources.",
-                lambda: sum(registrar.registrations for registrar in self._registrars),
-            ),
-        }
 
-    def _card_states(self) -> Iterator[CardState]:
-        if self.account is None:
-            return
-        ledger = self.account.ledger
-        reserved = ledger.reserved()
-        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
-            use = self._sampler.uses.get(card.uuid)
-            yield CardState(
-                uuid=card.uuid,
-                model=card.model,
-                size=card.size_units,
-                used=used,
-                promised=card.used_units,
-                reserved=reserved.get(card.uuid, 0),
-                beyond=use.extra_units(self._settings.unit_mib) if use is not None else 0,
-                measured_mib=use.measured_mib if use is not None else None,
-                healthy=card.healthy,
-                cordoned=card.cordoned,
-            )
+async def _nothing() -> None:
+    """Take no leave."""
 
 
 async def _until(

@@ -11,8 +11,9 @@ With real cards, as in the DaemonSet:
 With simulated ones:
   gpupack node --node-name n1 --gpus simulated --profile 8xh100-80
 
-/readyz answers 200 once the kubelet knows the devices, and 503 with the reason while no Node has the
-name, the kubelet's book cannot be read, or PodResources does not answer.
+/readyz answers 200 once the kubelet knows the devices and a patch of the Node's status went through, and
+503 with the reason before that, while patches have failed for a minute, no Node has the name, another
+daemon serves this node, the kubelet's book cannot be read, or PodResources does not answer.
 
 Shipped profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies are listed below.
 """

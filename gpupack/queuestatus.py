@@ -19,6 +19,7 @@ class Status(msgspec.Struct, frozen=True):
         pods: Those that wait, by queue and position.
         trouble: Why nothing is released, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
+        warning: What about the configuration this cluster cannot keep, empty for nothing.
         mode: `gate` or `batch`.
     """
 
@@ -26,6 +27,7 @@ class Status(msgspec.Struct, frozen=True):
     pods: tuple[Why, ...]
     trouble: str = ""
     fault: str = ""
+    warning: str = ""
     mode: str = "gate"
 
 
@@ -70,6 +72,8 @@ def render(status: Status, *, pods: bool) -> str:
     parts = [f"nothing is released: {status.trouble}"] if status.trouble else []
     if status.fault:
         parts.append(f"the newest configuration is not in force:\n{status.fault}")
+    if status.warning:
+        parts.append(f"warning: {status.warning}")
     parts.append(_table(_QUEUE_HEADER, map(_queue, status.queues)))
     if pods:
         parts.append(_table(_POD_HEADER, map(_pod, status.pods)) if status.pods else "no pod waits")

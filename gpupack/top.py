@@ -4,8 +4,8 @@ Reading and rendering are pure; only `fetch` talks to an API server. Lines are p
 a `rich` table, which takes 16 s for the 40 000 cards of 5 000 nodes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from rich.style import Style
 
 from allocator.cards import Card
 from allocator.errors import PackingError, shown
+from allocator.foreign import describe_foreign, foreign_gpus
 from allocator.names import MIB_PER_GIB, NODE_CARDS, NODE_CORDON
 from allocator.packing import read_node
 from allocator.records import join_cards, load_cards, load_cordon
@@ -62,12 +63,20 @@ class NodeRow:
         cards: in the order of the words; empty when the words do not decode.
         unit_mib: MiB of one unit, None when the words do not decode.
         error: what is wrong with the words or the annotations, None when nothing is.
+        foreign_gpus: GPUs that another device plugin offers there, by resource.
     """
 
     node: str
     cards: tuple[CardRow, ...]
     unit_mib: int | None
     error: str | None
+    foreign_gpus: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def remark(self) -> str:
+        """What a person has to know besides the cards; empty where there is nothing."""
+        foreign = describe_foreign(self.foreign_gpus) if self.foreign_gpus else ""
+        return "; ".join(filter(None, (self.error, foreign)))
 
 
 class _Metadata(msgspec.Struct):
@@ -206,10 +215,11 @@ def _checked(nodes: object) -> _NodeList:
 def _row(node: _Node) -> NodeRow | None:
     """Decode one node, None when it publishes no words."""
     name = _printable(node.metadata.name)
+    foreign = foreign_gpus(node.status.capacity, node.status.allocatable)
     try:
         words = read_node(node.status.allocatable or {}) or read_node(node.status.capacity or {})
     except PackingError as error:
-        return NodeRow(name, (), None, str(error))
+        return NodeRow(name, (), None, str(error), foreign)
     if words is None:
         return None
     annotations = node.metadata.annotations or {}
@@ -230,7 +240,7 @@ def _row(node: _Node) -> NodeRow | None:
             problems.append(str(error))
         else:
             cards = tuple(_card(card) for card in joined)
-    return NodeRow(name, cards, words.layout.unit_mib, "; ".join(problems) or None)
+    return NodeRow(name, cards, words.layout.unit_mib, "; ".join(problems) or None, foreign)
 
 
 def _card(card: Card) -> CardRow:
@@ -267,6 +277,7 @@ def _json(rows: Sequence[NodeRow]) -> str:
             ],
             "unit_mib": row.unit_mib,
             "error": row.error,
+            "foreign_gpus": row.foreign_gpus,
         }
         for row in rows
     ]
@@ -304,7 +315,7 @@ def _table(rows: Sequence[NodeRow]) -> Iterator[_Line]:
                 _Cell(f"{used}/{size}" if row.cards else "-"),
                 *bars,
             ],
-            row.error or "",
+            row.remark,
         )
     if any(_mark(card) for row in rows for card in row.cards):
         yield _Line([], "! unhealthy or cordoned")
@@ -316,7 +327,7 @@ def _wide(rows: Sequence[NodeRow]) -> Iterator[_Line]:
     yield _Line([_Cell(title, _HEADER_STYLE) for title in titles])
     for row in rows:
         unit = _unit(row.unit_mib)
-        tail = row.error or ""
+        tail = row.remark
         for card in row.cards:
             cells = [
                 _Cell(row.node),

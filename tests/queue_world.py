@@ -5,23 +5,13 @@ from typing import Any
 
 import msgspec
 
-from allocator.names import POD_ASSIGNED
+from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from allocator.records import dump_assigned
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.admission import Release
 from scheduler_plugin.queue.config import parse_config
-from scheduler_plugin.queue.pods import (
-    DATA,
-    GANG,
-    GANG_SIZE,
-    GATE,
-    JOB,
-    QUEUE_NAME,
-    QueueNode,
-    QueuePod,
-    node_facts,
-)
+from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.queue import Queue, QueueRules
 from tests.cluster_builders import node_object, pod_object
 
@@ -75,12 +65,12 @@ class QueueWorld:
         job: str = "",
         gang: str = "",
         size: int | str = "",
-        gates: Sequence[str] = (GATE,),
+        gates: Sequence[str] = (QUEUE_GATE,),
         annotations: Mapping[str, str] | None = None,
         **more: Any,
     ) -> str:
         """Create a gated pod; its UID."""
-        notes = {DATA: data, JOB: job, GANG: gang, GANG_SIZE: str(size)}
+        notes = {POD_DATA: data, POD_JOB: job, POD_GANG: gang, POD_GANG_SIZE: str(size)}
         notes = {key: value for key, value in notes.items() if value} | dict(annotations or {})
         raw: dict[str, Any] = pod_object(name, units, annotations=notes, **more)
         second = self.version if created is None else created

@@ -63,6 +63,10 @@ class Account:
     Attributes:
         book_problem: why the book cannot be read, None while it can.
         want_list: asks for a complete list of this node's pods that begins now.
+        living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
+            node; None while it has not been heard.
+        other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
+            ended.
     """
 
     def __init__(
@@ -80,6 +84,9 @@ class Account:
         self.ledger = ledger
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
+        self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.other_units: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._book = book
         self._last: object = self
         self._resource = resource
@@ -126,9 +133,6 @@ class Account:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
 
         A book that cannot be read is not an empty one: what it said before stays.
-
-        Raises:
-            UnitInUseError: containers hold IDs of another unit's resource.
         """
         try:
             contents = self._book.read()
@@ -145,18 +149,39 @@ class Account:
             self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
-        for entry in entries:
-            if entry.resource != self._resource and unit_of_resource(entry.resource) is not None:
-                raise UnitInUseError(
-                    f"pod {entry.uid} holds {entry.resource}, this daemon offers {self._resource}: "
-                    "a unit is changed on a drained node only, drain this one while that unit's daemon runs"
-                )
+        others = {entry.uid: entry.resource for entry in entries if self._is_of_another_unit(entry.resource)}
+        self._ended &= others.keys()
+        self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
         self._last = contents
         before = self.state()
         ours = {self._resource, PERCENT_RESOURCE}
         self.ledger.read_book([e for e in entries if e.resource in ours], self.now_s())
         if self.state() != before:
             self.changed()
+
+    def check_other_units(self, asked: Collection[str], running: Collection[str]) -> None:
+        """Judge the pods in the book that hold another unit: those that ended hold nothing.
+
+        Args:
+            asked: their UIDs, from `other_units`.
+            running: those of them that have a container left.
+
+        Raises:
+            UnitInUseError: one of them has not ended.
+        """
+        living = self.living()
+        for uid in sorted(asked):
+            if uid in running or uid in (living or ()):
+                raise UnitInUseError(
+                    f"pod {uid} holds {self.other_units.get(uid)}, this daemon offers {self._resource}: "
+                    "a unit is changed on a drained node only, drain this one"
+                )
+        if living is not None:
+            self._ended.update(asked)
+            self.other_units = {uid: name for uid, name in self.other_units.items() if uid not in self._ended}
+
+    def _is_of_another_unit(self, resource: str) -> bool:
+        return resource != self._resource and unit_of_resource(resource) is not None
 
     def _settle(self) -> None:
         granted = len(self.ledger.facts.grants)

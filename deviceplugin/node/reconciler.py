@@ -102,17 +102,18 @@ class Reconciler:
             await asyncio.sleep(self._pace.soon_s)
 
     async def follow_book(self) -> None:
-        """Read the book whenever it was written, until cancelled.
-
-        Raises:
-            UnitInUseError: containers hold IDs of another unit's resource.
-        """
+        """Read the book whenever it was written, until cancelled."""
         async for _ in self._book.changes():
             self._refresh()
 
     async def _once(self) -> None:
         ledger = self._account.ledger
         self._refresh()
+        others = frozenset(self._account.other_units)
+        if others:
+            running = await asyncio.to_thread(self._cgroups.alive, others)
+            self._account.check_other_units(others, running)
+            self._refresh()
         if ledger.wants_view():
             self._account.want_list()
         uids = ledger.doubtful()
@@ -131,11 +132,13 @@ class Reconciler:
 
     def _refresh(self) -> None:
         self._account.refresh()
-        if self._account.book_problem is None:
+        if self._account.book_problem is None and not self._account.other_units:
             self.read.set()
 
     def _unsettled(self) -> bool:
         ledger = self._account.ledger
+        if self._account.other_units:
+            return True
         return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
 
     def _on_change(self) -> None:

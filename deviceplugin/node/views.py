@@ -42,6 +42,8 @@ class PodView:
         self._relist: Callable[[], None] = lambda: None
         self._relisting = False
         account.want_list = self.want_list
+        account.living = lambda: self._living
+        self._living: set[str] | None = None
         self._missed = False
         self.seen = 0
         self.owed = 0
@@ -66,6 +68,7 @@ class PodView:
         """
         pods = []
         self.seats = {}
+        self._living = {item.runtime_uid for item in items if not item.status.terminal}
         for item in items:
             pod, problem = item.read(self._resource)
             self._complain(item, problem)
@@ -85,6 +88,9 @@ class PodView:
         """Take one change of a pod."""
         self.connected = True
         ledger, uid = self._account.ledger, item.metadata.uid
+        if self._living is not None:
+            ended = kind == "DELETED" or item.status.terminal
+            (self._living.discard if ended else self._living.add)(item.runtime_uid)
         pod, problem = item.read(self._resource)
         if pod is None:
             self._complain(item, problem)

@@ -9,6 +9,7 @@ import structlog
 
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from scheduler_plugin.queue.admission import Member, Release
+from scheduler_plugin.queue.config import over_the_cluster
 from scheduler_plugin.queue.entries import Entry, Phase
 from scheduler_plugin.queue.explain import Reason, why
 from scheduler_plugin.queue.lending import launch_order
@@ -63,6 +64,7 @@ class Controller:
 
     Attributes:
         counts: What happened.
+        warning: What about the configuration cannot be kept by this cluster, empty for nothing.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Controller:
     ) -> None:
         self.queue = queue
         self.counts = Counts()
+        self.warning = ""
         self._writer = writer
         self._recorder = recorder
         self._clock = clock
@@ -159,6 +162,7 @@ class Controller:
 
     def _tick(self) -> None:
         now = self._clock()
+        self._check_quotas()
         for back in self.queue.expire(now):
             self._take_back(back)
         for reclaim in self._reclaimer.find(now):
@@ -172,6 +176,13 @@ class Controller:
                 self._explain(entry, now)
         for uid in [uid for uid in self._told if uid not in self.queue.entries]:
             del self._told[uid]
+
+    def _check_quotas(self) -> None:
+        """Warn when the quotas promise more than the cluster has; cards come and go."""
+        warning = over_the_cluster(self.queue.config, int(self.queue.state.nodes.size.sum()))
+        if warning and not self.warning:
+            log.warning("quotas are over the cluster", why=warning)
+        self.warning = warning
 
     def _reclaim(self, reclaim: Reclaim) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""

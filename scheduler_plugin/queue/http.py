@@ -49,6 +49,7 @@ def make_app(
             "pods": waiting(queue, now),
             "trouble": trouble(),
             "fault": fault(),
+            "warning": controller.warning,
         }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

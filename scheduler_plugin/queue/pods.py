@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from allocator.errors import shown
-from allocator.names import DOMAIN
+from allocator.names import POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cluster.objects import (
     Affinity,
     Metadata,
@@ -22,13 +22,6 @@ from scheduler_plugin.cluster.objects import (
 )
 from scheduler_plugin.queue.labels import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.queue.room import NodeFacts
-
-GATE: Final = f"{DOMAIN}/queue"
-QUEUE_NAME: Final = f"{DOMAIN}/queue-name"
-DATA: Final = f"{DOMAIN}/data"
-JOB: Final = f"{DOMAIN}/job"
-GANG: Final = f"{DOMAIN}/gang"
-GANG_SIZE: Final = f"{DOMAIN}/gang-size"
 
 MAX_GANG: Final = 1024
 MAX_DATA: Final = 64
@@ -175,16 +168,16 @@ def read_ticket(pod: QueuePod) -> Ticket:
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     gang, size, fault = _gang(annotations)
-    data = frozenset(name for part in annotations.get(DATA, "").split(",") if (name := part.strip()))
+    data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
-        fault = fault or f"annotation {DATA} names {len(data)} data: allowed are {MAX_DATA}"
+        fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
     return Ticket(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
         created=_seconds(meta.creation_timestamp),
-        gated=GATE in gates,
-        foreign_gates=tuple(sorted(name for name in gates if name != GATE)),
+        gated=QUEUE_GATE in gates,
+        foreign_gates=tuple(sorted(name for name in gates if name != QUEUE_GATE)),
         data=data,
-        job=annotations.get(JOB, ""),
+        job=annotations.get(POD_JOB, ""),
         gang=gang,
         gang_size=size,
         owned=any(owner.controller for owner in meta.owner_references or ()),
@@ -228,17 +221,15 @@ def _affinities(pod: QueuePod) -> Affinities:
 
 def _gang(annotations: dict[str, str]) -> tuple[str, int, str]:
     """Read gang and size; a fault in words where they make no sense."""
-    gang, text = annotations.get(GANG, ""), annotations.get(GANG_SIZE)
+    gang, text = annotations.get(POD_GANG, ""), annotations.get(POD_GANG_SIZE)
     if not gang:
-        return (
-            "",
-            1,
-            "" if text is None else f"annotation {GANG_SIZE} without {GANG}: allowed are both or none",
-        )
+        alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}: allowed are both or none"
+        return "", 1, alone if text is not None else ""
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
         seen = "missing" if text is None else shown(text)
-        return gang, 0, f"annotation {GANG_SIZE} is {seen}: allowed is a whole number from 1 to {MAX_GANG}"
+        allowed = f"allowed is a whole number from 1 to {MAX_GANG}"
+        return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}: {allowed}"
     return gang, size, ""
 
 

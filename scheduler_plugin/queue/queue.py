@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final
 
 from allocator.errors import shown
-from allocator.names import POD_NODE_POLICY
+from allocator.names import POD_NODE_POLICY, QUEUE_NAME
 from allocator.request import unknown_policy
 from scheduler_plugin.cluster.pods import PodRecord, read_pod
 from scheduler_plugin.cluster.rules import Rules, Take
@@ -21,7 +21,7 @@ from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.entries import Entry, Gang, Phase
 from scheduler_plugin.queue.locality import Locality
-from scheduler_plugin.queue.pods import QUEUE_NAME, QueuePod, Ticket, node_rules, read_ticket
+from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
 from scheduler_plugin.queue.room import NodeFacts, Room
 from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.tenants import Tenants

@@ -66,12 +66,12 @@ class Reclaimer:
         """
         if self._queue.config.reclaim != "evict":
             return []
-        for tenant, going in list(self._going.items()):
+        for lender, going in list(self._going.items()):
             going.uids &= self._queue.entries.keys()
             if going.uids:
                 going.gone = now
-            elif going.waiting not in self._queue.tenants[tenant].waiting or now - going.gone >= SETTLE_S:
-                del self._going[tenant]
+            elif going.waiting not in self._queue.tenants[lender].waiting or now - going.gone >= SETTLE_S:
+                del self._going[lender]
         found = []
         for tenant in self._queue.tenants:
             if tenant.is_open and tenant.name not in self._going:

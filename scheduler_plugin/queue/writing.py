@@ -11,12 +11,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from allocator.names import QUEUE_GATE
 from kubeapi.backoff import Backoff
 from kubeapi.errors import UNREADABLE, Conflict, Invalid, KubeApiError, NotFound, TooManyRequests
 from kubeapi.paths import pod_path
 from scheduler_plugin.queue.entries import Entry
 from scheduler_plugin.queue.labels import NodeTerm
-from scheduler_plugin.queue.pods import GATE, Affinities, QueuePod
+from scheduler_plugin.queue.pods import Affinities, QueuePod
 
 JSON_PATCH: Final = "application/json-patch+json"
 _decode_pod = msgspec.json.Decoder(QueuePod).decode
@@ -132,7 +133,7 @@ def release_patch(entry: Entry, node: str = "") -> list[dict[str, Any]]:
     """
     patch: list[dict[str, Any]] = [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
-        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": GATE}]},
+        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
     ]
     return patch + _only_node(entry, node) if node else patch

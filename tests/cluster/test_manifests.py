@@ -12,7 +12,7 @@ import yaml
 from tests.cluster.harness import Api, ApiError, Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, path_of
 from tests.cluster.harness.views import wait_agree
@@ -233,6 +233,71 @@ def test_daemon_has_no_further_rights(cluster, node_daemon):
         with pytest.raises(ApiError) as error:
             call()
         assert error.value.status == 403
+
+
+def node_events(cluster: Cluster, reason: str) -> list[str]:
+    """Messages of the Events about the node, as `kubectl describe node` finds them."""
+    selector = f"involvedObject.kind=Node,involvedObject.name={cluster.node_name},reason={reason}"
+    found = cluster.api.get("/api/v1/namespaces/default/events", fieldSelector=selector)["items"]
+    assert {event["source"]["component"] for event in found} <= {"gpupack-node"}
+    return [event["message"] for event in found]
+
+
+def test_a_daemon_whose_right_to_patch_is_taken_away_is_not_ready(cluster):
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/gpupack-node"
+    shipped = cluster.api.get(path)
+    rules = [rule for rule in shipped["rules"] if rule["resources"] != ["nodes/status"]]
+    cluster.api.put(path, {**shipped, "rules": rules})
+    try:
+        cluster.daemon.kill()
+        cluster.daemon.start(ready=False)
+        reason = until(lambda: patch_refusal(cluster), "not ready", 30)
+        assert "the status of Node n1 cannot be patched" in reason
+    finally:
+        cluster.api.merge(path, {"rules": shipped["rules"]})
+    cluster.daemon.wait_ready()
+    until(cluster.allocatable, "the kubelet's count of units", 20)
+
+
+def patch_refusal(cluster: Cluster) -> str:
+    reason = cluster.daemon.why_not_ready()
+    return reason if 'cannot patch resource "nodes/status"' in reason else ""
+
+
+def test_another_device_plugin_is_told_as_an_event_of_the_node(cluster):
+    path = f"/api/v1/nodes/{cluster.node_name}/status"
+    for count, reason in (("4", "ConflictingDevicePlugin"), (None, "ConflictingDevicePluginGone")):
+        offers = {"nvidia.com/gpu": count}
+        cluster.api.merge(path, {"status": {"capacity": offers, "allocatable": offers}})
+        until(lambda reason=reason: node_events(cluster, reason), f"Event {reason}", 20)
+    (told,) = node_events(cluster, "ConflictingDevicePlugin")
+    assert "nvidia.com/gpu: 4" in told
+
+
+def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
+    cluster.create(w.pod("runs", w.container(gib=5)))
+    cluster.wait_running("runs")
+    second = cluster.daemon.beside(*free_ports(1))
+    second.start(ready=False)
+    try:
+        reason = until(second.why_not_ready, "the second daemon says why it waits", 30)
+        assert f"another gpupack node daemon (process {cluster.daemon.pid}) serves the kubelet" in reason
+        until(lambda: node_events(cluster, "ConflictingDaemon"), "Event ConflictingDaemon", 20)
+        assert cluster.daemon.is_ready()
+        assert sorted(cluster.state().used) == [0, 5]
+        cluster.daemon.kill()
+        second.wait_ready()
+        # Pods come to the second, and its words say what runs.
+        cluster.create(w.pod("comes", w.container(gib=6)))
+        cluster.wait_running("comes")
+        assert sorted(wait_agree(cluster).used) == [5, 6]
+    finally:
+        second.kill()
+        if not cluster.daemon.alive:
+            cluster.daemon.start()
+    for name in ("runs", "comes"):
+        cluster.delete(name)
+    cluster.wait_used([0, 0], 40)
 
 
 def test_others_are_not_held_back(cluster):

@@ -66,6 +66,7 @@ RECORDS = [
         ],
         "unit_mib": 1024,
         "error": None,
+        "foreign_gpus": {},
     },
     {
         "node": "gpu-1",
@@ -81,6 +82,7 @@ RECORDS = [
         ],
         "unit_mib": 1024,
         "error": None,
+        "foreign_gpus": {},
     },
     {
         "node": "odd",
@@ -89,6 +91,7 @@ RECORDS = [
         ],
         "unit_mib": 1024,
         "error": 'annotation gpupack.io/cards is "soup": not JSON',
+        "foreign_gpus": {},
     },
 ]
 

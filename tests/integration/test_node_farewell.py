@@ -70,8 +70,8 @@ async def test_words_are_not_restored_before_the_kubelet_has_the_devices():
         world.spawn_daemon()
         await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.complete)
         await asyncio.sleep(0.3)  # several steps of the publisher
-        assert not world.daemon._registered
+        assert not world.daemon._registrar.registered
         assert world.used == [8]
         away.rename(listens)
         await world.settled([0], set())
-        assert world.daemon._registered
+        assert world.daemon._registrar.registered

@@ -178,7 +178,8 @@ async def test_http_tells_probes_prometheus_and_people():
             assert [(s.labels, s.value) for s in families[f"gpupack_card_{name}"].samples] == [
                 (labels, value)
             ]
-        calls = {tuple(s.labels.values()): s.value for s in families["gpupack_node_kubelet_calls"].samples}
+        requests = families["gpupack_node_kubelet_requests"].samples
+        calls = {tuple(sample.labels.values()): sample.value for sample in requests}
         assert calls["OK", "Allocate"] == calls["OK", "GetPreferredAllocation"] == 1
         async with session.get(f"{base}/explain") as answer:
             told = await answer.json()
@@ -189,7 +190,7 @@ async def test_http_tells_probes_prometheus_and_people():
         async with session.post(f"{base}/healthz") as answer:
             assert (answer.status, await answer.text()) == (405, f'POST "/healthz": {allowed}')
         await world.kubelet.kill()
-        await until(lambda: not world.daemon._registered)
+        await until(lambda: not world.daemon._registrar.registered)
         async with session.get(f"{base}/readyz") as answer:
             assert (answer.status, await answer.text()) == (503, "not registered with the kubelet\n")
 

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.app import run
-from scheduler_plugin.queue.pods import GANG, GANG_SIZE, GATE, QUEUE_NAME
 from scheduler_plugin.queue.settings import QueueSettings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
@@ -77,7 +77,7 @@ def make_pod(
     units: int,
     queue: str = "a",
     *,
-    gates: tuple[str, ...] = (GATE,),
+    gates: tuple[str, ...] = (QUEUE_GATE,),
     **options: Any,
 ) -> dict[str, Any]:
     made: Any = pod_object(name, units, **options)
@@ -262,10 +262,24 @@ async def test_a_gang_is_released_together(tmp_path: Path) -> None:
     """When there is room for all of it."""
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16, 16))
-        annotations = {GANG: "g", GANG_SIZE: "3"}
+        annotations = {POD_GANG: "g", POD_GANG_SIZE: "3"}
         for i in range(3):
             make_pod(api, f"g{i}", 16, annotations=annotations)
         async with queue(api, tmp_path) as running:
             await running.waits("g0", "NoRoom")
             make_node(api, "n2", (16,))
             await running.released("g0", "g1", "g2")
+
+
+async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: Path) -> None:
+    """As a warning: nodes may come."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path, "queues: [{name: a, nominalQuota: 100}]") as running:
+            make_pod(api, "one", 4)
+            await running.released("one")
+
+            async def warned() -> bool:
+                return "100 units and the cluster's cards have 32" in (await running.status())["warning"]
+
+            await until(warned)

@@ -80,9 +80,9 @@ def test_objects_are_unique_and_in_their_place(name: str) -> None:
         if one["kind"] in CLUSTER_WIDE:
             assert place is None, one["metadata"]
         else:
-            assert place == (
-                "kube-system" if one["metadata"]["name"].endswith("-authentication") else NAMESPACE
-            )
+            # Of others' namespaces: where kube-apiserver says whom it trusts, and where Nodes' Events are.
+            others = {"authentication": "kube-system", "events": "default"}
+            assert place == others.get(one["metadata"]["name"].rpartition("-")[2], NAMESPACE)
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -140,7 +140,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler"])
+@pytest.mark.parametrize("command", ["node", "queue", "scheduler"])
 def test_flags_exist(command: str) -> None:
     environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
     shown = subprocess.run(
@@ -210,7 +210,7 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
         told = one["spec"]["template"]["metadata"]["annotations"]
         assert told["prometheus.io/scrape"] == "true"
         port = told["prometheus.io/port"]
-        if gpupack["args"][0] == "node":
+        if gpupack["args"][0] in {"node", "queue"}:
             assert f"--http=:{port}" in gpupack["args"]
             assert port_of(gpupack, "http") == int(port)
         else:
@@ -308,6 +308,7 @@ def test_rights_are_few() -> None:
         "nodes/status": {"patch"},
         "pods": read | {"patch"},
     }
+    assert rights(base["Role", "gpupack-node-events"]) == {"events": {"create", "patch"}}
     assert rights(joined["ClusterRole", "gpupack-extender"]) == {
         "nodes": read,
         "pods": read,
@@ -324,7 +325,7 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
         (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
     node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
-    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_HOLDS}']" in node
+    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
     assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]

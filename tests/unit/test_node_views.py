@@ -64,6 +64,19 @@ def test_pods_come_by_list_and_by_events():
     assert view.seen == 12
 
 
+def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them():
+    of = account()
+    view = pods(of)
+    assert of.living() is None
+    mirror = pod("b", 5, units=0, **{"kubernetes.io/config.mirror": "static"})
+    view.replace([pod("a", 4, units=0), mirror, pod("done", 6, phase="Succeeded")], "7")
+    assert of.living() == {"a", "static"}
+    view.event("ADDED", pod("c", 8, units=0), "8")
+    view.event("MODIFIED", pod("a", 9, units=0, phase="Failed"), "9")
+    view.event("DELETED", mirror, "10")
+    assert of.living() == {"c"}
+
+
 def test_a_pod_that_vanishes_unheld_is_owed():
     of = account()
     view = pods(of)

@@ -197,6 +197,16 @@ def test_percent_of_a_card_full_of_units_are_refused():
     raise AssertionError(world.ledger.explain())
 
 
+def test_units_that_percent_have_taken_are_not_offered():
+    world = World(8)
+    world.give("a", "main", percents("c0", 0, 75))
+    try:
+        given = world.ask(3, percent=False)
+    except LedgerError:
+        return
+    raise AssertionError(given)
+
+
 def test_a_share_of_less_than_a_unit_is_not_given_out():
     with pytest.raises(LedgerError, match="Allocate of 12 percent: allowed is a share of one unit"):
         World(8).ledger.allocate(percents("c0", 0, 12), 0.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from allocator.names import QUEUE_GATE
 from allocator.records import Assignment
-from scheduler_plugin.queue.pods import GATE
 from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.queue_world import QueueWorld
 
@@ -123,7 +123,7 @@ def test_a_stopped_queue_releases_nothing() -> None:
     [
         ({"queue": "nobody"}, 'queue "nobody" does not exist: allowed are a'),
         ({"queue": ""}, "label gpupack.io/queue-name is missing: allowed are a"),
-        ({"gates": (GATE, "example.com/other")}, "it waits for the scheduling gates example.com/other"),
+        ({"gates": (QUEUE_GATE, "example.com/other")}, "it waits for the scheduling gates example.com/other"),
         (
             {"gang": "g"},
             "annotation gpupack.io/gang-size is missing: allowed is a whole number from 1 to 1024",
@@ -147,9 +147,9 @@ def test_a_pod_with_something_wrong_waits_and_the_others_go_on(
 
 def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:
     """The pod is released once nobody else holds it."""
-    uid = world.pod("one", gates=("example.com/other", GATE))
+    uid = world.pod("one", gates=("example.com/other", QUEUE_GATE))
     assert world.released() == []
-    world.change(uid, spec={"schedulingGates": [{"name": GATE}]})
+    world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
     assert world.released() == ["one"]
 
 

@@ -63,3 +63,5 @@ def test_trouble_comes_first() -> None:
     lines = render(read(json.dumps(body).encode()), pods=True).splitlines()
     assert lines[0] == "nothing is released: another process is the leader"
     assert lines[2:4] == ["the newest configuration is not in force:", "f: slots: x"]
+    warned = render(read(b'{"queues": [], "pods": [], "warning": "too much"}'), pods=False)
+    assert warned.startswith("warning: too much")

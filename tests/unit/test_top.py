@@ -53,6 +53,19 @@ def test_rows():
     ]
 
 
+def test_gpus_of_another_device_plugin():
+    nodes = rows(
+        listed(node("n", [44], [4], **{"nvidia.com/gpu": "4"}), node("whole-gpus", **{"nvidia.com/gpu": "4"}))
+    )
+    (row,) = nodes
+    assert (row.error, row.foreign_gpus) == (None, {"nvidia.com/gpu": 4})
+    for output in ("table", "wide"):
+        text = render(nodes, output)
+        assert "another device plugin offers nvidia.com/gpu: 4 here" in text
+        assert "keep it off this node" in text
+    assert json.loads(render(nodes, "json"))[0]["foreign_gpus"] == {"nvidia.com/gpu": 4}
+
+
 def test_cordoned_cards():
     (row,) = rows(
         listed(node("n", [44, 44], [44, 4], {CARDS: INVENTORY, "gpupack.io/cordon": "GPU-a,GPU-x"}))
@@ -187,6 +200,7 @@ def test_json_is_the_documented_form():
             ],
             "unit_mib": 1024,
             "error": "annotation bad",
+            "foreign_gpus": {},
         },
         {
             "node": "node-1",
@@ -203,6 +217,7 @@ def test_json_is_the_documented_form():
             ],
             "unit_mib": 512,
             "error": None,
+            "foreign_gpus": {},
         },
     ]
 

@@ -365,9 +365,7 @@ MUTANTS = (
         charges,
         "booked",
         _empty,
-        seed=2052,
-        density=2.0,
-        percent=0.5,
+        case=percent_.test_units_that_percent_have_taken_are_not_offered,
     ),
     Mutant(
         "node: each container's share is rounded down by itself",
