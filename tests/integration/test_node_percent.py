@@ -49,6 +49,7 @@ async def test_a_lost_card_is_lost_for_both_resources_and_a_daemon_that_ends_off
         world.source.fail(card(1))
         await world.daemon._sampler._once()
         await until(lambda: world.kubelet.allocatable() == {GIB: 8, PERCENT_RESOURCE: 200}, "one card less")
+        await world.settled([0, 8], set())
         await world.stop_daemon()
         await until(lambda: not any(world.kubelet.allocatable().values()), "none")
         await world.settled([8, 8], set())
