@@ -7,8 +7,10 @@ from allocator.errors import QuantityError
 DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
 
-RESOURCE_PREFIX = f"{DOMAIN}/gpu-memory-"
-PERCENT_RESOURCE = f"{DOMAIN}/gpu-percent"
+# What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
+GPU_PREFIX = f"{DOMAIN}/gpu-"
+RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
+PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"

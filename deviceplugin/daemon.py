@@ -126,11 +126,11 @@ class Daemon:
         book = BookReader(settings.device_plugin_dir)
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
-        nodes = NodeView(account, settings.node_name)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
+        nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
         percent = DevicePlugin(account.percent, observe=metrics.call)
 
         def devices_changed() -> None:

@@ -81,6 +81,7 @@ class Status:
             ready=not self.not_ready(),
             other_daemon=self.waiting is not None or self.ownership.disputed,
             foreign_gpus=self.neighbours.found,
+            unknown_cordoned=len(self.nodes.unknown_cordoned),
             xids=self.sampler.xids,
         )
 

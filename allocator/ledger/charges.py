@@ -84,14 +84,10 @@ def charged(facts: Facts) -> Units:
 def booked(facts: Facts, *, percent: bool) -> Units:
     """Units by card that the kubelet has given out, of its resource for percent or of that for units.
 
-    The kubelet's own view: what its book says, and grants that it does not say yet. One that it had not
-    written down when it restarted it does not know of.
+    The kubelet's own view is its book, written before it asks again: what it had not written down when
+    it restarted it does not know of.
     """
-    return facts.of_containers(ids for ids in _given(facts) if facts.is_share(ids) == percent)
-
-
-def _given(facts: Facts) -> list[frozenset[str]]:
-    return [*facts.book.values(), *(g.ids for g in facts.grants if g.at.order > facts.restarted)]
+    return facts.of_containers(ids for ids in facts.book.values() if facts.is_share(ids) == percent)
 
 
 def check_room(facts: Facts, wanted: frozenset[str]) -> None:
@@ -108,7 +104,7 @@ def check_room(facts: Facts, wanted: frozenset[str]) -> None:
     others = booked(facts, percent=not percent)
     if not percent and not others:
         return
-    given = [*_given(facts), wanted]
+    given = [*facts.book.values(), wanted]
     total = facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
     add(total, others)
     for uuid in facts.count(wanted):

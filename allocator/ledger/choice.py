@@ -25,7 +25,7 @@ def asking(
     in_book = {slot.uid for slot in facts.book}
     queue = [
         bound
-        for bound in facts.queue()
+        for bound in facts.pods.values()
         if bound.pod.request.percent == percent
         and (
             bound.live
@@ -39,7 +39,7 @@ def asking(
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
-    fresh = [b for b in waiting if b.pod.key not in in_book and not facts.was_served(b.pod.key)]
+    fresh = [bound for bound in waiting if bound.pod.key not in in_book]
     # The words keep the place of one that is gone besides: if it was asking, the living one goes there.
     fresh.sort(key=lambda bound: not bound.live)
     for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):
@@ -65,7 +65,8 @@ def is_expected(
     slot = asking(facts, size, fixed, now_s, percent=percent)
     if slot is None or slot.uid in facts.lived or not facts.pods[slot.uid].live:
         return False
-    return not facts.was_served(slot.uid) or any(entry.uid == slot.uid for entry in facts.book)
+    had = facts.pods[slot.uid].admitted or slot.uid in facts.held
+    return not had or any(entry.uid == slot.uid for entry in facts.book)
 
 
 def is_behind(facts: Facts) -> bool:
@@ -217,10 +218,10 @@ def _fallback(
         or _first_fit(facts, careful + bold, request, alone)
     )
     if chosen is None:
-        raise LedgerError(
-            f"no {demand.cards} card(s) with {alone.per_card} free "
-            f"{'percent' if demand.percent else 'units'} each: the kubelet offers {shown(free)}"
-        )
+        room = [free.get(uuid, 0) for uuid in facts.cards]
+        none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
+        asked = f"{alone.per_card} percent of it free" if demand.percent else f"{alone.per_card} free units"
+        raise LedgerError(f"{none} {asked}, by card they have {shown(room)}")
     return chosen
 
 

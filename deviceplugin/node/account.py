@@ -13,7 +13,7 @@ import structlog
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import BookEntry, Grant, Ledger
-from allocator.names import PERCENT_RESOURCE, unit_of_resource
+from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.node.grant import ContainerGrant
 
@@ -22,6 +22,16 @@ VIEW_WAIT_S: Final = 1.0
 
 ROOM_WAIT_S: Final = 5.0
 """The same for a container that no single card can take: it may have asked for several, only the API says."""
+
+AGAIN: Final = "delete this pod, what made it makes another"
+NOT_OURS: Final = (
+    f"was this pod bound by gpupack's scheduler? If not, set spec.schedulerName: {SCHEDULER_NAME} in its "
+    "template, and delete this pod"
+)
+TAKEN: Final = (
+    "the card that the scheduler chose has been taken since, perhaps by a pod that was bound without "
+    f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
+)
 
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
@@ -246,11 +256,18 @@ class Account:
             return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
             if known or not await self._until(expects, self._room_wait_s):
-                raise RefusedError("no-room", str(error)) from error
+                raise self._no_room(error, size, must_include, percent=percent) from error
         try:
             return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
-            raise RefusedError("no-room", str(error)) from error
+            raise self._no_room(error, size, must_include, percent=percent) from error
+
+    def _no_room(
+        self, error: LedgerError, size: int, must_include: Sequence[str], *, percent: bool
+    ) -> RefusedError:
+        """Add the likely cause and the way out: this is all that the pod's status will say."""
+        assigned = self.ledger.expects_assigned(size, must_include, self.now_s(), percent=percent)
+        return RefusedError("no-room", f"{error}; {TAKEN if assigned else NOT_OURS}")
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Record what the kubelet hands out and describe it to the container.
@@ -262,7 +279,7 @@ class Account:
         try:
             grant = self.ledger.allocate(ids, self.now_s())
         except LedgerError as error:
-            raise RefusedError("spans-cards", str(error)) from error
+            raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
         log.info("allocated", cards=dict(grant.shares))
         self.changed()
         return self._describe(grant)

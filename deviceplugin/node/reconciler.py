@@ -73,12 +73,12 @@ class Reconciler:
         self._clean = clean
         self._pace = pace
         self._wake = asyncio.Event()
+        self._view: object = None
         self.read = asyncio.Event()
         account.follow(self._on_change)
 
     def kubelet_restarted(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
-        self._account.ledger.kubelet_restarted()
         self._wake.set()
 
     async def run(self) -> None:
@@ -116,7 +116,7 @@ class Reconciler:
             self._refresh()
         if ledger.wants_view():
             self._account.want_list()
-        uids = ledger.doubtful()
+        uids, self._view = ledger.doubtful(), ledger.facts.view
         if uids:
             mark = ledger.mark(self._account.now_s())
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
@@ -142,5 +142,6 @@ class Reconciler:
         return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
 
     def _on_change(self) -> None:
-        if self._unsettled():
+        # A new list may show pods that run already: those do not ask for devices.
+        if self._unsettled() or self._view is not self._account.ledger.facts.view:
             self._wake.set()

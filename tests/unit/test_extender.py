@@ -177,7 +177,7 @@ def test_cards_and_selectors_count(world: World) -> None:
     assert answer["FailedNodes"]["a"] == "no 2 cards with 16 GiB free each"
     answer = world.filter(pod_object("p", 8, annotations={"gpupack.io/gpu-model": "none"}))
     assert set(answer["FailedAndUnresolvableNodes"].values()) == {
-        "no card that the pod's gpu-model and gpu-uuid admit"
+        "no card of the cluster that the pod's gpu-model and gpu-uuid admit"
     }
 
 

@@ -105,7 +105,7 @@ class World:
     def bind(self, uid: str, request: PodRequest, **on: list[tuple[str, int]]) -> None:
         self.version += 1
         assigned = {name: tuple(cards) for name, cards in on.items()} or None
-        pod = Pod(uid, "ns", uid, request, version=self.version, created=uid, assigned=assigned)
+        pod = Pod(uid, "ns", uid, request, version=self.version, assigned=assigned)
         self.pods.append(pod)
         self.ledger.pod_changed(pod, 0.0)
 
@@ -190,21 +190,15 @@ def test_no_more_is_given_out_of_a_card_than_it_has(before, wanted):
 def test_percent_of_a_card_full_of_units_are_refused():
     world = World(8)
     world.give("a", "main", units("c0", 8))
-    try:
+    with pytest.raises(LedgerError):
         world.ledger.allocate(percents("c0", 0, 50), 0.0)
-    except LedgerError:
-        return
-    raise AssertionError(world.ledger.explain())
 
 
 def test_units_that_percent_have_taken_are_not_offered():
     world = World(8)
     world.give("a", "main", percents("c0", 0, 75))
-    try:
-        given = world.ask(3, percent=False)
-    except LedgerError:
-        return
-    raise AssertionError(given)
+    with pytest.raises(LedgerError):
+        world.ask(3, percent=False)
 
 
 def test_a_share_of_less_than_a_unit_is_not_given_out():
@@ -225,9 +219,9 @@ def test_what_one_resource_has_taken_is_not_offered_by_the_other():
     assert world.card(3, percent=False) == "c1"
     world.give("b", "main", units("c1", 7))
     assert world.card(2, percent=False) == "c0"
-    with pytest.raises(LedgerError, match="no 1 card"):
+    with pytest.raises(LedgerError, match="no card has 3 free units"):
         world.ask(3, percent=False)
-    with pytest.raises(LedgerError, match=r"no 1 card.* with 38 free percent each"):
+    with pytest.raises(LedgerError, match="no card has 38 percent of it free"):
         world.ask(38)
     assert world.card(25) == "c0"
 
@@ -236,9 +230,6 @@ def test_a_grant_that_a_restarted_kubelet_has_forgotten_takes_no_room():
     world = World(8)
     world.bind("a", share(100), main=[("c0", 8)])
     world.ledger.allocate(world.ask(100), 0.0)
-    with pytest.raises(LedgerError):
-        world.ask(100)
-    world.ledger.kubelet_restarted()
     assert len(world.ask(100)) == 100
 
 

@@ -259,6 +259,17 @@ async def test_a_book_that_becomes_readable_counts_as_read_at_once():
     await end(following)
 
 
+async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
+    """A pod that runs already does not ask for devices, also where its kubelet lost the book."""
+    bench = Bench()
+    bench.cgroups.running = {"a"}
+    task = await running(bench)
+    bench.list_pods(pod("a", 3, "c0"))
+    bench.account.changed()
+    await until(lambda: "a" in bench.ledger.facts.lived)
+    await end(task)
+
+
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
     bench = Bench()
     await bench.run_pod()

@@ -336,6 +336,12 @@ class ModelKubelet:
                         units[uuid] = units.get(uuid, 0) + count
         return units
 
+    def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
+        """UUIDs of the cards that its memory has for containers of a pod, sorted."""
+        mine = self.devices.get(uid, {})
+        ids = frozenset().union(*(mine.get(name, ()) for name in containers))
+        return tuple(sorted({card_of(text) for text in ids}))
+
     # Restart.
 
     def restart(self, *, book_lost: bool) -> None:
