@@ -16,18 +16,14 @@ from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
 from scheduler_plugin.placement.placing import lesson, place_with, score
 from scheduler_plugin.placement.policies.registry import NODE_POLICIES, CardDemand
-from tests.cluster_builders import node, pod, pod_object, uuid
+from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 from tests.extender_world import World
+from tests.queue_world import QueueWorld
 
 
 def share(*percent: int, cards: int = 1) -> PodRequest:
     containers = (ContainerRequest(f"c{i}", each * cards, "main") for i, each in enumerate(percent))
     return PodRequest(tuple(containers), cards, percent=True)
-
-
-def in_percent(percent: int, name: str = "main") -> dict[str, object]:
-    amounts = {PERCENT_RESOURCE: str(percent)}
-    return {"name": name, "resources": {"limits": amounts, "requests": amounts}}
 
 
 def asking(name: str, percent: int, **more: Any) -> dict[str, object]:
@@ -202,3 +198,11 @@ def test_cards_that_differ_are_scored_by_the_card_that_the_pod_gets() -> None:
     placement = place_with(policies.of(query.request), nodes, row, query)
     assert placement is not None
     assert placement.charge in ({0: 79}, {1: 14})
+
+
+def test_the_queue_admits_no_share_and_says_so() -> None:
+    world = QueueWorld()
+    world.node("n1", (44, 44))
+    uid = world.pod("p", containers=[in_percent(50)])
+    assert world.released() == []
+    assert "gpupack.io/gpu-percent in a queue: allowed are GiB" in world.queue.entries[uid].fault

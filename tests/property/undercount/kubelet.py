@@ -14,6 +14,7 @@ from allocator.errors import AllocatorError
 from allocator.ledger import BookEntry
 from allocator.names import PERCENT_RESOURCE
 
+from .deviceids import card_of, joined
 from .world import RESOURCE, ModelPod, World
 
 START_S = 8.0
@@ -327,7 +328,7 @@ class ModelKubelet:
         """
         units: dict[str, int] = {}
         for uid in uids:
-            for ids in _joined(self.truth.get(uid, ())):
+            for ids in joined(self.truth.get(uid, ())):
                 for uuid, size in self.sizes.items():
                     mine = {text for text in ids if card_of(text) == uuid}
                     share = len(mine & self.percent)
@@ -382,20 +383,6 @@ class ModelKubelet:
             if pod.uid in self.admitted and pod.uid in self.known and not pod.started:
                 self.to_start.append(pod.uid)
         self.batch = set(self.queue)
-
-
-def card_of(text: str) -> str:
-    """UUID of the card of a device ID, of a unit or of a percent."""
-    return text.partition("::")[0]
-
-
-def _joined(sets: Collection[frozenset[str]]) -> list[frozenset[str]]:
-    """Unite sets that have something in common, until none have."""
-    found = list(sets)
-    for ids in sets:
-        same = [other for other in found if other & ids]
-        found = [other for other in found if not other & ids] + [frozenset().union(*same)]
-    return found
 
 
 class Plugin:

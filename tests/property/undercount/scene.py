@@ -13,8 +13,9 @@ from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
 
 from .daemon import ModelDaemon
+from .deviceids import card_of
 from .extender import ModelExtender
-from .kubelet import ModelKubelet, card_of
+from .kubelet import ModelKubelet
 from .world import RESOURCE, World
 
 BEHIND_S: Final = 1.0

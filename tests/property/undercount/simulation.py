@@ -9,7 +9,7 @@ from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
 from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.cluster.rules import Rules
 
-from .kubelet import card_of
+from .deviceids import card_of
 from .scene import MODELS, UNSAID, Node, Scene, shown
 from .world import ModelPod
 
