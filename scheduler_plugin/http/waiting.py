@@ -69,6 +69,8 @@ class Refusal:
         )
         wanted = demanded(demands, state.unit_mib)
         more = _free(state, self.query, self.rows)
+        if len(state.reservations):
+            more += " Some are kept for pods that others were evicted for."
         if Misfit.NO_SUCH_CARD in self.counts:
             more = f"The pod's {self.query.request.selector}; {_models(state)}."
         return f"0/{nodes} nodes can take {wanted}: {why}. {more}"

@@ -42,9 +42,6 @@ class Misfit(IntEnum):
     NO_SUCH_CARD = 11
 
 
-EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
-"""Misfits that evicting pods could cure."""
-
 _BY_EXCLUSION: Final = {
     Exclusion.VACANT: Misfit.UNKNOWN_NODE,
     Exclusion.NO_WORDS: Misfit.NO_WORDS,

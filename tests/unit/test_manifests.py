@@ -316,8 +316,12 @@ def test_rights_are_few() -> None:
         "nodes": read,
         "pods": read,
         "pods/binding": {"create"},
+        "pods/eviction": {"create"},
+        "pods/status": {"patch"},
+        "poddisruptionbudgets": read,
         "events": {"create", "patch"},
     }
+    assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
 
 
 def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:

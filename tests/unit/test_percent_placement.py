@@ -133,7 +133,9 @@ def test_reasons_name_the_share() -> None:
     world = World()
     world.node("n", (44, 44), (44, 23))
     refused = world.filter(asking("p", 50))
-    assert refused["FailedNodes"] == {"n": "no card with 50 percent free"}
+    assert refused["FailedNodes"] | refused["FailedAndUnresolvableNodes"] == {
+        "n": "no card with 50 percent free"
+    }
     world.node("n", (44, 44), (44, 22))
     assert world.filter(asking("p", 50))["NodeNames"] == ["n"]
     both = pod_object("q", containers=[in_percent(50), *pod_object("x", 8)["spec"]["containers"]])  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_plugin.cluster.reservations import Reservation
 from scheduler_plugin.http.waiting import TELL_AGAIN_S, Refusal, Waiting
 from scheduler_plugin.placement.filtering import Misfit
 from tests.cluster_builders import container, in_percent, pod, pod_object
@@ -150,3 +151,10 @@ def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) 
         other = type(meta)(name=f"p{number}", namespace="default", uid=f"uid-{number}")
         waiting.refused(Refusal(other, {Misfit.NOT_FREE: 1}), 0)
     assert len(waiting._waiting) <= 1002
+
+
+def test_cards_that_are_free_and_kept_are_explained(world: World) -> None:
+    world.state.reservations.put(Reservation("uid-other", 5, "a", {0: 8}))
+    text = refusal(world, pod_object("p", 8), "a").text(world.state)
+    assert "Largest free card: 8 GiB on node a" in text
+    assert text.endswith("Some are kept for pods that others were evicted for.")

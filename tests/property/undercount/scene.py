@@ -89,7 +89,7 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
         self.now += seconds
-        self.extender.now = self.now
+        self.world.now = self.extender.now = self.now
         for pod in self.extender.never_heard_of:
             node = next(node for node in self.nodes if node.name == pod.node)
             if pod.uid not in self._held(node):

@@ -18,6 +18,7 @@ from scheduler_plugin.cluster.objects import (
     NodeLite,
     NodeStatus,
     PodLite,
+    PodMetadata,
     PodSpec,
     PodStatus,
     ResourceList,
@@ -67,7 +68,7 @@ class ModelPod:
             )
 
         return PodLite(
-            metadata=Metadata(
+            metadata=PodMetadata(
                 name=self.name,
                 namespace="default",
                 uid=self.uid,
@@ -146,7 +147,9 @@ class Event:
 class World:
     """What is true in etcd, and how it came about."""
 
+    now: float = 0.0
     version: int = 0
+    deleted_at: dict[str, float] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, NodeLite] = field(default_factory=dict)
     pod_events: list[Event] = field(default_factory=list)
@@ -186,6 +189,7 @@ class World:
         pod = self.pods.get(name)
         if pod is None or pod.uid != uid:
             return False
+        self.deleted_at[uid] = self.now
         self.version += 1
         del self.pods[name]
         self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))
