@@ -229,8 +229,9 @@ class Facts:
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
     def count(self, ids: Iterable[str]) -> Counter[str]:
-        """IDs by card, of units or of percent."""
-        return Counter(self.card_of.get(text) or self.share_of[text] for text in ids)
+        """Count IDs by card, of units or of percent, in word order."""
+        counts = Counter(self.card_of.get(text) or self.share_of[text] for text in ids)
+        return Counter({uuid: counts[uuid] for uuid in self.cards if uuid in counts})
 
     def of_containers(self, sets: Iterable[frozenset[str]]) -> Units:
         """Units by card that the IDs of containers stand for, each ID once.
