@@ -10,6 +10,7 @@ SCHEDULER_NAME = "gpupack-scheduler"
 # What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
 GPU_PREFIX = f"{DOMAIN}/gpu-"
 RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
+PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
@@ -80,6 +80,12 @@ def container(
 ) -> dict[str, object]:
     amounts = {MEMORY: str(units), "cpu": cpu, "memory": memory}
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **more}
+
+
+def in_percent(percent: int, name: str = "main") -> dict[str, object]:
+    """A container that asks for a share of a card."""
+    amounts = {PERCENT_RESOURCE: str(percent)}
+    return {"name": name, "resources": {"limits": amounts, "requests": amounts}}
 
 
 def pod_object(

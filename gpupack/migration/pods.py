@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from allocator.names import (
+    PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
     POD_GPU_MODEL,
@@ -15,7 +16,6 @@ from allocator.request import MAX_CARDS
 from gpupack.migration.requests import Options, UntranslatableError, Wanted, asked, is_peer, wanted
 from gpupack.migration.yamltext import Scalar
 
-PERCENT_RESOURCE: Final = "gpupack.io/gpu-percent"
 PEER_SCHEDULERS: Final = frozenset({"", "default-scheduler", "hami-scheduler"})
 
 USE_TYPE: Final = "nvidia.com/use-gputype"

@@ -33,6 +33,7 @@ _ROW_ARRAYS: Final = (
     "gpu_used",
     "cards",
     "usable",
+    "percent",
     "exclusion",
 )
 _CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
@@ -61,6 +62,7 @@ class NodeArrays:
         used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
+        percent: bool[R], shares of the row's cards can be had.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
         quoted: the names as JSON texts, by row.
@@ -86,6 +88,7 @@ class NodeArrays:
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
             rows, Exclusion.VACANT, dtype=np.int8
         )
@@ -154,7 +157,7 @@ class NodeArrays:
     def exclude(self, row: int, reason: Exclusion) -> None:
         """Empty a row's cards and say why."""
         self.exclusion[row] = reason
-        self.usable[row] = False
+        self.usable[row] = self.percent[row] = False
         self.cards[row] = 0
         for array in (self.size, self.used, self.assumed, self.evictable):
             array[row] = 0
@@ -171,6 +174,7 @@ class NodeArrays:
         uuids: Sequence[str] = (),
         models: Sequence[str] = (),
         numa: Sequence[int] = (),
+        percent: bool = True,
     ) -> None:
         """Set what a node publishes of its cards.
 
@@ -182,6 +186,7 @@ class NodeArrays:
             uuids: By card, or empty where not known.
             models: By card, or empty where not known.
             numa: NUMA node by card, -1 not known, or empty.
+            percent: Shares of the cards can be had.
         """
         count = len(sizes)
         self._fit_cards(count)
@@ -189,6 +194,7 @@ class NodeArrays:
         before = self._published(row)
         self.exclusion[row] = Exclusion.NONE
         self.usable[row] = True
+        self.percent[row] = percent
         self.cards[row] = count
         for array, values in (
             (self.size, sizes),
@@ -252,6 +258,7 @@ class NodeArrays:
             int(self.exclusion[row]),
             int(self.cards[row]),
             int(self.inventory_version[row]),
+            bool(self.percent[row]),
             *(array[row].tobytes() for array in arrays),
         )
 

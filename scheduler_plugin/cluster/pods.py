@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError, RequestError
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
@@ -114,15 +114,13 @@ def read_request(pod: PodLite, resource: str) -> PodRequest | None:
 
 
 def asks(pod: PodLite, resource: str) -> bool:
-    """Tell whether any container names the resource at all; cheap."""
+    """Tell whether any container names the resource, or percent of cards, at all; cheap."""
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for container in containers or ():
             resources = container.resources
-            if resources and (
-                (resources.limits and resource in resources.limits)
-                or (resources.requests and resource in resources.requests)
-            ):
-                return True
+            for amounts in (resources.limits, resources.requests) if resources else ():
+                if amounts and (resource in amounts or PERCENT_RESOURCE in amounts):
+                    return True
     return False
 
 
@@ -328,14 +326,19 @@ def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, As
 
 Shape = Hashable
 
+Size = tuple[int, bool]
+"""What the kubelet asks for: units, or percent where the second is True."""
 
-def shapes(request: PodRequest) -> frozenset[tuple[int, Shape]]:
+
+def shapes(request: PodRequest) -> frozenset[tuple[Size, Shape]]:
     """Describe a pod's containers the way the kubelet asks for them: total units, and what tells them apart.
 
-    The kubelet tells the node only how many units a container wants. Two pods whose containers agree in
-    units and shape are interchangeable; same units in another shape are a guess that can go wrong.
+    The kubelet tells the node only how many units, or how many percent, a container wants. Two pods whose
+    containers agree in units and shape are interchangeable; same units in another shape are a guess that can
+    go wrong.
     """
+    shape: Shape = (request.cards, request.selector)
     if request.shared:
         whole = ("shared", tuple((container.kind, container.units) for container in request.containers))
-        return frozenset((container.units, (whole, request.selector)) for container in request.containers)
-    return frozenset((container.units, (request.cards, request.selector)) for container in request.containers)
+        shape = (whole, request.selector)
+    return frozenset(((container.units, request.percent), shape) for container in request.containers)

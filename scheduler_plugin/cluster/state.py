@@ -10,7 +10,7 @@ from allocator.records import Assignment
 from scheduler_plugin.cluster.books import Books
 from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.pods import PodRecord, Shape, read_pod
+from scheduler_plugin.cluster.pods import PodRecord, Shape, Size, read_pod
 from scheduler_plugin.cluster.published import read_published
 from scheduler_plugin.cluster.reservations import Reservations
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
@@ -153,6 +153,7 @@ class ClusterState:
                 uuids=published.uuids,
                 models=published.models,
                 numa=published.numa,
+                percent=published.percent,
             )
         elif self.nodes.exclusion[book.row] != published.exclusion:
             self.nodes.exclude(book.row, published.exclusion)
@@ -365,7 +366,7 @@ class ClusterState:
 
     # What follows.
 
-    def busy_nodes(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
+    def busy_nodes(self, wanted: frozenset[tuple[Size, Shape]]) -> set[str]:
         """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
         return self._books.shapes.busy(wanted)
 

@@ -17,8 +17,9 @@ from scheduler_plugin.cluster.rules import Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, Query, misfits, place_on
+from scheduler_plugin.placement.filtering import Misfit, misfits, place_on
 from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.reasons import reason
 
 
@@ -113,7 +114,7 @@ class Committer:
             misfit = Misfit.BUSY
             if not busy:
                 misfit = Misfit(int(misfits(nodes, query, np.array([row], dtype=np.intp))[0]))
-            why = reason(misfit, query.ask.demands, self.state.unit_mib)
+            why = reason(misfit, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 

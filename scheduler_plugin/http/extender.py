@@ -7,6 +7,7 @@ import numpy as np
 
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
+from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
 from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
@@ -27,8 +28,11 @@ from scheduler_plugin.http.protocol import (
 )
 from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import CodeArray, Misfit, Query, fitting, misfits
+from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
+from scheduler_plugin.placement.placing import lesson, score
+from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on, victims_on
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
 
@@ -120,7 +124,7 @@ class Extender:
         rows, at = self._known(candidates)
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
-        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranks_by_itself = _ranks_by_itself(pod)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
@@ -161,7 +165,7 @@ class Extender:
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
             positions = np.flatnonzero(self._fits(query, rows))
             fitting_rows = rows[positions]
-            scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+            scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
@@ -210,8 +214,15 @@ class Extender:
             del self._settled_uids[next(iter(self._settled_uids))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
-            ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
-            learner.settled(pod.uid, ask)
+            learner.settled(pod.uid, None if request is None else self._lesson(pod, request))
+
+    def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
+        """What a bound pod asked for, for policies that learn."""
+        nodes = self.state.nodes
+        ask = self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+        row = nodes.rows.get(pod.node)
+        rows = np.array([] if row is None else [row], dtype=np.intp)
+        return lesson(nodes, Query(request, ask, frozenset()), rows)
 
     def _pass_all(self, candidates: Candidates) -> Filtered:
         """Answer for a pod that asks for nothing of ours."""
@@ -300,13 +311,15 @@ class Extender:
             codes[at] = found
         if pod.metadata.uid not in self._settled_uids:
             for learner in self.policies.learners:
-                learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
+                learner.pending(
+                    pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
+                )
         kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
         groups = []
         counts = {}
         for code in np.unique(codes).tolist():
             misfit = Misfit(code)
-            text = reason(misfit, query.ask.demands, self.state.unit_mib)
+            text = reason(misfit, query.request.demands, self.state.unit_mib)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
                 for curable in (True, False)

@@ -15,8 +15,9 @@ from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.objects import Metadata
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Misfit, Query
-from scheduler_plugin.placement.reasons import demanded, memory, reason
+from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.query import Query, units_by_card
+from scheduler_plugin.placement.reasons import amount, demanded, memory, reason
 
 TELL_AGAIN_S: Final = 1800.0
 """A reason that lasts is told again after so long: Kubernetes keeps an Event for an hour, by default."""
@@ -60,7 +61,7 @@ class Refusal:
         """Say it with the numbers of this moment."""
         if self.query is None or self.rows is None:
             return self.problem
-        demands = self.query.ask.demands
+        demands = self.query.request.demands
         nodes = sum(self.counts.values())
         why = ", ".join(
             f"{count} {reason(misfit, demands, state.unit_mib)}"
@@ -101,10 +102,14 @@ def _free(state: ClusterState, query: Query, rows: RowArray) -> str:
         f"Largest free card: {largest} on node {nodes.names[int(rows[row])]}; "
         f"all cards together: {memory(int(free.sum()), state.unit_mib)}"
     )
-    most = max(query.ask.demands, key=lambda demand: (demand.cards, demand.units))
+    demands = query.request.demands
+    most, units = max(
+        zip(demands, units_by_card(nodes, query, rows), strict=True),
+        key=lambda pair: (pair[0].cards, pair[0].per_card),
+    )
     if most.cards > 1:
-        counts = np.count_nonzero(free >= most.units, axis=1)
-        text += f"; cards with {memory(most.units, state.unit_mib)} free on one node: {int(counts.max())}"
+        counts = np.count_nonzero((free >= units) & (nodes.size[rows] > 0), axis=1)
+        text += f"; cards with {amount(most, state.unit_mib)} free on one node: {int(counts.max())}"
     return f"{text}."
 
 

@@ -8,9 +8,10 @@ from allocator.policy import card_policy
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.pods import shapes
-from scheduler_plugin.placement.filtering import Query, Selectors
+from scheduler_plugin.placement.filtering import Selectors
 from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
+from scheduler_plugin.placement.query import Query
 
 
 class Policies:
@@ -79,7 +80,7 @@ class Policies:
         return Ask(
             cpu_milli=cpu_milli,
             memory_bytes=memory_bytes,
-            demands=tuple(CardDemand(d.units_per_card, d.cards) for d in request.demands),
+            demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
         )

@@ -16,7 +16,7 @@ from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import NodeRecord
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Query
+from scheduler_plugin.placement.query import Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _charges(book: NodeRecord, pod: PodRecord) -> dict[int, int]:
     for cards in (pod.allocated, pod.assigned):
         if cards is not None and pod.charged is not None:
             try:
-                units_of = charge(pod.charged, cards)
+                units_of = charge(pod.charged, cards, dict(zip(book.uuids, book.sizes, strict=False)))
             except RequestError:
                 continue
             return {book.uuids.index(uuid): units for uuid, units in units_of.items() if uuid in book.uuids}

@@ -15,8 +15,8 @@ from scheduler_plugin.cluster.budgets import Budgets, within
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.reservations import Reservation
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Query
 from scheduler_plugin.placement.preemption import Room, room_on
+from scheduler_plugin.placement.query import Query
 
 OVERDUE_S: Final = 60.0
 """A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
@@ -184,14 +184,14 @@ def _by_card(
     The largest priority that has to go is that of the last card needed, cards ordered by the largest
     priority that each needs. With that known, each card's victims are those with the smallest sum.
     """
-    if len(query.ask.demands) != 1:
+    if len(query.request.demands) != 1:
         return None
-    demand = query.ask.demands[0]
+    demand = query.request.demands[0]
     needs: dict[int, int] = {}
     for position, card in enumerate(room.after(leaving)):
-        size = room.open_units[position]
-        if size >= demand.units and query.request.selector.admits(card):
-            needs[position] = demand.units - size + card.used_units
+        size, units = room.open_units[position], demand.units_on(card.size_units)
+        if size >= units and query.request.selector.admits(card):
+            needs[position] = units - size + card.used_units
     of_card = {
         card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
         for card in needs

@@ -13,8 +13,9 @@ from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Query, fitting
-from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.filtering import fitting
+from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.labels import Taint
 from scheduler_plugin.queue.wants import Wants
@@ -114,7 +115,7 @@ class Room:
             intp[k], best first; the policy may hold a pod back from every row.
         """
         nodes, query = self.state.nodes, self.query(wants)
-        scores = self.policies.of(query.request).score(nodes, query.ask, rows)
+        scores = score(self.policies.of(query.request), nodes, query, rows)
         return rows[best(scores, nodes.name_rank[rows], limit)] if len(rows) else rows
 
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
@@ -188,16 +189,17 @@ class Room:
         admits = self.query(wants).ask.admits
         missing, cards, added = 0, [], dict.fromkeys(range(len(open_units)), 0)
         for demand in wants.request.demands:
+            needs = [demand.units_on(size) for size in open_units]
             able = sorted(
-                (max(0, occupied[card] + added[card] + demand.units_per_card - size), card)
+                (max(0, occupied[card] + added[card] + needs[card] - size), card)
                 for card, size in enumerate(open_units)
-                if size >= added[card] + demand.units_per_card and (admits is None or admits[row, card])
+                if size >= added[card] + needs[card] and (admits is None or admits[row, card])
             )[: demand.cards]
             if len(able) < demand.cards:
                 return None
             for short, card in able:
                 missing += short
-                added[card] += demand.units_per_card
+                added[card] += needs[card]
                 cards.append(card)
         return missing, tuple(sorted(set(cards)))
 

@@ -18,7 +18,7 @@ from scheduler_plugin.queue.pods import QueuePod, read_ticket
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import NODE_TOKEN, RESOURCE
+from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, build_for, path_of
 
@@ -144,6 +144,26 @@ def test_the_api_server_knows_the_resources_that_our_code_knows(cluster: Cluster
     resource = f"{RESOURCE_PREFIX}{name}"
     answer = told(cluster, w.pod("p", w.container(limits={resource: 2})))
     assert (answer == "") == (unit_of_resource(resource) is not None), answer
+
+
+@pytest.mark.parametrize(
+    ("percent", "gib", "cards", "words"),
+    [
+        (50, 0, "1", ""),
+        (200, 0, "2", ""),
+        (101, 0, "1", "gpupack.io/gpu-percent: 101: allowed is 100 for each card"),
+        (0, 0, "1", "gpupack.io/gpu-percent: 0, and would see every card"),
+        (50, 8, "1", "allowed is one of the two in a pod"),
+    ],
+)
+def test_shares_of_cards_are_known_and_bounded(
+    cluster: Cluster, percent: int, gib: int, cards: str, words: str
+) -> None:
+    others = [w.container("other", gib)] if gib else []
+    asking = w.container(limits={PERCENT: percent})
+    answer = told(cluster, w.pod("p", asking, *others, annotations={"gpupack.io/cards": cards}))
+    assert words in answer
+    assert bool(words) == bool(answer), answer
 
 
 GIB = f"asks for {RESOURCE}"

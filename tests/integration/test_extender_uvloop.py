@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from standins.apiserver.server import ApiServer
-from tests.extender_client import Client, extender, until
+from tests.extender_client import Client, two_nodes
 from tests.integration import test_extender_http as shown
 
 
@@ -18,10 +17,7 @@ from tests.integration import test_extender_http as shown
 )
 def test_a_client(tmp_path: Path, test: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
     async def with_a_client() -> None:
-        async with ApiServer() as api, extender(tmp_path, api) as client:
-            client.make_node("a", (16, 16), (8, 8))
-            client.make_node("b", (16, 16), (4, 0))
-            await until(client.ready)
+        async with two_nodes(tmp_path) as client:
             await test(client)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

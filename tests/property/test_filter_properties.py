@@ -87,7 +87,8 @@ selectors = st.sampled_from(
 @st.composite
 def requests(draw: st.DrawFn) -> PodRequest:
     count = draw(st.integers(1, 3))
-    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))
+    percent = draw(st.booleans())
+    sizes = draw(st.lists(st.integers(1, 100 if percent else 8), min_size=1, max_size=3))
     first: Kind = "init" if count == 1 and draw(st.booleans()) else "main"
     kinds: list[Kind] = [first, "main", "main"]
     return PodRequest(
@@ -95,6 +96,7 @@ def requests(draw: st.DrawFn) -> PodRequest:
         cards=count,
         selector=draw(selectors),
         card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation", *OTHERS])),
+        percent=percent,
     )
 
 

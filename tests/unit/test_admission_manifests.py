@@ -30,7 +30,9 @@ def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:
     assert f"from 1 to {MAX_UNITS}" in policy
     assert f"> {names.MAX_UNIT_MIB}" in policy
     # A resource of another kind must be made known to this policy.
-    assert {value for key, value in vars(names).items() if re.fullmatch("[A-Z].*_RESOURCE", key)} == set()
+    others = {value for key, value in vars(names).items() if re.fullmatch("[A-Z].*_RESOURCE", key)}
+    assert others == {names.PERCENT_RESOURCE}
+    assert f"name == '{names.PERCENT_RESOURCE}'" in policy
 
 
 def listed(name: str, key: str) -> list[str]:

@@ -89,12 +89,14 @@ def test_what_a_container_asks_for(limits, options, expected, cards):
     assert done.complete
     # gpupack itself reads the same: so much on each of so many cards.
     resource = resource_name(options.get("unit_mib", 1024))
-    if resource in expected:
-        request = parse_pod(
-            found["metadata"].get("annotations", {}), [], found["spec"]["containers"], resource
-        )
+    annotations = found["metadata"].get("annotations", {})
+    request = parse_pod(annotations, [], found["spec"]["containers"], resource)
+    if "schedulerName" not in found["spec"]:
+        assert request is None
+    else:
         assert request is not None
-        assert (request.cards, request.effective_units) == (int(cards or 1), expected[resource])
+        assert (request.cards, request.percent) == (int(cards or 1), PERCENT in expected)
+        assert request.effective_units == expected[PERCENT if request.percent else resource]
 
 
 @pytest.mark.parametrize(

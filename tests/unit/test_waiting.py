@@ -5,7 +5,7 @@ import pytest
 from scheduler_plugin.cluster.reservations import Reservation
 from scheduler_plugin.http.waiting import TELL_AGAIN_S, Refusal, Waiting
 from scheduler_plugin.placement.filtering import Misfit
-from tests.cluster_builders import container, pod, pod_object
+from tests.cluster_builders import container, in_percent, pod, pod_object
 from tests.extender_world import World
 
 
@@ -52,6 +52,15 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             "1 no gpupack words on the node, 1 no healthy cards large enough for 8 GiB + 7 GiB. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
             id="two containers",
+        ),
+        pytest.param(
+            pod_object("p", containers=[in_percent(200)], annotations={"gpupack.io/cards": "2"}),
+            "not_free",
+            "0/4 nodes can take 2 x 100 percent: 2 no 2 cards with 100 percent free each, "
+            "1 no gpupack words on the node, 1 no 2 healthy cards of which 100 percent is a unit. "
+            "Largest free card: 8 GiB on node a; all cards together: 22 GiB; "
+            "cards with 100 percent free on one node: 1.",
+            id="a share",
         ),
         pytest.param(
             pod_object("p", 2, annotations={"gpupack.io/gpu-model": "*H100*"}),

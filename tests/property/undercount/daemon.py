@@ -90,9 +90,10 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        if not self.away and not self.ledger.expects(size, must_include, self.now):
+        percent = any("::p" in text for text in available)
+        if not self.away and not self.ledger.expects(size, must_include, self.now, percent=percent):
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and self.ledger.displaces(size, must_include, self.now):
+        if not self.away and self.ledger.displaces(size, must_include, self.now, percent=percent):
             self._catch_up(relist=True)
         return self.ledger.preferred(available, must_include, size, self.now)
 

@@ -27,6 +27,7 @@ class Mutant:
         seed: a history that breaks without it; others are tried when this one does not.
         density: of that history.
         more: events that come more often in it.
+        percent: how many of its pods ask for percent of cards.
         also: the same rule at its second place, where extender and node both keep it.
     """
 
@@ -37,6 +38,7 @@ class Mutant:
     seed: int = 1000
     density: float = 1.0
     more: Mapping[str, float] = field(default_factory=dict)
+    percent: float = 0.0
     also: tuple[ModuleType, str, Any] | None = None
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
@@ -194,6 +196,11 @@ _CARDS = choice._cards
 def _policy_only(facts: Facts, slot: Any, offered: frozenset[str], size: int) -> tuple[str, ...]:
     del slot
     return _CARDS(facts, None, offered, size)
+
+
+def _one_share(facts: Facts, sets: Any) -> Units:
+    """The share of a pod is rounded down, not that of each container."""
+    return facts.by_card(frozenset().union(*sets))
 
 
 def _give_up_at_once(extender: ModelExtender, binding: Any) -> None:
@@ -375,5 +382,13 @@ MUTANTS = (
         "is_expected",
         _yes,
         seed=109,
+    ),
+    Mutant(
+        "node: each container's share is rounded down by itself",
+        Facts,
+        "of_containers",
+        _one_share,
+        seed=1002,
+        percent=0.5,
     ),
 )

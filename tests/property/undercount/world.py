@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from allocator.names import NODE_CORDON, POD_ASSIGNED, resource_name
+from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.node.objects import Condition, Container, PodObject, Resources
@@ -30,7 +30,10 @@ RESOURCE = resource_name(UNIT_MIB)
 
 @dataclass(frozen=True)
 class ModelPod:
-    """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main."""
+    """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main.
+
+    With `percent` they ask for percent of a card in place of units.
+    """
 
     uid: str
     name: str
@@ -42,6 +45,11 @@ class ModelPod:
     started: bool = False
     created: str = ""
     ours: bool = False
+    percent: bool = False
+
+    @property
+    def resource(self) -> str:
+        return PERCENT_RESOURCE if self.percent else RESOURCE
 
     @property
     def ended(self) -> bool:
@@ -52,7 +60,7 @@ class ModelPod:
         """What the extender decodes."""
 
         def container(name: str, units: int, kind: str) -> ContainerLite:
-            amount: dict[str, str | int] = {RESOURCE: str(units)}
+            amount: dict[str, str | int] = {self.resource: str(units)}
             return ContainerLite(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
@@ -81,7 +89,7 @@ class ModelPod:
             return {
                 "name": name,
                 "restartPolicy": "Always" if kind == "sidecar" else None,
-                "resources": {"limits": {RESOURCE: str(units)}},
+                "resources": {"limits": {self.resource: str(units)}},
             }
 
         request = parse_pod(
@@ -101,7 +109,7 @@ class ModelPod:
             return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=Resources(limits={RESOURCE: str(units)}),
+                resources=Resources(limits={self.resource: str(units)}),
             )
 
         return PodObject(
