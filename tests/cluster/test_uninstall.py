@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from allocator.names import PERCENT_RESOURCE
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
@@ -62,15 +63,21 @@ def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
     assert cluster.daemon.stop() == 0
 
     before = ours(cluster)
-    assert {"gpupack.io/packed-layout", "gpupack.io/holds", "gpupack.io/cards", RESOURCE} <= before
+    assert {
+        "gpupack.io/packed-layout",
+        "gpupack.io/holds",
+        "gpupack.io/cards",
+        RESOURCE,
+        PERCENT_RESOURCE,
+    } <= before
     status, said = uninstall("--dry-run")
     assert status == 0
     assert all(name in said for name in before)
     assert ours(cluster) == before
     status, said = uninstall()
     assert status == 0, said
-    # The kubelet remembers the plugin and its resource for five minutes, and nothing else of ours.
-    until(lambda: ours(cluster) == {RESOURCE}, "the kubelet writes its resource again")
+    # The kubelet remembers the plugin and its resources for five minutes, and nothing else of ours.
+    until(lambda: ours(cluster) == {RESOURCE, PERCENT_RESOURCE}, "the kubelet writes them again")
     assert "five minutes" in said
 
     cluster.daemon.start()
