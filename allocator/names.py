@@ -27,6 +27,9 @@ POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
 
+# Node label written by users: the DaemonSet's nodes.
+NODE_LABEL = f"{DOMAIN}/node"
+
 # Node annotations.
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"

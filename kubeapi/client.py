@@ -71,17 +71,20 @@ class KubeClient:
         )
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None, *, user_agent: str = "gpupack") -> Self:
+    async def connect(
+        cls, kubeconfig: str | None = None, *, user_agent: str = "gpupack", context: str | None = None
+    ) -> Self:
         """Read the configuration; the first request opens the connection.
 
         Args:
             kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
+            context: of the kubeconfig; None for its current one.
 
         Raises:
             ConfigError: no usable configuration.
         """
-        return cls(await Credentials.load(kubeconfig), user_agent)
+        return cls(await Credentials.load(kubeconfig, context=context), user_agent)
 
     @property
     def server(self) -> str:

@@ -34,13 +34,19 @@ def run(monkeypatch, capsys):
 
 def node(name, words=None, **annotations):
     resources = {key: canonical(value) for key, value in node_resources(words).items()} if words else {}
+    if words:
+        resources["gpupack.io/gpu-memory-gib"] = str(sum(words.sizes))
     return {
         "kind": "Node",
         "metadata": {
             "name": name,
             "annotations": {f"gpupack.io/{key}": value for key, value in annotations.items()},
         },
-        "status": {"capacity": resources, "allocatable": resources},
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
     }
 
 
@@ -57,39 +63,40 @@ CLUSTER = {
         node("odd", words([14], [1]), cards="soup"),
     ],
 }
+
+
+def card(used, size=14, uuid=None, model=None):
+    return {
+        "index": 0,
+        "uuid": uuid,
+        "model": model,
+        "size_units": size,
+        "used_units": used,
+        "in_use_units": used,
+        "held_units": None,
+        "healthy": True,
+        "cordoned": False,
+    }
+
+
+def record(name, *cards, error=None):
+    return {
+        "node": name,
+        "cards": list(cards),
+        "unit_mib": 1024,
+        "error": error,
+        "ready": True,
+        "unschedulable": False,
+        "daemon": True,
+        "takes_pods": True,
+        "revision": 1_763_000_000_000,
+    }
+
+
 RECORDS = [
-    {
-        "node": "gpu-0",
-        "cards": [
-            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 14, "healthy": True},
-            {"index": 1, "uuid": None, "model": None, "size_units": 14, "used_units": 0, "healthy": True},
-        ],
-        "unit_mib": 1024,
-        "error": None,
-    },
-    {
-        "node": "gpu-1",
-        "cards": [
-            {
-                "index": 0,
-                "uuid": "GPU-a",
-                "model": "NVIDIA L40S",
-                "size_units": 44,
-                "used_units": 8,
-                "healthy": True,
-            }
-        ],
-        "unit_mib": 1024,
-        "error": None,
-    },
-    {
-        "node": "odd",
-        "cards": [
-            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 1, "healthy": True}
-        ],
-        "unit_mib": 1024,
-        "error": 'annotation gpupack.io/cards is "soup": not JSON',
-    },
+    record("gpu-0", card(14), {**card(0), "index": 1}),
+    record("gpu-1", card(8, 44, "GPU-a", "NVIDIA L40S")),
+    record("odd", card(1), error='annotation gpupack.io/cards is "soup": not JSON'),
 ]
 
 
@@ -117,8 +124,9 @@ def test_a_pipe_says_the_same_as_the_file(run, file):
 def test_table(run, file):
     status, out, err = run("-f", file)
     assert (status, err) == (0, "")
-    head, *lines = out.splitlines()
-    assert head.split() == ["NODE", "UNIT", "USED", "CARDS"]
+    head, *lines, sums = out.splitlines()
+    assert head.split() == ["NODE", "STATUS", "UNIT", "USED", "CARDS"]
+    assert sums == "gpupack.io/gpu-memory-gib: 23/86 in use, whole cards free: 1, largest request: 36"
     assert [line.split()[0] for line in lines] == ["gpu-0", "gpu-1", "odd"]
     assert "14/28" in lines[0]
     assert "8/44" in lines[1]
@@ -129,11 +137,11 @@ def test_table(run, file):
 def test_wide(run, file):
     status, out, _ = run("-f", file, "-o", "wide")
     assert status == 0
-    assert [line.split()[:2] for line in out.splitlines()[1:]] == [
-        ["gpu-0", "0"],
-        ["gpu-0", "1"],
-        ["gpu-1", "0"],
-        ["odd", "0"],
+    assert [line.split()[:3] for line in out.splitlines()[1:-1]] == [
+        ["gpu-0", "Ready", "0"],
+        ["gpu-0", "Ready", "1"],
+        ["gpu-1", "Ready", "0"],
+        ["odd", "Ready", "0"],
     ]
     assert "GPU-a" in out
 
