@@ -227,7 +227,7 @@ def _check_named(source: str, config: Any, context: str | None) -> None:
     known = [entry["name"] for entry in config.value["contexts"]]
     if context not in known:
         names = ", ".join(map(repr, sorted(known))) or "none"
-        raise ConfigError(f"{source} has no context {context!r}: allowed are {names}")
+        raise ConfigError(f"context {context!r}: allowed are {names}, of {source}")
 
 
 def _check_context(source: str, loader: KubeConfigLoader) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -25,31 +24,47 @@ T = TypeVar("T", Node, PodLite)
 GAP_S: Final = 0.2
 """One change seldom comes alone, and nobody reads faster."""
 
+LOOK_S: Final = 1.0
+"""While what is shown may be old: a connection that is back need not bring news."""
+
 _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 """Clear the screen, and cut long lines at its edge instead of wrapping them."""
 _WRAP: Final = "\x1b[?7h"
 
 
 class View(Generic[T]):
-    """Keeps all objects of one kind; a sink of `kubeapi.reflect`.
+    """Keeps all objects of one kind, as a sink of `kubeapi.reflect`.
 
     Args:
+        client: API server.
+        path: of the collection.
+        kind: of the objects.
         changed: called after every change.
 
     Attributes:
         objects: by namespace and name; None before the first list.
-        error: what keeps it from being up to date, None while it is.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, client: KubeClient, path: str, kind: type[T], changed: Callable[[], None]) -> None:
+        self._reflector: Reflector[T] = Reflector(client, path, kind, self)
         self._changed = changed
+        self._error: KubeApiError | None = None
+        self._failed_after: float | None = None
         self.objects: dict[tuple[str, str], T] | None = None
-        self.error: KubeApiError | None = None
+
+    async def run(self) -> None:
+        """Keep it up to date until cancelled."""
+        await self._reflector.run()
+
+    @property
+    def error(self) -> KubeApiError | None:
+        """What keeps it from being up to date; None once a watch is open again, with news or without."""
+        return self._error if self._reflector.last_contact == self._failed_after else None
 
     def replace(self, items: Sequence[T], _resource_version: str) -> None:
         """Take a complete list."""
         self.objects = {_key(item): item for item in items}
-        self._connected()
+        self._changed()
 
     def event(self, kind: Kind, item: T, _resource_version: str) -> None:
         """Take one change."""
@@ -58,20 +73,14 @@ class View(Generic[T]):
             objects.pop(_key(item), None)
         else:
             objects[_key(item)] = item
-        self._connected()
+        self._changed()
 
     def bookmark(self, _resource_version: str) -> None:
         """Nothing has changed."""
-        if self.error is not None:
-            self._connected()
 
     def disconnected(self, error: KubeApiError) -> None:
         """What is shown may be old from now on."""
-        self.error = error
-        self._changed()
-
-    def _connected(self) -> None:
-        self.error = None
+        self._error, self._failed_after = error, self._reflector.last_contact
         self._changed()
 
 
@@ -106,18 +115,18 @@ async def watch(
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
     async with await KubeClient.connect(kubeconfig, context=context) as client:
-        nodes, pods = View[Node](changed.set), View[PodLite](changed.set)
-        work = [Reflector(client, NODES_PATH, Node, nodes).run()]
-        if look.pods:
-            work.append(Reflector(client, PODS_PATH, PodLite, pods).run())
-        tasks = [asyncio.create_task(each) for each in work]
-        screen = _Screen(nodes, pods if look.pods else None, names, look)
+        nodes = View(client, NODES_PATH, Node, changed.set)
+        pods = View(client, PODS_PATH, PodLite, changed.set) if look.pods else None
+        tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
+        screen = _Screen(nodes, pods, names, look)
         try:
             with _closed(changed.set) as closed:
                 while not closed():
                     changed.clear()
                     screen.draw()
-                    await changed.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S if screen.old else None):
+                            await changed.wait()
                     await asyncio.sleep(gap_s)
         except BrokenPipeError:
             _forget_stdout()
@@ -128,7 +137,11 @@ async def watch(
 
 
 class _Screen:
-    """Draws what is new."""
+    """Draws what is new.
+
+    Attributes:
+        old: what was drawn last may be out of date, and says so.
+    """
 
     def __init__(
         self, nodes: View[Node], pods: View[PodLite] | None, names: Sequence[str], look: Look
@@ -139,6 +152,7 @@ class _Screen:
         self._look = look
         self._terminal = sys.stdout.isatty()
         self._last: object = None
+        self.old = False
 
     def draw(self) -> None:
         """Write the state if it is complete and not what was written last.
@@ -156,10 +170,11 @@ class _Screen:
                 raise error
             return
         body, footer = lines(self._rows(), self._look)
+        self.old = error is not None
         if error is not None:
             footer.append(f"not up to date: {error}")
         # Where lines are cut depends on the terminal, so its size counts as news.
-        state = (body, footer, shutil.get_terminal_size() if self._terminal else None)
+        state = (body, footer, _height() if self._terminal else None)
         if state != self._last:
             self._write(body, footer)
             self._last = state
@@ -183,9 +198,17 @@ class _Screen:
         sys.stdout.flush()
 
 
+def _height() -> int:
+    """Lines of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except (OSError, ValueError):
+        return 24
+
+
 def _cut(body: list[str], footer: list[str]) -> list[str]:
     """Leave lines out of the middle so that the header and the sums stay in sight."""
-    room = shutil.get_terminal_size().lines - 1 - len(footer)
+    room = _height() - 1 - len(footer)
     if len(body) <= max(room, 2):
         return [*body, *footer]
     kept = max(room - 1, 1)
