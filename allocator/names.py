@@ -7,7 +7,9 @@ from allocator.errors import QuantityError
 DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
 
-RESOURCE_PREFIX = f"{DOMAIN}/gpu-memory-"
+# What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
+GPU_PREFIX = f"{DOMAIN}/gpu-"
+RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"
@@ -23,6 +25,15 @@ POD_CARD_POLICY = f"{DOMAIN}/card-policy"
 POD_GPU_MODEL = f"{DOMAIN}/gpu-model"
 POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
 
+POD_DATA = f"{DOMAIN}/data"
+POD_JOB = f"{DOMAIN}/job"
+POD_GANG = f"{DOMAIN}/gang"
+POD_GANG_SIZE = f"{DOMAIN}/gang-size"
+
+# A pod's label, and its scheduling gate, while it waits for its turn.
+QUEUE_NAME = f"{DOMAIN}/queue-name"
+QUEUE_GATE = f"{DOMAIN}/queue"
+
 # Pod annotations written by gpupack.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
@@ -34,6 +45,11 @@ NODE_LABEL = f"{DOMAIN}/node"
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
+NODE_DAEMON = f"{DOMAIN}/daemon"
+
+# What chooses where nobody said: one for the node daemon, the extender, the demo and the simulator.
+DEFAULT_NODE_POLICY = "fragmentation"
+DEFAULT_CARD_POLICY = "fragmentation"
 
 MIB_PER_GIB = 1024
 MAX_UNIT_MIB = (1 << 24) - 1

@@ -26,8 +26,9 @@ from allocator.selector import ANY_CARD, Selector
 Kind = Literal["init", "sidecar", "main"]
 
 MAX_CARDS: Final = 64
-MAX_UNITS: Final = (1 << 24) - 1
-"""Largest request of a container: 16 TiB in units of 1 MiB, and less than what `16Gi` stands for."""
+MAX_UNITS: Final = 1 << 17
+"""Largest request of a container. No node can offer as many: the kubelet takes a list of device IDs of 4 MiB,
+which ends below 100 000. Less than what `1Mi` stands for, so that no amount of bytes is taken for units."""
 
 _CARDS: Final = re.compile(r"[1-9][0-9]?")
 

@@ -379,7 +379,8 @@ async def handled(port: int) -> str:
             sample
             for family in text_string_to_metric_families(await answer.text())
             for sample in family.samples
-            if family.name == "gpupack_node_kubelet_call_seconds" and sample.labels["method"] == "Allocate"
+            if family.name == "gpupack_node_kubelet_request_duration_seconds"
+            and sample.labels["method"] == "Allocate"
         ]
     within = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
     return ", ".join(f"{100 * within[le] / within['+Inf']:.1f} % in {le} s" for le in HANDLED_S)

@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -18,24 +18,34 @@ from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
+from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
-from deviceplugin.kubelet.sockets import name_of_our_own
-from deviceplugin.metrics import CardState, Metrics
+from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
+from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
-from deviceplugin.node.publisher import Annotator, Publisher
+from deviceplugin.node.ownership import Ownership, this_daemon
+from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
+from deviceplugin.status import Status
 from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
 from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
+
+TURN_S: Final = 0.25
+"""How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
 
 
 def gpu_source(settings: Settings) -> GpuSource:
@@ -82,6 +92,7 @@ class Daemon:
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
+        self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
         self.http_port = 0
         self.account: Account | None = None
@@ -114,9 +125,11 @@ class Daemon:
         book = BookReader(settings.device_plugin_dir)
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
-        nodes = NodeView(account, settings.node_name)
-        metrics = Metrics(settings.unit_mib, self._card_states, self._counts())
+        metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
+        recorder = EventRecorder(client, "gpupack-node", settings.node_name)
+        notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
+        nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
@@ -127,11 +140,20 @@ class Daemon:
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=self._plugin.devices_changed,
+            notices=notices,
         )
 
         def inventory() -> tuple[CardRecord, ...]:
             return records(ledger.installed, gpus)
 
+        self._ownership = Ownership(
+            client,
+            account,
+            nodes,
+            this_daemon(settings.device_plugin_dir),
+            node_name=settings.node_name,
+            on_conflict=notices.other_daemon,
+        )
         self._publisher = Publisher(
             client,
             account,
@@ -143,18 +165,34 @@ class Daemon:
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,
+            owns=lambda: self._ownership.held,
         )
         self._annotator = Annotator(client, account, pods)
         self._registrar = Registrar(
             self._plugin,
             settings.device_plugin_dir,
-            name_of_our_own(settings.device_plugin_dir, settings.endpoint),
+            name_of_our_own(settings.endpoint),
             settings.resource,
             on_registered=self._on_registered,
             on_kubelet_restart=self._reconciler.kubelet_restarted,
         )
         self._pods, self._node_view = pods, nodes
-        http = HttpServer(metrics, self._not_ready, self._explain)
+        status = Status(
+            settings=settings,
+            account=account,
+            registrar=self._registrar,
+            cleaner=self._cleaner,
+            sampler=self._sampler,
+            nodes=nodes,
+            pods=pods,
+            ownership=self._ownership,
+            publisher=self._publisher,
+            annotator=self._annotator,
+            neighbours=Neighbours(account, nodes, notices),
+            recorder=recorder,
+        )
+        metrics.read_from(settings.unit_mib, status.card_states, status.node_state, status.counts())
+        http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
@@ -163,6 +201,12 @@ class Daemon:
         # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
         gc.collect()
         gc.freeze()
+        stack.push_async_callback(_cancelled, asyncio.create_task(recorder.run()))
+        stack.callback(self._lock.release)
+        await _until(stop, _nothing, self._wait_for_turn(status, notices))
+        if stop.is_set():
+            return
+        clear_left_over(settings.device_plugin_dir, settings.endpoint)
         await _until(
             stop,
             self._farewell,
@@ -171,10 +215,29 @@ class Daemon:
             self._register(),
             self._sampler.run(),
             self._sampler.follow_events(),
+            self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
         )
+
+    async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
+        """Wait until no other daemon serves our kubelet."""
+        while not self._lock.take():
+            if status.waiting is None:
+                holder = self._lock.holder()
+                process = "" if holder is None else f" (process {holder})"
+                status.waiting = (
+                    f"another gpupack node daemon{process} serves the kubelet of "
+                    f"{self._settings.device_plugin_dir}: this one waits until that one ends; "
+                    "one of the two is to be removed"
+                )
+                log.error("waiting", reason=status.waiting)
+                notices.other_daemon(status.waiting)
+            await asyncio.sleep(TURN_S)
+        if status.waiting is not None:
+            log.info("the other daemon has ended, going on")
+        status.waiting = None
 
     async def _register(self) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
@@ -208,63 +271,14 @@ class Daemon:
         if self.account is not None:
             self.account.changed()
 
-    def _not_ready(self) -> list[str]:
-        reasons = []
-        if not self._registrar.registered:
-            reasons.append("not registered with the kubelet")
-        if self.account is not None and self.account.book_problem is not None:
-            reasons.append(self.account.book_problem)
-        if self._cleaner.problem is not None:
-            reasons.append(self._cleaner.problem)
-        if self._node_view.missing:
-            reasons.append(f"no Node is named {self._settings.node_name}")
-        return reasons
 
-    def _explain(self) -> dict[str, Any]:
-        account = self.account
-        return {
-            "node": self._settings.node_name,
-            "resource": self._settings.resource,
-            "unit_mib": self._settings.unit_mib,
-            "not_ready": self._not_ready(),
-            "api_connected": self._pods.connected,
-            "seen": self._pods.seen,
-            "revision": self._publisher.revision,
-            "ledger": account.ledger.explain() if account is not None else None,
-        }
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
-    def _counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
-        return {
-            "patches": ("Patches of the Node's words.", lambda: self._publisher.patches),
-            "patch_errors": ("Failed patches of the Node's words.", lambda: self._publisher.errors),
-            "annotation_errors": ("Failed writes of allocations.", lambda: self._annotator.errors),
-            "clean_errors": (
-                "Failed requests to PodResources to clean its book.",
-                lambda: self._cleaner.errors,
-            ),
-            "sample_errors": ("Failed measurements of all cards.", lambda: self._sampler.errors),
-            "registrations": ("Registrations with the kubelet.", lambda: self._registrar.registrations),
-        }
 
-    def _card_states(self) -> Iterator[CardState]:
-        if self.account is None:
-            return
-        ledger = self.account.ledger
-        reserved = ledger.reserved()
-        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
-            use = self._sampler.uses.get(card.uuid)
-            yield CardState(
-                uuid=card.uuid,
-                model=card.model,
-                size=card.size_units,
-                used=used,
-                promised=card.used_units,
-                reserved=reserved.get(card.uuid, 0),
-                beyond=use.extra_units(self._settings.unit_mib) if use is not None else 0,
-                measured_mib=use.measured_mib if use is not None else None,
-                healthy=card.healthy,
-                cordoned=card.cordoned,
-            )
+async def _nothing() -> None:
+    """Take no leave."""
 
 
 async def _until(

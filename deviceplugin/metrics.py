@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kubeapi.metrics import process_registry
+
 MIB_BYTES = 1 << 20
+
+Counts = Mapping[str, tuple[str, Callable[[], int]]]
+"""Counters that others keep, by metric name (without `_total`) with their help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,61 +44,95 @@ class CardState:
     cordoned: bool
 
 
-class Metrics:
-    """The daemon's metrics.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """The node at the moment of asking.
 
-    Args:
-        unit_mib: MiB a unit.
-        cards: the cards as they are.
-        counts: counters that others keep, by metric name (without `_total`) with their help.
+    Attributes:
+        registered: the kubelet listens to our list of devices.
+        ready: /readyz answers 200.
+        other_daemon: another gpupack node daemon is, or wants to be, at this node.
+        foreign_gpus: what another device plugin offers, by resource.
+        unknown_cordoned: UUIDs of the Node's cordon that are no card of this node.
+        xids: XID errors so far, by UUID and code.
     """
 
-    def __init__(
+    registered: bool
+    ready: bool
+    other_daemon: bool
+    foreign_gpus: Mapping[str, int]
+    unknown_cordoned: int
+    xids: Mapping[tuple[str, int], int]
+
+
+class Metrics:
+    """The daemon's metrics; what others know is read when somebody asks."""
+
+    def __init__(self) -> None:
+        self._registry = process_registry("gpupack", "gpupack")
+        self._requests = Counter(
+            "gpupack_node_kubelet_requests",
+            "Requests of the kubelet by method and gRPC status.",
+            ["method", "code"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "gpupack_node_kubelet_request_duration_seconds",
+            "Duration of the kubelet's requests.",
+            ["method"],
+            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10),
+            registry=self._registry,
+        )
+
+    def read_from(
         self,
         unit_mib: int,
         cards: Callable[[], Iterable[CardState]],
-        counts: Mapping[str, tuple[str, Callable[[], int]]],
+        node: Callable[[], NodeState],
+        counts: Counts,
     ) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(_Cards(unit_mib, cards, counts))
-        self._calls = Counter(
-            "gpupack_node_kubelet_calls",
-            "Calls of the kubelet by method and gRPC status.",
-            ["method", "code"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "gpupack_node_kubelet_call_seconds",
-            "Duration of the kubelet's calls.",
-            ["method"],
-            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10),
-            registry=self.registry,
-        )
+        """Set where to read from.
+
+        Args:
+            unit_mib: MiB a unit.
+            cards: the cards as they are.
+            node: the node as it is.
+            counts: counters that others keep.
+        """
+        self._registry.register(_State(unit_mib, cards, node, counts))
 
     def call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
-        self._calls.labels(method, code).inc()
+        self._requests.labels(method, code).inc()
         self._seconds.labels(method).observe(seconds)
 
     def text(self) -> bytes:
         """Write everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
 
-class _Cards(Collector):
+class _State(Collector):
     def __init__(
         self,
         unit_mib: int,
         cards: Callable[[], Iterable[CardState]],
-        counts: Mapping[str, tuple[str, Callable[[], int]]],
+        node: Callable[[], NodeState],
+        counts: Counts,
     ) -> None:
         self._unit_bytes = unit_mib * MIB_BYTES
         self._cards = cards
+        self._node = node
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Read the cards and the counters."""
+        """Read the cards, the node and the counters."""
         cards = list(self._cards())
+        yield from self._collect_cards(cards)
+        yield from self._collect_node({card.uuid: card.model for card in cards})
+        for name, (help_text, count) in self._counts.items():
+            yield CounterMetricFamily(f"gpupack_node_{name}", help_text, value=count())
+
+    def _collect_cards(self, cards: Iterable[CardState]) -> Iterator[Metric]:
         for name, help_text, value in (
             ("size_bytes", "Memory that pods can get.", lambda c: c.size * self._unit_bytes),
             ("used_bytes", "Memory published as used.", lambda c: c.used * self._unit_bytes),
@@ -118,5 +157,32 @@ class _Cards(Collector):
             if card.measured_mib is not None:
                 measured.add_metric([card.uuid, card.model], card.measured_mib * MIB_BYTES)
         yield measured
-        for name, (help_text, count) in self._counts.items():
-            yield CounterMetricFamily(f"gpupack_node_{name}", help_text, value=count())
+
+    def _collect_node(self, models: Mapping[str, str]) -> Iterator[Metric]:
+        node = self._node()
+        for name, help_text, value in (
+            ("registered", "1 while the kubelet listens to our list of devices.", node.registered),
+            ("ready", "1 while /readyz answers 200.", node.ready),
+            ("other_daemon", "1 where another gpupack node daemon is at this node.", node.other_daemon),
+        ):
+            yield GaugeMetricFamily(f"gpupack_node_{name}", help_text, value=int(value))
+        yield GaugeMetricFamily(
+            "gpupack_node_unknown_cordoned_cards",
+            "UUIDs of the cordon that are no card of this node.",
+            value=node.unknown_cordoned,
+        )
+        foreign = GaugeMetricFamily(
+            "gpupack_node_foreign_gpus",
+            "GPUs that another device plugin offers on this node; it may give out the same cards.",
+            labels=["resource"],
+        )
+        # A resource that is offered no more is not told any more: an alert on `> 0` ends.
+        for resource, count in node.foreign_gpus.items():
+            foreign.add_metric([resource], count)
+        yield foreign
+        xids = CounterMetricFamily(
+            "gpupack_card_xid_errors", "XID errors by code.", labels=["uuid", "model", "code"]
+        )
+        for (uuid, code), count in sorted(node.xids.items()):
+            xids.add_metric([uuid, models.get(uuid, ""), str(code)], count)
+        yield xids

@@ -9,6 +9,7 @@ from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.demo import demo
 from gpupack.commands.node import node
+from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
@@ -48,5 +49,5 @@ def cli() -> None:
     """
 
 
-for command in (demo, node, scheduler, simulate, top):
+for command in (demo, node, queue, scheduler, simulate, top):
     cli.add_command(command)

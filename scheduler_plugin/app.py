@@ -18,6 +18,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.commit.preemption import Preemption
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.listening import listeners
@@ -70,15 +71,23 @@ async def run(
         watcher.restored.connect(binder.begin_anew)
         events = EventRecorder(client, SCHEDULER_NAME, clock=clock)
         reporter = Reporter(state, clock, events, elector)
+        extender = Extender(state, policies, settings.shortlist)
+        metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
+        preemption = None
+        if settings.preemption:
+            preemption = Preemption(state, policies, client, clock, events, watcher, elector)
+            extender.left.connect(preemption.preemptor.leave)
+            metrics.follow(preemption.preemptor)
         service = Service(
-            extender=Extender(state, policies, settings.shortlist),
+            extender=extender,
             binder=binder,
             watcher=watcher,
-            metrics=Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector)),
+            metrics=metrics,
             clock=clock,
             patience=Patience(news, clock),
             reporter=reporter,
             leadership=elector,
+            preemptor=preemption.preemptor if preemption is not None else None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -90,7 +99,7 @@ async def run(
             async with observable(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
-                await _work(stop, watcher, binder, elector, events, tls)
+                await _work(stop, watcher, binder, elector, events, tls, preemption)
         finally:
             await runner.cleanup()
             await binder.close()
@@ -133,6 +142,7 @@ async def _work(
     elector: LeaseElector | None,
     events: EventRecorder,
     tls: ServerTls | None,
+    preemption: Preemption | None,
 ) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
@@ -144,6 +154,8 @@ async def _work(
             tasks.append(group.create_task(binder.open()))
         if tls is not None:
             tasks.append(group.create_task(tls.follow()))
+        if preemption is not None:
+            tasks.append(group.create_task(preemption.run()))
         await stop.wait()
         binder.end()
         for task in tasks:

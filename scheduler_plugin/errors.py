@@ -5,9 +5,12 @@ SchedulerError
 ├── PolicyError      an unknown node policy, or parameters it cannot take
 ├── SettingsError    a configuration that cannot work, all its faults at once
 ├── TraceError       a trace for the simulator that cannot be used at all
+├── QueueConfigError a configuration of the queue that cannot be used, all its faults at once
 ├── StateError       an event that contradicts the cluster state's own rules
 └── CommitError      a bind that cannot be done; the message goes back to kube-scheduler
 """
+
+from collections.abc import Sequence
 
 
 class SchedulerError(Exception):
@@ -36,6 +39,18 @@ class SettingsError(SchedulerError):
 
 class TraceError(SchedulerError):
     """A trace for the simulator that cannot be used at all; the message names file, line and value."""
+
+
+class QueueConfigError(SchedulerError):
+    """A configuration of the queue that cannot be used.
+
+    Attributes:
+        faults: Each with its path.
+    """
+
+    def __init__(self, name: str, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(f"{name}: {fault}" for fault in faults))
+        self.faults = tuple(faults)
 
 
 class StateError(SchedulerError):

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
+from allocator.names import (
+    DEFAULT_CARD_POLICY,
+    DEFAULT_NODE_POLICY,
+    MIB_PER_GIB,
+    SCHEDULER_NAME,
+    resource_name,
+)
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
@@ -43,6 +49,7 @@ class Settings:
         identity: Of this process in the election.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
+        preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
         log_level: One of debug, info, warning, error.
         log_format: text or json.
     """
@@ -50,9 +57,9 @@ class Settings:
     kubeconfig: str | None = None
     http: str = "127.0.0.1:8910"
     metrics_http: str | None = None
-    node_policy: str = "least-requested"
+    node_policy: str = DEFAULT_NODE_POLICY
     node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
-    card_policy: str = "least-used"
+    card_policy: str = DEFAULT_CARD_POLICY
     shortlist: int = 16
     unit_mib: int = MIB_PER_GIB
     tls_cert: str | None = None
@@ -65,6 +72,7 @@ class Settings:
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
+    preemption: bool = True
     log_level: str = "info"
     log_format: str = "text"
 

@@ -98,6 +98,8 @@ def pod_object(
     memory: str = "1Gi",
     spec: Mapping[str, object] | None = None,
     status: Mapping[str, object] | None = None,
+    labels: Mapping[str, str] | None = None,
+    deleted: str | None = None,
 ) -> dict[str, object]:
     """One Pod with a single container of `units`, unless `containers` are given."""
     return {
@@ -107,6 +109,8 @@ def pod_object(
             "uid": uid or f"uid-{name}",
             "resourceVersion": str(version),
             "annotations": dict(annotations or {}),
+            "labels": dict(labels or {}),
+            **({"deletionTimestamp": deleted} if deleted else {}),
         },
         "spec": {
             **({"nodeName": node} if node else {}),

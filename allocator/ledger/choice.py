@@ -20,7 +20,7 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     in_book = {slot.uid for slot in facts.book}
     queue = [
         bound
-        for bound in facts.queue()
+        for bound in facts.pods.values()
         if bound.live
         or (bound.pod.key in in_book and not bound.pod.terminal)
         or release.waits_its_turn(facts, bound.pod.key, now_s)
@@ -31,7 +31,7 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
-    fresh = [b for b in waiting if b.pod.key not in in_book and not facts.was_served(b.pod.key)]
+    fresh = [bound for bound in waiting if bound.pod.key not in in_book]
     # The words keep the place of one that is gone besides: if it was asking, the living one goes there.
     fresh.sort(key=lambda bound: not bound.live)
     for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):
@@ -55,7 +55,8 @@ def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) ->
     slot = asking(facts, size, fixed, now_s)
     if slot is None or slot.uid in facts.lived or not facts.pods[slot.uid].live:
         return False
-    return not facts.was_served(slot.uid) or any(entry.uid == slot.uid for entry in facts.book)
+    had = facts.pods[slot.uid].admitted or slot.uid in facts.held
+    return not had or any(entry.uid == slot.uid for entry in facts.book)
 
 
 def is_behind(facts: Facts) -> bool:
@@ -184,9 +185,9 @@ def _fallback(
         or _first_fit(facts, careful + bold, request, alone)
     )
     if chosen is None:
-        raise LedgerError(
-            f"no {demand.cards} card(s) with {each} free units each: the kubelet offers {shown(free)}"
-        )
+        room = [free.get(uuid, 0) for uuid in facts.cards]
+        none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
+        raise LedgerError(f"{none} {each} free units, by card they have {shown(room)}")
     return chosen
 
 

@@ -50,7 +50,6 @@ class Pod:
         name: of the pod.
         request: what it asks for.
         version: resourceVersion of this state; an older state than the one known is ignored.
-        created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
         allocation: the `allocation` annotation, None unless it carries this pod's UID.
@@ -64,7 +63,6 @@ class Pod:
     name: str
     request: PodRequest
     version: int = 0
-    created: str = ""
     runtime_uid: str = ""
     assigned: Assignment | None = None
     allocation: Assignment | None = None
@@ -103,14 +101,12 @@ class BoundPod:
     Attributes:
         pod: its newest state.
         seen: when it was first seen bound.
-        turn: sorts pods in the order in which the kubelet hears of them.
         gone: when it was seen terminal or deleted, None while it lives.
         admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
     """
 
     pod: Pod
     seen: Mark
-    turn: tuple[int, int, str, str]
     gone: Mark | None = None
     admitted: bool = False
 
@@ -168,7 +164,7 @@ class Facts:
         policy: the cluster's card policy.
         card_of: UUID of the card by device ID.
         pressure: units by card used beyond what is promised.
-        pods: by the UID that the kubelet uses.
+        pods: by the UID that the kubelet uses, in the order in which they were seen bound.
         held: what the book showed, by the same UID.
         book: what the book says now.
         grants: Allocates that the book does not show yet, oldest first.
@@ -179,7 +175,6 @@ class Facts:
         lived: UIDs of which a container was seen running.
         unlisted: when the book was first read without an entry of a UID that it had.
         deaths: when a look at the cgroups that found nothing of the pod began, by UID.
-        restarted: the number of events before the kubelet started last.
     """
 
     cards: dict[str, Card]
@@ -196,7 +191,6 @@ class Facts:
     unlisted: dict[str, Mark] = field(default_factory=dict)
     lived: set[str] = field(default_factory=set)
     deaths: dict[str, Mark] = field(default_factory=dict)
-    restarted: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -216,19 +210,10 @@ class Facts:
         counts = Counter(map(self.card_of.__getitem__, ids))
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
-    def queue(self) -> list[BoundPod]:
-        """All bound pods in the order in which the kubelet hears of them."""
-        return sorted(self.pods.values(), key=lambda bound: bound.turn)
-
     def ids_of(self, uid: str, containers: Iterable[str]) -> frozenset[str]:
         """IDs that these containers of a pod have, each once."""
         held = self.held.get(uid)
         return frozenset().union(*(held.ids.get(name, ()) for name in containers)) if held else frozenset()
-
-    def was_served(self, uid: str) -> bool:
-        """Whether the book showed the pod since the kubelet started: it does not ask for it again."""
-        held = self.held.get(uid)
-        return held is not None and held.since.order > self.restarted
 
     def missing(self, bound: BoundPod) -> list[ContainerRequest]:
         """Containers of the pod that the book never showed, in the kubelet's order."""

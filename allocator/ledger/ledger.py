@@ -13,6 +13,7 @@ from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, choice, explain, places, release
 from allocator.ledger.facts import BookEntry, BoundPod, Facts, Grant, Held, Mark, Pod, Slot, Units
+from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
 
 _ANSWERS: Final = 8
@@ -27,7 +28,7 @@ class Ledger:
         policy: the cluster's card policy.
     """
 
-    def __init__(self, cards: Sequence[Card], *, policy: str = "least-used") -> None:
+    def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
         self._book_read = False
@@ -131,6 +132,11 @@ class Ledger:
         """
         return choice.is_displaced(self._facts, size, frozenset(must_include), now_s)
 
+    def expects_assigned(self, size: int, must_include: Collection[str], now_s: float) -> bool:
+        """Tell whether the pod that the kubelet seems to ask for was bound with cards chosen for it."""
+        slot = choice.asking(self._facts, size, frozenset(must_include), now_s)
+        return slot is not None and self._facts.pods[slot.uid].pod.assigned is not None
+
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
     ) -> tuple[str, ...]:
@@ -178,13 +184,6 @@ class Ledger:
         facts.grants.append(grant)
         return grant
 
-    def kubelet_restarted(self) -> None:
-        """The kubelet takes up all pods that it finds in one batch, the oldest first."""
-        self._order += 1
-        self._facts.restarted = self._order
-        for bound in self._facts.pods.values():
-            bound.turn = (0, 0, bound.pod.created, bound.pod.uid)
-
     def wants_write(self, now_s: float) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
         return release.stale(self._facts, now_s)
@@ -202,11 +201,10 @@ class Ledger:
         lower versions than those known: then etcd was restored from an older copy.
         """
         facts, at = self._facts, self.mark(mark.at_s)
-        first = facts.view is None
         present = set()
         for pod in pods:
             present.add(pod.uid)
-            self._update(pod, at, first=first, listed=True)
+            self._update(pod, at, listed=True)
         for bound in facts.pods.values():
             if bound.pod.uid not in present and bound.seen.order <= mark.order:
                 bound.gone = bound.gone or at
@@ -220,7 +218,7 @@ class Ledger:
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed; states older than the known one are ignored."""
-        self._update(pod, self.mark(now_s), first=False, listed=False)
+        self._update(pod, self.mark(now_s), listed=False)
         self.settle(now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
@@ -230,7 +228,7 @@ class Ledger:
             bound.gone = self.mark(now_s)
         self.settle(now_s)
 
-    def _update(self, pod: Pod, at: Mark, *, first: bool, listed: bool) -> None:
+    def _update(self, pod: Pod, at: Mark, *, listed: bool) -> None:
         facts, key = self._facts, pod.key
         bound = facts.pods.get(key)
         late = bound is not None and pod.version < bound.pod.version and not listed
@@ -240,9 +238,7 @@ class Ledger:
             return  # its charge has ended
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
-            # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
-            turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
-            bound = facts.pods[key] = BoundPod(pod, at, turn)
+            bound = facts.pods[key] = BoundPod(pod, at)
         bound.pod = pod
         if pod.uid in facts.remembered and key != pod.uid:
             facts.remembered[key] = facts.remembered.pop(pod.uid)

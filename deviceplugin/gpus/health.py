@@ -49,6 +49,11 @@ def describe_xid(code: int) -> str:
     return f"XID {code}: {meaning}" if meaning else f"XID {code}"
 
 
+def xid_event(uuid: str, code: int, ignored: frozenset[int]) -> HealthEvent:
+    """Make the news of an XID error: the card is unhealthy, unless the code is ignored."""
+    return HealthEvent(uuid, healthy=None if code in ignored else False, reason=describe_xid(code), xid=code)
+
+
 def parse_xids(text: str) -> frozenset[int]:
     """Read a comma list of XID codes; the empty text means none.
 
@@ -92,9 +97,9 @@ class HealthTracker:
             Whether the card's state (health or reason) changed.
         """
         before = self.state(event.uuid)
-        if not event.healthy:
+        if event.healthy is False:
             self._troubles[event.uuid] = (event.reason, now_s)
-        elif event.uuid in self._troubles:
+        elif event.healthy and event.uuid in self._troubles:
             self._troubles[event.uuid] = (self._troubles[event.uuid][0], _NEVER)
         return self.state(event.uuid) != before
 

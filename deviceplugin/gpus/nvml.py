@@ -16,7 +16,7 @@ import pynvml
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, describe_xid
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -280,8 +280,6 @@ class NvmlGpus:
 
     def _report(self, code: int, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""
-        if code in self._ignored_xids:
-            return
         parent_uuid = _quietly(lambda: pynvml.nvmlDeviceGetUUID(event.device))
         with self._lock:
             devices = list(self._devices)
@@ -295,7 +293,7 @@ class NvmlGpus:
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
-            self._events.put(HealthEvent(device.card.uuid, healthy=False, reason=describe_xid(code)))
+            self._events.put(xid_event(device.card.uuid, code, self._ignored_xids))
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

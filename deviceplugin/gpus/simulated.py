@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, describe_xid
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 
@@ -129,8 +129,8 @@ class SimulatedGpus:
         if failure.xid is None:
             if failure.mode not in LOST_MODES:
                 self._events.put(HealthEvent(uuid, healthy=False, reason="uncorrectable ECC errors"))
-        elif failure.xid not in self._ignored_xids:
-            self._events.put(HealthEvent(uuid, healthy=False, reason=describe_xid(failure.xid)))
+        else:
+            self._events.put(xid_event(uuid, failure.xid, self._ignored_xids))
 
     def _unknown(self, uuid: str) -> GpuError:
         known = ", ".join(card.uuid for card in self._cards)

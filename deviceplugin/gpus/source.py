@@ -69,11 +69,20 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class HealthEvent:
-    """News of a card: `healthy` False with the reason, or True when its source knows that it is mended."""
+    """News of a card.
+
+    Attributes:
+        uuid: the card.
+        healthy: False with the reason, True when its source knows that it is mended, None for an XID that
+            says nothing of the card (the application's fault).
+        reason: for people.
+        xid: code of the XID error that this is, None where it is none.
+    """
 
     uuid: str
-    healthy: bool
+    healthy: bool | None
     reason: str
+    xid: int | None = None
 
 
 def sysfs_bus_id(text: str) -> str:

@@ -60,22 +60,31 @@ def clear_socket_path(path: Path) -> None:
         raise RegistrationError(f"{path} cannot be replaced: {error.strerror}") from error
 
 
-def name_of_our_own(folder: Path, endpoint: str) -> str:
-    """Name a socket as no process before us did, and remove those that they left.
+def name_of_our_own(endpoint: str) -> str:
+    """Name a socket as no process before us did.
 
     A kubelet of 1.37 that is asked to register a socket while it still knows a plugin there, as one that was
     frozen may be, loses sight of both: in the end it offers devices that nobody serves, and refuses that
     socket until it is restarted.
 
     Args:
-        folder: where the sockets are; need not exist.
         endpoint: the name that ours is made of.
+    """
+    name = Path(endpoint)
+    return f"{name.stem}-{secrets.token_hex(3)}{name.suffix}"
+
+
+def clear_left_over(folder: Path, endpoint: str) -> None:
+    """Remove the sockets that processes before us left; whoever calls this is the only one that serves.
+
+    Args:
+        folder: where the sockets are; need not exist.
+        endpoint: the name that theirs are made of.
     """
     name = Path(endpoint)
     for path in (folder / endpoint, *folder.glob(f"{name.stem}-*{name.suffix}")):
         with suppress(RegistrationError):
             clear_socket_path(path)
-    return f"{name.stem}-{secrets.token_hex(3)}{name.suffix}"
 
 
 class FolderWatch:

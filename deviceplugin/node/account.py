@@ -13,7 +13,7 @@ import structlog
 from allocator.errors import LedgerError
 from allocator.ids import device_id
 from allocator.ledger import BookEntry, Grant, Ledger
-from allocator.names import unit_of_resource
+from allocator.names import SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.node.grant import ContainerGrant
 
@@ -22,6 +22,16 @@ VIEW_WAIT_S: Final = 1.0
 
 ROOM_WAIT_S: Final = 5.0
 """The same for a container that no single card can take: it may have asked for several, only the API says."""
+
+AGAIN: Final = "delete this pod, what made it makes another"
+NOT_OURS: Final = (
+    f"was this pod bound by gpupack's scheduler? If not, set spec.schedulerName: {SCHEDULER_NAME} in its "
+    "template, and delete this pod"
+)
+TAKEN: Final = (
+    "the card that the scheduler chose has been taken since, perhaps by a pod that was bound without "
+    f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
+)
 
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
@@ -63,6 +73,10 @@ class Account:
     Attributes:
         book_problem: why the book cannot be read, None while it can.
         want_list: asks for a complete list of this node's pods that begins now.
+        living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
+            node; None while it has not been heard.
+        other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
+            ended.
     """
 
     def __init__(
@@ -80,6 +94,9 @@ class Account:
         self.ledger = ledger
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
+        self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.other_units: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._book = book
         self._last: object = self
         self._resource = resource
@@ -120,9 +137,6 @@ class Account:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
 
         A book that cannot be read is not an empty one: what it said before stays.
-
-        Raises:
-            UnitInUseError: containers hold IDs of another unit's resource.
         """
         try:
             contents = self._book.read()
@@ -139,17 +153,38 @@ class Account:
             self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
-        for entry in entries:
-            if entry.resource != self._resource and unit_of_resource(entry.resource) is not None:
-                raise UnitInUseError(
-                    f"pod {entry.uid} holds {entry.resource}, this daemon offers {self._resource}: "
-                    "a unit is changed on a drained node only, drain this one while that unit's daemon runs"
-                )
+        others = {entry.uid: entry.resource for entry in entries if self._is_of_another_unit(entry.resource)}
+        self._ended &= others.keys()
+        self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
         self._last = contents
         before = self.state()
         self.ledger.read_book([e for e in entries if e.resource == self._resource], self.now_s())
         if self.state() != before:
             self.changed()
+
+    def check_other_units(self, asked: Collection[str], running: Collection[str]) -> None:
+        """Judge the pods in the book that hold another unit: those that ended hold nothing.
+
+        Args:
+            asked: their UIDs, from `other_units`.
+            running: those of them that have a container left.
+
+        Raises:
+            UnitInUseError: one of them has not ended.
+        """
+        living = self.living()
+        for uid in sorted(asked):
+            if uid in running or uid in (living or ()):
+                raise UnitInUseError(
+                    f"pod {uid} holds {self.other_units.get(uid)}, this daemon offers {self._resource}: "
+                    "a unit is changed on a drained node only, drain this one"
+                )
+        if living is not None:
+            self._ended.update(asked)
+            self.other_units = {uid: name for uid, name in self.other_units.items() if uid not in self._ended}
+
+    def _is_of_another_unit(self, resource: str) -> bool:
+        return resource != self._resource and unit_of_resource(resource) is not None
 
     def _settle(self) -> None:
         granted = len(self.ledger.facts.grants)
@@ -202,11 +237,16 @@ class Account:
             if known or not await self._until(
                 lambda: ledger.expects(size, must_include, now_s()), self._room_wait_s
             ):
-                raise RefusedError("no-room", str(error)) from error
+                raise self._no_room(error, size, must_include) from error
         try:
             return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
-            raise RefusedError("no-room", str(error)) from error
+            raise self._no_room(error, size, must_include) from error
+
+    def _no_room(self, error: LedgerError, size: int, must_include: Sequence[str]) -> RefusedError:
+        """Add the likely cause and the way out: this is all that the pod's status will say."""
+        assigned = self.ledger.expects_assigned(size, must_include, self.now_s())
+        return RefusedError("no-room", f"{error}; {TAKEN if assigned else NOT_OURS}")
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Record what the kubelet hands out and describe it to the container.
@@ -218,7 +258,7 @@ class Account:
         try:
             grant = self.ledger.allocate(ids, self.now_s())
         except LedgerError as error:
-            raise RefusedError("spans-cards", str(error)) from error
+            raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
         log.info("allocated", cards=dict(grant.shares))
         self.changed()
         return self._describe(grant)

@@ -45,7 +45,6 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     namespace: str = ""
     resource_version: str = "0"
-    creation_timestamp: str = ""
     annotations: dict[str, str] | None = None
 
 
@@ -93,6 +92,11 @@ class PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     start_time: str | None = None
     conditions: list[Condition] | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the pod has ended."""
+        return self.phase in _TERMINAL
 
     @property
     def admitted(self) -> bool:
@@ -144,13 +148,12 @@ class PodObject(msgspec.Struct):
             name=self.metadata.name,
             request=request,
             version=version_of(self.metadata.resource_version),
-            created=self.metadata.creation_timestamp,
             assigned=assigned,
             allocation=self._allocation(),
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,
             ran=self.status.phase in _RAN,
-            terminal=self.status.phase in _TERMINAL,
+            terminal=self.status.terminal,
         )
         return pod, problem or wrong
 
@@ -176,11 +179,18 @@ class PodObject(msgspec.Struct):
         return allocation.containers if allocation and allocation.uid == self.metadata.uid else None
 
 
-class NodeStatus(msgspec.Struct):
+class NodeInfo(msgspec.Struct):
+    """Of a Node: what its kubelet says of the machine."""
+
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
+class NodeStatus(msgspec.Struct, rename="camel"):
     """Of a Node."""
 
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
+    node_info: NodeInfo | None = None
 
 
 class NodeObject(msgspec.Struct):
@@ -193,6 +203,11 @@ class NodeObject(msgspec.Struct):
     def version(self) -> int:
         """The resourceVersion."""
         return version_of(self.metadata.resource_version)
+
+    @property
+    def boot_id(self) -> str:
+        """Of the machine that the kubelet runs on; empty where it does not say."""
+        return self.status.node_info.boot_id if self.status.node_info is not None else ""
 
     def words(self) -> NodeWords | None:
         """The packed words, None where they are missing, corrupt, or unlike in capacity and allocatable."""

@@ -1,20 +1,18 @@
-"""Writes to the API server what the ledger knows: the Node's words and the pods' `allocation`."""
+"""Writes to the API server what the ledger knows: the Node's words."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import structlog
 
-from allocator.names import POD_ALLOCATION
-from allocator.records import Assignment, CardRecord, dump_allocation
+from allocator.records import CardRecord
 from deviceplugin.node.account import Account
 from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.views import NodeView, PodView, Seat
+from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.node.words import (
     GAP_S,
     Wanted,
@@ -28,7 +26,7 @@ from deviceplugin.node.words import (
 )
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.errors import KubeApiError
 
 log = structlog.get_logger(__name__)
 
@@ -37,23 +35,14 @@ WRITE_TIMEOUT_S: Final = 10.0
 FAREWELL_AGAIN_S: Final = 0.2
 """After a last patch that failed: there is no time for more patience."""
 
+FAILING_S: Final = 60.0
+"""From the first patch that failed, this long after it, the daemon says that it is not ready."""
+
 BURST_S: Final = 0.05
 """One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
 
-QUIET_S: Final = 0.2
-"""Allocations are written once nothing has happened for so long: no Allocate has to wait for them.
-
-People read them, and a daemon that starts after the kubelet lost its checkpoint.
-"""
-
-ANNOTATE_WITHIN_S: Final = 1.0
-"""But at the latest so long after the first news, on a node that is never quiet."""
-
 CALM_S: Final = 60.0
 """A Node that kept what was written for so long is not disputed any more."""
-
-ANNOTATE_GAP_S: Final = 0.02
-"""Least time between two such writes: an Allocate gets its turn in between."""
 
 _decode_node = msgspec.json.Decoder(NodeObject).decode
 
@@ -77,6 +66,7 @@ class Publisher:
         gap_s: least seconds between two patches that only bring gains.
         now_ms: milliseconds since the epoch.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
+        owns: whether the Node is ours to write to.
 
     Attributes:
         patches: successful patches so far.
@@ -97,6 +87,7 @@ class Publisher:
         gap_s: float = GAP_S,
         now_ms: Callable[[], int] = wall_ms,
         offers: Callable[[], bool] = lambda: True,
+        owns: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
         self._account = account
@@ -108,6 +99,7 @@ class Publisher:
         self._gap_s = gap_s
         self._now_ms = now_ms
         self._offers = offers
+        self._owns = owns
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
@@ -115,12 +107,30 @@ class Publisher:
         self._since_s: float | None = None
         self._last_s = float("-inf")
         self._written: Wanted | None = None
+        self._proven = False
+        self._failing_since_s: float | None = None
+        self._error = ""
         self._disputes = Backoff(0.2, 15.0)
         self._disputed_s = self._patient_s = float("-inf")
         self.patches = 0
         self.errors = 0
         self.revision = 0
         account.follow(self._wake.set)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last patch failed."""
+        return self._failing_since_s is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why nobody should rely on the Node's words; None once a patch went through, and while they do."""
+        if self._failing_since_s is not None:
+            since_s = self._account.now_s() - self._failing_since_s
+            if not self._proven or since_s >= FAILING_S:
+                what = f"the status of Node {self._node_name} cannot be patched"
+                return f"{what}, for {since_s:.0f} s now: {self._error}"
+        return None if self._proven else f"no patch of the status of Node {self._node_name} went through yet"
 
     async def run(self) -> None:
         """Publish until cancelled, or until `leave` has had its way."""
@@ -147,7 +157,7 @@ class Publisher:
     async def _say_full(self) -> bool:
         """Tell whether the Node offers nothing any more."""
         node = self._node_view.node
-        if node is None:
+        if node is None or not self._owns():
             return True
         revision = next_revision(self.revision, node, self._now_ms())
         body = farewell(node, revision)
@@ -172,7 +182,7 @@ class Publisher:
             Seconds after which to look again even if nothing happens, None for no need.
         """
         node = self._node_view.node
-        if node is None or not (self._account.ledger.complete and self._offers()):
+        if node is None or not (self._account.ledger.complete and self._offers() and self._owns()):
             # A Node that comes again has lost what was written to it, and nobody undid it.
             self._since_s = self._written = None
             return None
@@ -180,7 +190,7 @@ class Publisher:
         reason = urgency(wanted, node, owed)
         if reason is None:
             self._since_s = None
-            return None
+            return await self._prove()
         now_s = self._account.now_s()
         self._since_s = now_s if self._since_s is None else self._since_s
         due = due_s(reason, self._since_s, self._last_s, settled=self._settled(), gap_s=self._gap_s)
@@ -199,15 +209,8 @@ class Publisher:
             )
             patched = _decode_node(answer)
         except (KubeApiError, msgspec.MsgspecError) as error:
-            self.errors += 1
-            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-            note = log.warning if self._backoff.failures == 1 else log.debug
-            note("words not published", error=str(error), retry_s=round(delay_s, 2))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._leaving.wait()
-            return 0.0
-        self._backoff.reset()
+            return await self._failed(error)
+        self._succeeded()
         self.revision = revision
         self.patches += 1
         self._since_s = None
@@ -223,6 +226,38 @@ class Publisher:
             self._disputed(differs)
         self._node_view.take(patched)
         return 0.0
+
+    async def _prove(self) -> float | None:
+        """Find out whether patches go through where there is nothing to say.
+
+        The API server checks an empty patch like any other, and writes nothing.
+        """
+        if self._proven and not self.failing:
+            return None
+        try:
+            await self._client.patch_node_status(self._node_name, {}, timeout_s=WRITE_TIMEOUT_S)
+        except KubeApiError as error:
+            return await self._failed(error)
+        self._succeeded()
+        return 0.0
+
+    async def _failed(self, error: Exception) -> float:
+        """Wait until it is time for another try."""
+        self.errors += 1
+        self._error = str(error)
+        if self._failing_since_s is None:
+            self._failing_since_s = self._account.now_s()
+        delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("words not published", error=str(error), retry_s=round(delay_s, 2))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._leaving.wait()
+        return 0.0
+
+    def _succeeded(self) -> None:
+        self._backoff.reset()
+        self._proven, self._failing_since_s = True, None
 
     def _disputed(self, differs: list[str]) -> None:
         """Be patient with a Node that does not keep what is written: whoever undoes it may go on for ever."""
@@ -248,114 +283,3 @@ class Publisher:
     def _settled(self) -> bool:
         ledger = self._account.ledger
         return not ledger.in_flight()
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """A pod whose annotation was refused: how often, and when to try again by the ledger's clock."""
-
-    backoff: Backoff
-    due_s: float = float("-inf")
-
-
-class Annotator:
-    """Writes what each pod got into its `allocation` annotation, for people.
-
-    Args:
-        client: API server.
-        account: the ledger.
-        pod_view: the pods and what their annotations say.
-
-    Attributes:
-        errors: failed writes so far.
-    """
-
-    def __init__(self, client: KubeClient, account: Account, pod_view: PodView) -> None:
-        self._client = client
-        self._account = account
-        self._pod_view = pod_view
-        self._wake = asyncio.Event()
-        self._done: dict[str, str] = {}
-        self._troubles: dict[str, _Trouble] = {}
-        self.errors = 0
-        account.follow(self._wake.set)
-
-    async def run(self) -> None:
-        """Annotate until cancelled."""
-        while True:
-            self._wake.clear()
-            wait_s = await self._all()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            await self._quiet()
-
-    async def _quiet(self) -> None:
-        """Wait until nothing has happened for a while, but not for ever."""
-        latest_s = self._account.now_s() + ANNOTATE_WITHIN_S
-        while self._wake.is_set() and self._account.now_s() < latest_s:
-            self._wake.clear()
-            await asyncio.sleep(QUIET_S)
-
-    async def _all(self) -> float | None:
-        """Write every annotation that is missing or wrong; one that was written is not looked at again.
-
-        Returns:
-            Seconds until one that was refused is due again, None where there is none.
-        """
-        found = self._account.ledger.allocations()
-        self._done = {uid: text for uid, text in self._done.items() if uid in found}
-        self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
-        for uid, assignment in found.items():
-            seat = self._pod_view.seats.get(uid)
-            text = dump_allocation(uid, assignment)
-            if seat is None or text in (seat.allocation_text, self._done.get(uid)):
-                self._troubles.pop(uid, None)
-                continue
-            trouble = self._troubles.get(uid)
-            if trouble is not None and self._account.now_s() < trouble.due_s:
-                continue
-            if await self._write(uid, seat, text):
-                log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
-            await asyncio.sleep(ANNOTATE_GAP_S)
-        due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
-        return None if due_s is None else max(0.0, due_s - self._account.now_s())
-
-    async def _write(self, uid: str, seat: Seat, text: str) -> bool:
-        """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
-        pod = f"{seat.namespace}/{seat.name}"
-        try:
-            await self._client.annotate_pod(
-                seat.namespace, seat.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
-            )
-        except KubeApiError as error:
-            if not _is_gone(error):
-                self._refused(uid, pod, error)
-                return False
-            # Another pod has the name by now, or none: nothing to tell anybody.
-            log.debug("allocation not written", pod=pod, error=str(error))
-            written = False
-        else:
-            written = True
-        self._done[uid] = text
-        self._troubles.pop(uid, None)
-        return written
-
-    def _refused(self, uid: str, pod: str, error: KubeApiError) -> None:
-        self.errors += 1
-        trouble = self._troubles.setdefault(uid, _Trouble(Backoff(1.0, 60.0)))
-        delay_s = trouble.backoff.failed(getattr(error, "retry_after_s", None))
-        trouble.due_s = self._account.now_s() + delay_s
-        note = log.warning if trouble.backoff.failures == 1 else log.debug
-        note("allocation not written", pod=pod, error=str(error), retry_s=round(delay_s, 2))
-
-
-def _is_gone(error: KubeApiError) -> bool:
-    """Whether the pod that was meant is no more; every other refusal may end."""
-    return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
-
-
-def _cards(assignment: Assignment) -> list[str]:
-    return sorted({uuid for shares in assignment.values() for uuid, _ in shares})

@@ -73,12 +73,12 @@ class Reconciler:
         self._clean = clean
         self._pace = pace
         self._wake = asyncio.Event()
+        self._view: object = None
         self.read = asyncio.Event()
         account.follow(self._on_change)
 
     def kubelet_restarted(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
-        self._account.ledger.kubelet_restarted()
         self._wake.set()
 
     async def run(self) -> None:
@@ -102,20 +102,21 @@ class Reconciler:
             await asyncio.sleep(self._pace.soon_s)
 
     async def follow_book(self) -> None:
-        """Read the book whenever it was written, until cancelled.
-
-        Raises:
-            UnitInUseError: containers hold IDs of another unit's resource.
-        """
+        """Read the book whenever it was written, until cancelled."""
         async for _ in self._book.changes():
             self._refresh()
 
     async def _once(self) -> None:
         ledger = self._account.ledger
         self._refresh()
+        others = frozenset(self._account.other_units)
+        if others:
+            running = await asyncio.to_thread(self._cgroups.alive, others)
+            self._account.check_other_units(others, running)
+            self._refresh()
         if ledger.wants_view():
             self._account.want_list()
-        uids = ledger.doubtful()
+        uids, self._view = ledger.doubtful(), ledger.facts.view
         if uids:
             mark = ledger.mark(self._account.now_s())
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
@@ -131,13 +132,16 @@ class Reconciler:
 
     def _refresh(self) -> None:
         self._account.refresh()
-        if self._account.book_problem is None:
+        if self._account.book_problem is None and not self._account.other_units:
             self.read.set()
 
     def _unsettled(self) -> bool:
         ledger = self._account.ledger
+        if self._account.other_units:
+            return True
         return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
 
     def _on_change(self) -> None:
-        if self._unsettled():
+        # A new list may show pods that run already: those do not ask for devices.
+        if self._unsettled() or self._view is not self._account.ledger.facts.view:
             self._wake.set()

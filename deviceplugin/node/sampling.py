@@ -1,6 +1,7 @@
 """Measures the cards and follows their health; the driver is only ever called from threads."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -11,6 +12,7 @@ from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
+from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
 
@@ -35,11 +37,13 @@ class Sampler:
         health: the cards' health.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
+        notices: told of XIDs and of cards' health.
         every_s: seconds between two measurements.
 
     Attributes:
         uses: newest judgement of each card.
         errors: measurements that failed as a whole.
+        xids: how many XID errors there were, by UUID and code; ignored ones too.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Sampler:
         *,
         unit_mib: int,
         on_health: Callable[[], None],
+        notices: Notices | None = None,
         every_s: float = SAMPLE_S,
     ) -> None:
         self._account = account
@@ -59,10 +64,12 @@ class Sampler:
         self._health = health
         self._unit_mib = unit_mib
         self._on_health = on_health
+        self._notices = notices or silent()
         self._every_s = every_s
         self._inventory: tuple[GpuCard, ...] | None = None
         self.uses: dict[str, CardUse] = {}
         self.errors = 0
+        self.xids: Counter[tuple[str, int]] = Counter()
 
     async def run(self) -> None:
         """Measure until cancelled.
@@ -128,6 +135,12 @@ class Sampler:
         }
 
     def _on_event(self, event: HealthEvent) -> None:
+        if event.xid is not None:
+            self.xids[event.uuid, event.xid] += 1
+            if event.healthy is None:
+                log.info("XID of an application", card=event.uuid, reason=event.reason)
+            else:
+                self._notices.xid(event.uuid, event.reason)
         if self._health.on_event(event, self._account.now_s()):
             self._apply(event.uuid)
 
@@ -135,6 +148,10 @@ class Sampler:
         state = self._health.state(uuid)
         note = log.info if state.healthy else log.error
         note("card is healthy" if state.healthy else "card is unhealthy", card=uuid, reason=state.reason)
+        if state.healthy:
+            self._notices.recovered(uuid)
+        else:
+            self._notices.unhealthy(uuid, state.reason or "no reason given")
         self._account.ledger.set_healthy(uuid, state.healthy)
         self._account.health_changed()
         self._on_health()

@@ -4,6 +4,7 @@ import asyncio
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.common import FAILED, fail, prepare, version_option
 from gpupack.policies import all_policies
 
@@ -12,8 +13,8 @@ from gpupack.policies import all_policies
 @click.option(
     "--seed", type=int, default=1, show_default=True, help="Order of the pods; the same one repeats the run."
 )
-@click.option("--node-policy", default="least-requested", show_default=True)
-@click.option("--card-policy", default="most-used", show_default=True)
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True)
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @version_option
 def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:

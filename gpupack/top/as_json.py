@@ -26,6 +26,7 @@ def _node(row: NodeRow, *, pods: bool) -> dict[str, Any]:
         "daemon": None if row.resource is None else not row.without_daemon,
         "takes_pods": row.takes_pods,
         "revision": row.revision,
+        "foreign_gpus": row.foreign_gpus,
         **({"pods": _pods(row.pods)} if pods else {}),
     }
 

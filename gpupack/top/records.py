@@ -1,6 +1,7 @@
 """The rows of `gpupack top`: nodes, their cards and the pods on them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Output = Literal["table", "wide", "json"]
@@ -91,6 +92,7 @@ class NodeRow:
         known_units: of that resource in capacity: the kubelet sets it to 0 5 minutes after its plugin went.
         revision: of the words, as a rule milliseconds since the epoch; None when they do not decode.
         pods: that are on the node and on no card that is known; empty unless they were asked for.
+        foreign_gpus: GPUs that another device plugin offers there, by resource.
     """
 
     node: str
@@ -104,6 +106,7 @@ class NodeRow:
     known_units: int = 0
     revision: int | None = None
     pods: tuple[PodRow, ...] = ()
+    foreign_gpus: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def without_daemon(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 
 from rich.style import Style
 
+from allocator.foreign import describe_foreign
 from allocator.names import MIB_PER_GIB
 from gpupack.top.as_json import as_json
 from gpupack.top.grid import HEADER, PLAIN, Cell, Line, grid
@@ -162,6 +163,8 @@ def _remark(row: NodeRow, look: Look) -> str:
         remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, look)}")
     elif row.cards and not any(card.healthy for card in row.cards):
         remarks.append(f"no card is healthy, or the node daemon has stopped{_age(row, look)}")
+    if row.foreign_gpus:
+        remarks.append(describe_foreign(row.foreign_gpus))
     return "; ".join(filter(None, remarks))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from allocator.errors import AllocatorError, PackingError, QuantityError
+from allocator.foreign import foreign_gpus
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, NODE_LABEL, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
@@ -47,7 +48,15 @@ def rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
 
 def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
     """Decode one node, None when it has nothing to show."""
-    bare = NodeRow(printable(node.metadata.name), (), None, None, _ready(node), node.spec.unschedulable)
+    bare = NodeRow(
+        printable(node.metadata.name),
+        (),
+        None,
+        None,
+        _ready(node),
+        node.spec.unschedulable,
+        foreign_gpus=foreign_gpus(node.status.capacity, node.status.allocatable),
+    )
     allocatable, capacity = node.status.allocatable or {}, node.status.capacity or {}
     try:
         words = read_node(allocatable) or read_node(capacity)

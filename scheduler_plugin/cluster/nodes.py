@@ -2,7 +2,8 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -205,6 +206,26 @@ class NodeArrays:
         if self.assumed[row, :count].tolist() != list(units):
             self.assumed[row, :count] = units
             self._refresh(row)
+
+    @contextmanager
+    def charged(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
+        """Count more units as assumed for a while; before and after are other versions of the rows.
+
+        Args:
+            charges: Units by card position, by row; positions that the row does not have are left out.
+        """
+        before = {row: self.assumed[row].copy() for row in charges}
+        for row, units_of in charges.items():
+            for card, units in units_of.items():
+                if card < self.cards[row]:
+                    self.assumed[row, card] += units
+            self._refresh(row)
+        try:
+            yield
+        finally:
+            for row, assumed in before.items():
+                self.assumed[row] = assumed
+                self._refresh(row)
 
     def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
         """Set what pods may request of a node in all; more than `_MOST` counts as that."""

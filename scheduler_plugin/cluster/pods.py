@@ -1,7 +1,8 @@
 """Pods as the scheduler keeps them: what they ask for, and what is known of their cards."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
@@ -14,6 +15,9 @@ from scheduler_plugin.cluster.objects import ContainerLite, PodLite, ResourceLis
 from scheduler_plugin.cluster.versions import version_number
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the pods that stand for a kubelet's static ones: evicted they are back at once."""
 
 _milli = lru_cache(maxsize=4096)(parse_milli)
 _bytes = lru_cache(maxsize=4096)(parse_bytes)
@@ -43,6 +47,12 @@ class PodRecord:
             ask for without the annotations. None when it does not ask.
         assigned: Cards that its Binding names; None when there are none or they cannot be read.
         allocated: Cards that the node says it got.
+        nominated: The node that is being kept for it (status.nominatedNodeName), while it has none.
+        leaves_at: When the grace period of a pod that is being deleted ends, seconds since the epoch; None
+            for one that is not. This and what follows is read of pods that ask for cards only.
+        start_time: When the kubelet took it, as the API writes times; empty before.
+        labels: Its labels.
+        mirrored: It stands for a static pod of the kubelet, which no eviction ends.
     """
 
     uid: str
@@ -59,11 +69,21 @@ class PodRecord:
     charged: PodRequest | None
     assigned: Assignment | None
     allocated: Assignment | None
+    nominated: str = ""
+    leaves_at: float | None = None
+    start_time: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    mirrored: bool = False
 
     @property
     def version(self) -> int:
         """The resourceVersion as a number."""
         return version_number(self.resource_version)
+
+    @property
+    def started_at(self) -> float:
+        """When the kubelet took it, seconds since the epoch; 0 before."""
+        return _epoch_s(self.start_time)
 
 
 def read_request(pod: PodLite, resource: str) -> PodRequest | None:
@@ -113,6 +133,8 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
             charged = _without_annotations(pod, resource)
         if charged is not None:
             assigned, allocated = _cards(meta.annotations or {}, meta.uid)
+    asked = charged is not None
+    leaves = meta.deletion_timestamp if asked else None
     cpu_milli, memory_bytes = pod_requests(pod)
     return PodRecord(
         uid=meta.uid,
@@ -129,7 +151,20 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         charged=charged,
         assigned=assigned,
         allocated=allocated,
+        nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
+        leaves_at=None if leaves is None else _epoch_s(leaves),
+        start_time=(pod.status.start_time or "") if asked else "",
+        labels=(meta.labels or {}) if asked else {},
+        mirrored=asked and MIRROR in (meta.annotations or {}),
     )
+
+
+def _epoch_s(text: str) -> float:
+    """Read a time of the API as seconds since the epoch; what is none counts as long ago."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
 
 
 def pod_requests(pod: PodLite) -> tuple[int, int]:

@@ -28,11 +28,15 @@ class _Sink(Generic[T]):
         listed: Says that the state has a complete list, and whether that list showed that another history
             than the one known counts.
         changed: Says that anything was brought.
+        replaced: Says what a complete list has, once the state has it.
+        took: Says what one change was, once the state has it.
     """
 
     def __init__(self, state: ClusterState, clock: Callable[[], float]) -> None:
         self.listed: Signal[[bool]] = Signal()
         self.changed: Signal[[]] = Signal()
+        self.replaced: Signal[[Sequence[T]]] = Signal()
+        self.took: Signal[[Kind, T]] = Signal()
         self._state = state
         self._clock = clock
         self._seen = ""
@@ -47,13 +51,16 @@ class _Sink(Generic[T]):
         told, self._doubted = self._doubted, False
         restored = told or went_back(self._seen, resource_version)
         self._seen = resource_version
-        self.listed(self._replace(items, resource_version, restored) and not told)
+        contradicted = self._replace(items, resource_version, restored)
+        self.replaced(items)
+        self.listed(contradicted and not told)
         self.changed()
 
     def event(self, kind: Kind, item: T, resource_version: str) -> None:
         """Take one change."""
         self._seen = resource_version
         self._take(kind, item, resource_version)
+        self.took(kind, item)
         self.changed()
 
     def bookmark(self, resource_version: str) -> None:
@@ -110,8 +117,12 @@ class Watcher:
         clock: Monotonic seconds.
         stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
             a watch lasts, so watches last two thirds of it at most.
+        node: What to read of a node; more than `NodeLite` for who listens to `node_sink`.
+        pod: What to read of a pod, likewise.
 
     Attributes:
+        node_sink: Takes nodes.
+        pod_sink: Takes pods.
         changed: Says that anything was brought.
         filled: Says, once, that both lists have been read.
         restored: Says that a list is of another history than what was known: etcd was restored from an older
@@ -124,6 +135,9 @@ class Watcher:
         state: ClusterState,
         clock: Callable[[], float],
         stale_s: float,
+        *,
+        node: type[NodeLite] = NodeLite,
+        pod: type[PodLite] = PodLite,
     ) -> None:
         watch_s = int(min(WATCH_TIMEOUT_S, stale_s * 2 / 3))
         self.changed: Signal[[]] = Signal()
@@ -134,14 +148,12 @@ class Watcher:
         self._lists = {"nodes": False, "pods": False}
         self._pods_listed = asyncio.Event()
         state.broken.connect(_broken)
-        self._node_sink, self._pod_sink = NodeSink(state, clock), PodSink(state, clock)
-        self.nodes = Reflector(
-            client, "/api/v1/nodes", NodeLite, self._node_sink, clock=clock, watch_s=watch_s
-        )
-        self.pods = Reflector(client, "/api/v1/pods", PodLite, self._pod_sink, clock=clock, watch_s=watch_s)
-        self._node_sink.listed.connect(self._nodes_listed)
-        self._pod_sink.listed.connect(self._pods_were_listed)
-        for sink in (self._node_sink, self._pod_sink):
+        self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
+        self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
+        self.pods = Reflector(client, "/api/v1/pods", pod, self.pod_sink, clock=clock, watch_s=watch_s)
+        self.node_sink.listed.connect(self._nodes_listed)
+        self.pod_sink.listed.connect(self._pods_were_listed)
+        for sink in (self.node_sink, self.pod_sink):
             sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
@@ -153,13 +165,13 @@ class Watcher:
     def _nodes_listed(self, restored: bool) -> None:
         self._listed("nodes")
         if restored:
-            self._begin_anew(self._pod_sink, self.pods)
+            self._begin_anew(self.pod_sink, self.pods)
 
     def _pods_were_listed(self, restored: bool) -> None:
         self._pods_listed.set()
         self._listed("pods")
         if restored:
-            self._begin_anew(self._node_sink, self.nodes)
+            self._begin_anew(self.node_sink, self.nodes)
 
     def _listed(self, what: str) -> None:
         if not self.synced:

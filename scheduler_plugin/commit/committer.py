@@ -75,7 +75,8 @@ class Committer:
             query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
         except RequestError as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
-        placement = self._place(query, node, row)
+        with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
+            placement = self._place(query, node, row)
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.take(uid, node, assigned, now)

@@ -13,6 +13,7 @@ from allocator.errors import shown
 from kubeapi.errors import cut
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder, Leadership
+from scheduler_plugin.commit.preemptor import Preemptor
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender, Filtered
 from scheduler_plugin.http.metrics import Metrics
@@ -56,6 +57,7 @@ class Service:
         patience: For which refused pods to wait a moment.
         reporter: Tells people what became of pods.
         leadership: None without an election.
+        preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
     """
 
     extender: Extender
@@ -66,6 +68,7 @@ class Service:
     patience: Patience
     reporter: Reporter
     leadership: Leadership | None = None
+    preemptor: Preemptor | None = None
 
     async def filter(self, request: web.Request) -> web.Response:
         """POST /filter."""
@@ -75,6 +78,9 @@ class Service:
         took_s = perf_counter() - began
         if found.refused:
             found = await self._reconsidered(body, found)
+        uid = found.refused or found.passed
+        if self.preemptor is not None and uid:
+            self.preemptor.note(uid, found.evictable)
         self.reporter.filtered(found)
         return self._done("filter", perf_counter() - took_s, found.answer)
 

@@ -25,6 +25,7 @@ INVALID: Final = "invalid_request"
 NOT_REFUSED: Final = "not_refused"
 
 _SPARE: Final = 1000
+_SHOWN_MODELS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,23 @@ class Refusal:
             for misfit, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         )
         wanted = demanded(demands, state.unit_mib)
-        return f"0/{nodes} nodes can take {wanted}: {why}. {_free(state, self.query, self.rows)}"
+        more = _free(state, self.query, self.rows)
+        if len(state.reservations):
+            more += " Some are kept for pods that others were evicted for."
+        if Misfit.NO_SUCH_CARD in self.counts:
+            more = f"The pod's {self.query.request.selector}; {_models(state)}."
+        return f"0/{nodes} nodes can take {wanted}: {why}. {more}"
+
+
+def _models(state: ClusterState) -> str:
+    """The models that the cluster has, to compare a selector with."""
+    nodes = state.nodes
+    present = {nodes.model_names[at] for at in np.unique(nodes.model[nodes.size > 0]).tolist() if at >= 0}
+    if not present:
+        return "the cluster has no card whose model is known"
+    shown = sorted(present)[:_SHOWN_MODELS]
+    more = len(present) - len(shown)
+    return f"the cluster has {', '.join(shown)}" + (f" and {more} more models" if more else "")
 
 
 def _free(state: ClusterState, query: Query, rows: RowArray) -> str:

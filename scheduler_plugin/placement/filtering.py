@@ -40,10 +40,8 @@ class Misfit(IntEnum):
     NOT_FREE = 8
     BUSY = 9
     HELD_BACK = 10
+    NO_SUCH_CARD = 11
 
-
-EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
-"""Misfits that evicting pods could cure."""
 
 _BY_EXCLUSION: Final = {
     Exclusion.VACANT: Misfit.UNKNOWN_NODE,
@@ -236,7 +234,8 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `Misfit` each: the first in the order of its values that is true.
+        int8[m], a `Misfit` each: the first in the order of its values that is true; NO_SUCH_CARD in place of
+        NOT_ADMITTED where no card of the whole cluster is admitted, most likely a slip of the pen.
     """
     ask = query.ask
     codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
@@ -244,7 +243,8 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
-        codes[admitted < most] = Misfit.NOT_ADMITTED
+        somewhere = bool((ask.admits & (nodes.size > 0)).any())
+        codes[admitted < most] = Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
     excluded = nodes.exclusion[rows]
     for exclusion, misfit in _BY_EXCLUSION.items():
         codes[excluded == exclusion] = misfit

@@ -18,6 +18,7 @@ _FIXED = {
     Misfit.NO_PLUGIN: "the node's kubelet has no gpupack device plugin at the moment",
     Misfit.BUSY: "a pod of the same size and another shape is starting on the node",
     Misfit.HELD_BACK: "held back by the node policy",
+    Misfit.NO_SUCH_CARD: "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
 }
 
 

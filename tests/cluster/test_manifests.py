@@ -12,9 +12,9 @@ import yaml
 from tests.cluster.harness import Api, ApiError, Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, path_of
+from tests.cluster.harness.manifests import apply_all, build, build_for, has_mutating_policies, path_of
 from tests.cluster.harness.views import wait_agree
 
 pytestmark = pytest.mark.telling
@@ -24,6 +24,7 @@ OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustom
 NAMESPACE = "gpupack-system"
 SCHEDULER = "gpupack-scheduler"
 OTHER_NODE = "n2"
+HOST = "kubernetes.io/hostname"
 
 
 def start_as_installed(cluster: Cluster) -> None:
@@ -32,7 +33,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.start_etcd()
     control.start_api_server()
     control.start_controllers()
-    apply_all(cluster.api, build(MANIFESTS / "overlays" / "set-scheduler-name"))
+    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
     cluster.host.start()
     until(cluster.node_ready, "node ready", 60)
     cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
@@ -83,7 +84,7 @@ def refused(call, *arguments, **options) -> str:
 
 
 def test_applied_twice_is_applied_once(cluster):
-    objects = build(MANIFESTS / "base")
+    objects = build_for(cluster.api, MANIFESTS / "base")
     kinds = {one["kind"] for one in objects}
     assert kinds >= {"DaemonSet", "Deployment", "ConfigMap", "ValidatingAdmissionPolicy", "ClusterRole"}
     before = [
@@ -102,7 +103,12 @@ def test_applied_twice_is_applied_once(cluster):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_is_accepted(cluster, overlay):
-    stored = apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
+    if overlay == "scheduler-name-v1beta1" and has_mutating_policies(cluster.api):
+        # For 1.34 and 1.35; from 1.36 on v1beta1 is not served.
+        with pytest.raises(ApiError, match="404"):
+            apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
+        return
+    stored = apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "overlays" / overlay), dry_run=True)
     assert len(stored) > 5
 
 
@@ -146,21 +152,80 @@ def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
     cluster.wait_used([0, 0], 40)
 
 
-def test_scheduler_name_is_set_only_where_nobody_chose(cluster):
-    def scheduler_of(pod: dict) -> str:
-        return cluster.api.post(f"{PODS}?dryRun=All", pod)["spec"]["schedulerName"]
+def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
+    """The node's sum has room and no card has: the default scheduler would bind one pod after the other."""
+    for number in range(2):
+        cluster.create(w.pod(f"half-{number}", w.container(gib=5)))
+    for number in range(2):
+        cluster.wait_running(f"half-{number}")
+    pod = w.pod("x", w.container(gib=6), restartPolicy="Always")
+    labels = {"app": "forgetful"}
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    path = "/apis/apps/v1/namespaces/default/deployments"
+    cluster.api.post(path, {"metadata": {"name": "forgetful"}, "spec": spec})
 
-    assert scheduler_of(w.pod("asks", w.container(gib=1))) == SCHEDULER
-    assert scheduler_of(w.pod("init", w.container(), init=[w.container("i", gib=1)])) == SCHEDULER
-    assert scheduler_of(w.pod("plain", w.container())) == "default-scheduler"
-    assert scheduler_of(w.pod("chose", w.container(gib=1), schedulerName="other")) == "other"
+    def pods() -> list[dict]:
+        return cluster.api.get(PODS, labelSelector="app=forgetful")["items"]
+
+    def refused_by_us() -> bool:
+        (pod,) = pods()
+        conditions = pod["status"].get("conditions", [])
+        return any("no card with 6 GiB free" in one.get("message", "") for one in conditions)
+
+    until(refused_by_us, "the pod waits with our reason")
+    cluster.delete("half-0")
+    (pod,) = pods()
+    cluster.wait_running(pod["metadata"]["name"])
+    assert [one["metadata"]["uid"] for one in pods()] == [pod["metadata"]["uid"]]
+    # Deleted with pods, its controller may make another one before it hears of it.
+    cluster.api.merge(f"{path}/forgetful", {"spec": {"replicas": 0}})
+    until(lambda: not pods(), "no pod of the deployment")
+    cluster.api.delete(f"{path}/forgetful")
+    cluster.delete("half-1")
+    cluster.wait_used([0, 0], 40)
 
 
-@pytest.mark.parametrize("where", ["container", "init container"])
-def test_packed_words_cannot_be_requested(cluster, where):
-    greedy = w.container("greedy", limits={"gpupack.io/packed-used-0": 1})
-    pod = w.pod("p", greedy) if where == "container" else w.pod("p", w.container(), init=[greedy])
-    assert "cannot be requested" in refused(cluster.create, pod)
+def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
+    labels = {"app": "everywhere"}
+    pod = w.pod("x", w.container(gib=1), restartPolicy="Always", nodeSelector={HOST: cluster.node_name})
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    path = "/apis/apps/v1/namespaces/default/daemonsets"
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    cluster.api.post(path, {"metadata": {"name": "everywhere"}, "spec": spec})
+    pods = until(lambda: cluster.api.get(PODS, labelSelector="app=everywhere")["items"], "the pod")
+    assert pods[0]["spec"]["schedulerName"] == SCHEDULER
+    cluster.wait_running(pods[0]["metadata"]["name"])
+    # Deleted with pods, its controller may make another one before it hears of it.
+    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {HOST: "nowhere"}}}}}
+    cluster.api.merge(f"{path}/everywhere", nowhere)
+    until(lambda: not cluster.api.get(PODS)["items"], "the pod gone")
+    cluster.api.delete(f"{path}/everywhere")
+    cluster.wait_used([0, 0], 40)
+
+
+def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(cluster):
+    cluster.create(w.pod("misspelt", w.container(gib=1), annotations={"gpupack.io/gpu-model": "*A10O*"}))
+    said = cluster.wait_event("misspelt", "WaitingForCards")
+    assert "no card of the cluster that the pod's gpu-model and gpu-uuid admit" in said
+    assert """gpu-model is "*a10o*"; the cluster has Test GPU.""" in said
+    cluster.wait_event("misspelt", "FailedScheduling")
+    cluster.delete("misspelt")
+
+
+def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
+    path = f"/api/v1/nodes/{cluster.node_name}"
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-of-another-node"}}})
+
+    def told() -> list[str]:
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={cluster.node_name}"}
+        events = cluster.api.get("/api/v1/namespaces/default/events", **query)["items"]
+        return [event["message"] for event in events if event["reason"] == "InvalidCordon"]
+
+    (message,) = until(told, "the event of the node")
+    assert '"GPU-of-another-node", no card of this node: allowed are "GPU-00000000-0000-' in message
+    assert "gpupack_node_unknown_cordoned_cards 1.0" in cluster.daemon.http("/metrics")
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": None}}})
 
 
 def words(value: str) -> dict:
@@ -233,6 +298,71 @@ def test_daemon_has_no_further_rights(cluster, node_daemon):
         with pytest.raises(ApiError) as error:
             call()
         assert error.value.status == 403
+
+
+def node_events(cluster: Cluster, reason: str) -> list[str]:
+    """Messages of the Events about the node, as `kubectl describe node` finds them."""
+    selector = f"involvedObject.kind=Node,involvedObject.name={cluster.node_name},reason={reason}"
+    found = cluster.api.get("/api/v1/namespaces/default/events", fieldSelector=selector)["items"]
+    assert {event["source"]["component"] for event in found} <= {"gpupack-node"}
+    return [event["message"] for event in found]
+
+
+def test_a_daemon_whose_right_to_patch_is_taken_away_is_not_ready(cluster):
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/gpupack-node"
+    shipped = cluster.api.get(path)
+    rules = [rule for rule in shipped["rules"] if rule["resources"] != ["nodes/status"]]
+    cluster.api.put(path, {**shipped, "rules": rules})
+    try:
+        cluster.daemon.kill()
+        cluster.daemon.start(ready=False)
+        reason = until(lambda: patch_refusal(cluster), "not ready", 30)
+        assert "the status of Node n1 cannot be patched" in reason
+    finally:
+        cluster.api.merge(path, {"rules": shipped["rules"]})
+    cluster.daemon.wait_ready()
+    until(cluster.allocatable, "the kubelet's count of units", 20)
+
+
+def patch_refusal(cluster: Cluster) -> str:
+    reason = cluster.daemon.why_not_ready()
+    return reason if 'cannot patch resource "nodes/status"' in reason else ""
+
+
+def test_another_device_plugin_is_told_as_an_event_of_the_node(cluster):
+    path = f"/api/v1/nodes/{cluster.node_name}/status"
+    for count, reason in (("4", "ConflictingDevicePlugin"), (None, "ConflictingDevicePluginGone")):
+        offers = {"nvidia.com/gpu": count}
+        cluster.api.merge(path, {"status": {"capacity": offers, "allocatable": offers}})
+        until(lambda reason=reason: node_events(cluster, reason), f"Event {reason}", 20)
+    (told,) = node_events(cluster, "ConflictingDevicePlugin")
+    assert "nvidia.com/gpu: 4" in told
+
+
+def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
+    cluster.create(w.pod("runs", w.container(gib=5)))
+    cluster.wait_running("runs")
+    second = cluster.daemon.beside(*free_ports(1))
+    second.start(ready=False)
+    try:
+        reason = until(second.why_not_ready, "the second daemon says why it waits", 30)
+        assert f"another gpupack node daemon (process {cluster.daemon.pid}) serves the kubelet" in reason
+        until(lambda: node_events(cluster, "ConflictingDaemon"), "Event ConflictingDaemon", 20)
+        assert cluster.daemon.is_ready()
+        assert sorted(cluster.state().used) == [0, 5]
+        cluster.daemon.kill()
+        second.wait_ready()
+        # Pods come to the second, and its words say what runs.
+        cluster.create(w.pod("comes", w.container(gib=6)))
+        cluster.wait_running("comes")
+        assert sorted(wait_agree(cluster).used) == [5, 6]
+    finally:
+        second.kill()
+        if not cluster.daemon.alive:
+            cluster.daemon.start()
+    for name in ("runs", "comes"):
+        cluster.delete(name)
+    cluster.wait_used([0, 0], 40)
 
 
 def test_others_are_not_held_back(cluster):

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from deviceplugin.node.account import NOT_OURS
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.rest import Json
 from tests.cluster.harness.views import granted, grants, wait_agree
 
 pytestmark = pytest.mark.telling
@@ -62,6 +65,28 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
     cluster.wait_event("p4", told)
     assert grants(cluster, "p4") == leaving
     assert wait_agree(cluster).used == [6, 6]
+
+
+def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
+    """The sum has room for it, no card has; all of the plugin's sentence reaches the pod and its Event."""
+    for number in range(2):
+        cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+    for number in range(2):
+        cluster.wait_running(f"p{number}")
+    cluster.create(w.pod("astray", w.container(gib=6), schedulerName="other"))
+    binding = {"metadata": {"name": "astray"}, "target": {"kind": "Node", "name": cluster.node_name}}
+    cluster.api.post(f"{PODS}/astray/binding", binding)
+    status = until(lambda: failed(cluster, "astray"), "refused by the kubelet")
+    assert status["reason"] == "UnexpectedAdmissionError"
+    sentence = f"no card has 6 free units, by card they have [3, 3]; {NOT_OURS}"
+    assert status["message"].endswith(f"desc = {sentence}, which is unexpected")
+    assert sentence in cluster.wait_event("astray", "UnexpectedAdmissionError")
+
+
+def failed(cluster: Cluster, name: str) -> Json:
+    """The status of a pod that the kubelet has refused; None before."""
+    status = cluster.pod(name)["status"]
+    return status if status["phase"] == "Failed" else None
 
 
 def test_finished_pod_gives_its_units_back(cluster):

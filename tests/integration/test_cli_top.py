@@ -91,6 +91,7 @@ def record(name, *cards, error=None):
         "daemon": True,
         "takes_pods": True,
         "revision": 1_763_000_000_000,
+        "foreign_gpus": {},
     }
 
 

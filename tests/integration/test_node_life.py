@@ -178,7 +178,8 @@ async def test_http_tells_probes_prometheus_and_people():
             assert [(s.labels, s.value) for s in families[f"gpupack_card_{name}"].samples] == [
                 (labels, value)
             ]
-        calls = {tuple(s.labels.values()): s.value for s in families["gpupack_node_kubelet_calls"].samples}
+        requests = families["gpupack_node_kubelet_requests"].samples
+        calls = {tuple(sample.labels.values()): sample.value for sample in requests}
         assert calls["OK", "Allocate"] == calls["OK", "GetPreferredAllocation"] == 1
         async with session.get(f"{base}/explain") as answer:
             told = await answer.json()

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
+from deviceplugin.kubelet.book import BOOK_NAME
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
@@ -319,6 +320,35 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
             assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
+@pytest.mark.parametrize("words", ["none yet", "as they should be"])
+async def test_a_daemon_that_may_not_write_to_its_node_is_not_ready(words):
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        await world.settled([0], set())
+        await world.kill_daemon()
+        if words == "none yet":
+            world.api.delete_node(NODE)
+            world.api.add_node(NODE)
+
+        async def refuse(request: web.Request) -> web.Response | None:
+            if request.method != "PATCH" or not request.path.endswith("/status"):
+                return None
+            message = f'nodes "{NODE}" is forbidden: User "x" cannot patch resource "nodes/status"'
+            return web.json_response({"kind": "Status", "message": message}, status=403)
+
+        world.api.http.intercept = refuse
+        await world.start_daemon()
+        await until(lambda: world.daemon._publisher.errors or world.daemon._ownership.errors)
+        readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+        async with session.get(readyz) as answer:
+            assert answer.status == 503
+            assert 'cannot patch resource "nodes/status"' in await answer.text()
+        world.api.http.intercept = None
+        await until(lambda: world.daemon._publisher.problem is None)
+        async with session.get(readyz) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        await world.settled([0], set())
+
+
 async def test_words_that_somebody_else_wrote_are_set_right():
     async with node_world(8) as world:
         await world.settled([0], set())
@@ -334,6 +364,21 @@ async def test_another_unit_in_use_stops_the_start():
         await world.stop_daemon()
         with pytest.raises(UnitInUseError, match=r"pod \S+ holds gpupack.io/gpu-memory-gib.*drain"):
             await world.start_daemon(unit_mib=512)
+
+
+async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was_down():
+    """The kubelet's book goes on naming the pods that ended."""
+    async with node_world(8) as world:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        await world.kill_daemon()
+        world.api.delete_pod("default", "a")
+        await until(lambda: not world.api.has_pod("default", "a") and not world.kubelet.running_pods())
+        assert uid in (world.kubelet.device_plugin_dir / BOOK_NAME).read_text()
+        await world.start_daemon(unit_mib=512)
+        await until(lambda: (world.words().layout.unit_mib, world.used, world.holds) == (512, [0], set()))
+        assert world.words().sizes == (16,)
+        await until(lambda: world.kubelet.allocatable().get("gpupack.io/gpu-memory-512mib") == 16)
 
 
 async def test_a_unit_that_is_too_small_is_refused_with_the_one_that_fits():

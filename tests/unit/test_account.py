@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger
 from deviceplugin.errors import RefusedError, UnitInUseError
-from deviceplugin.node.account import Account
+from deviceplugin.node.account import NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -105,6 +105,7 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
     with pytest.raises(RefusedError, match="12 free units") as caught:
         await node.preferred(12)
     assert caught.value.kind == "no-room"
+    assert str(caught.value).endswith(NOT_OURS)
 
 
 async def test_a_known_pod_without_room_is_refused_after_one_look():
@@ -112,6 +113,17 @@ async def test_a_known_pod_without_room_is_refused_after_one_look():
     node.bind(pod("a", 5, "c0"))
     with pytest.raises(RefusedError, match="5 free units"):
         await node.preferred(5, node.ids[:4])
+
+
+@pytest.mark.parametrize(
+    ("assigned", "end"), [(("c0",), TAKEN), ((), NOT_OURS)], ids=["its card was taken", "not bound by us"]
+)
+async def test_a_refusal_ends_with_the_likely_cause_and_the_way_out(assigned, end):
+    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+    node.bind(pod("a", 5, *assigned))
+    with pytest.raises(RefusedError) as caught:
+        await node.preferred(5, node.ids[:4])
+    assert str(caught.value) == f"no card has 5 free units, by card they have [4]; {end}"
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():
@@ -269,11 +281,33 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
     assert node.ledger.promised() == {"c0": 2}
 
 
-def test_another_unit_in_use_is_an_error_that_names_pod_and_resource():
+@pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
+def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
+    node = Node(8)
+    node.account.living = lambda: living
+    node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    node.account.refresh()
+    assert node.account.other_units == {"uid-1": "gpupack.io/gpu-memory-512mib"}
+    with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
+        node.account.check_other_units({"uid-1"}, running)
+
+
+def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
-        node.account.refresh()
+    node.account.refresh()
+    node.account.check_other_units({"uid-1"}, set())
+    assert list(node.account.other_units) == ["uid-1"], "the API server was not heard yet"
+    node.account.living = lambda: {"another"}
+    node.account.check_other_units({"uid-1"}, set())
+    assert node.account.other_units == {}
+    node.book.write("mine", ids("c0", 1))
+    node.account.refresh()
+    assert node.account.other_units == {}
+    assert node.ledger.promised() == {"c0": 1}
+    node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
+    node.account.refresh()
+    assert list(node.account.other_units) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():

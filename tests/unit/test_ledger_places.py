@@ -138,10 +138,11 @@ def test_h7_the_reservation_outlives_the_pod_that_stood_in():
 
 def test_the_own_target_goes_before_another_of_the_pool():
     world = World.of(8, 8, 8)
-    for uid, card in (("w", "c2"), ("x", "c0"), ("y", "c1")):
+    for uid, card in (("x", "c1"), ("y", "c0"), ("w", "c2")):
         world.bind(pod(uid, 3, card))
+    assert where(world) == {"x": ("c1",), "y": ("c0",), "w": ("c2",)}
     world.hand(3, "y")
-    assert where(world) == {"w": ("c1",), "x": ("c0",)}
+    assert where(world) == {"x": ("c0",), "w": ("c2",)}
 
 
 def test_the_pool_has_the_targets_of_pods_that_got_other_cards():
@@ -241,7 +242,8 @@ def test_targets_are_settled_before_anybody_goes_elsewhere():
     world.bind(pod("x", 4, "c0"))
     world.bind(pod("y", 4, "c1"))
     world.ledger.set_healthy("c0", False)
-    assert where(world) == {"x": ("c2",), "y": ("c1",)}
+    assert where(world) == {"x": ("c1",), "y": ("c2",)}
+    assert off_target(world) == {"y"}
 
 
 def test_a_waiting_pod_without_any_room_keeps_what_is_left_everywhere():

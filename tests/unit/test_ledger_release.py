@@ -74,7 +74,7 @@ def test_a_finished_pod_is_not_counted_until_its_object_goes(running):
     running.drop("a")
     running.look()
     assert running.promised == [0]
-    running.change("a", created="later")
+    running.change("a", admitted=False)
     running.sync()
     assert known(running) == []
     assert running.ledger.unheld() == frozenset()

@@ -66,7 +66,8 @@ def referenced(folder: Path) -> set[Path]:
 
 
 def test_every_file_is_used() -> None:
-    used = set().union(*(referenced(MANIFESTS / name) for name in BUILDS))
+    components = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
+    used = set().union(*map(referenced, [*(MANIFESTS / name for name in BUILDS), *components]))
     assert used | SNIPPETS == {path for path in MANIFESTS.rglob("*") if path.is_file()}
 
 
@@ -80,9 +81,9 @@ def test_objects_are_unique_and_in_their_place(name: str) -> None:
         if one["kind"] in CLUSTER_WIDE:
             assert place is None, one["metadata"]
         else:
-            assert place == (
-                "kube-system" if one["metadata"]["name"].endswith("-authentication") else NAMESPACE
-            )
+            # Of others' namespaces: where kube-apiserver says whom it trusts, and where Nodes' Events are.
+            others = {"authentication": "kube-system", "events": "default"}
+            assert place == others.get(one["metadata"]["name"].rpartition("-")[2], NAMESPACE)
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -124,6 +125,8 @@ def test_names_of_the_product_are_those_of_the_code(name: str) -> None:
         for key, value in vars(names).items()
         if key.isupper() and isinstance(value, str) and value.startswith(names.DOMAIN)
     } | {names.resource_name(1024), f"{names.DOMAIN}/node"}
+    # What the policies about pods compare with.
+    known |= {f"{names.DOMAIN}/", f"{names.RESOURCE_PREFIX}1024mib"}
     for one in objects(name).values():
         for seen in re.findall(rf"{re.escape(names.DOMAIN)}/[a-z0-9-]*", text_of(one)):
             assert seen in known, f"{one['kind']} {one['metadata']['name']}: {seen}"
@@ -140,7 +143,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler"])
+@pytest.mark.parametrize("command", ["node", "queue", "scheduler"])
 def test_flags_exist(command: str) -> None:
     environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
     shown = subprocess.run(
@@ -210,7 +213,7 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
         told = one["spec"]["template"]["metadata"]["annotations"]
         assert told["prometheus.io/scrape"] == "true"
         port = told["prometheus.io/port"]
-        if gpupack["args"][0] == "node":
+        if gpupack["args"][0] in {"node", "queue"}:
             assert f"--http=:{port}" in gpupack["args"]
             assert port_of(gpupack, "http") == int(port)
         else:
@@ -307,12 +310,17 @@ def test_rights_are_few() -> None:
         "nodes/status": {"patch"},
         "pods": read | {"patch"},
     }
+    assert rights(base["Role", "gpupack-node-events"]) == {"events": {"create", "patch"}}
     assert rights(joined["ClusterRole", "gpupack-extender"]) == {
         "nodes": read,
         "pods": read,
         "pods/binding": {"create"},
+        "pods/eviction": {"create"},
+        "pods/status": {"patch"},
+        "poddisruptionbudgets": read,
         "events": {"create", "patch"},
     }
+    assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
 
 
 def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
@@ -323,26 +331,24 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
         (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
     node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
-    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_HOLDS}']" in node
+    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
     assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]
     )
-    words = text_of(found["ValidatingAdmissionPolicy", "gpupack-packed-words"])
-    assert words.count(f"!name.startsWith('{names.PACKED_PREFIX}')") == 2
+    assert f"name.startsWith('{names.PACKED_PREFIX}')" in text_of(
+        found["ValidatingAdmissionPolicy", "gpupack-pod-request"]
+    )
     for (kind, name), one in found.items():
         if kind == "ValidatingAdmissionPolicy":
             assert one["spec"]["failurePolicy"] == "Fail", name
         if kind == "ValidatingAdmissionPolicyBinding":
-            assert one["spec"]["validationActions"] == ["Deny"], name
-
-
-def test_the_optional_policy_names_our_scheduler() -> None:
-    policy = text_of(
-        objects("overlays/set-scheduler-name")["MutatingAdmissionPolicy", "gpupack-scheduler-name"]
-    )
-    assert f"schedulerName: '{names.SCHEDULER_NAME}'" in policy
-    assert f"startsWith('{names.RESOURCE_PREFIX}')" in policy
+            expected = ["Warn"] if name.endswith("-warn") else ["Deny"]
+            assert one["spec"]["validationActions"] == expected, name
+        if "paramRef" in one.get("spec", {}):
+            # Else a ConfigMap that is missing would keep every pod of the cluster from being created.
+            assert one["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow", name
+            assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
 
 
 def test_the_overlays_change_what_they_say() -> None:

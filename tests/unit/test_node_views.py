@@ -64,6 +64,19 @@ def test_pods_come_by_list_and_by_events():
     assert view.seen == 12
 
 
+def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them():
+    of = account()
+    view = pods(of)
+    assert of.living() is None
+    mirror = pod("b", 5, units=0, **{"kubernetes.io/config.mirror": "static"})
+    view.replace([pod("a", 4, units=0), mirror, pod("done", 6, phase="Succeeded")], "7")
+    assert of.living() == {"a", "static"}
+    view.event("ADDED", pod("c", 8, units=0), "8")
+    view.event("MODIFIED", pod("a", 9, units=0, phase="Failed"), "9")
+    view.event("DELETED", mirror, "10")
+    assert of.living() == {"c"}
+
+
 def test_a_pod_that_vanishes_unheld_is_owed():
     of = account()
     view = pods(of)
@@ -264,3 +277,24 @@ def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
         assert of.ledger.used() == (0, 8)
     view.take(node(4))
     assert of.ledger.used() == (0, 0)
+
+
+def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
+    of, told = account(), []
+    view = NodeView(of, "n1", told.append)
+    with capture_logs() as logs:
+        for version in (1, 2):
+            view.take(node(version, **{NODE_CORDON: "c1,c7, c9"}))
+    assert of.ledger.used() == (0, 8)
+    assert view.unknown_cordoned == ("c7", "c9")
+    (problem,) = told
+    assert problem == (
+        'annotation gpupack.io/cordon holds "c7, c9", no card of this node: allowed are "c0, c1"'
+    )
+    assert [(each["log_level"], each["error"]) for each in logs] == [("warning", problem)]
+    view.take(node(3, **{NODE_CORDON: "c1"}))
+    assert view.unknown_cordoned == ()
+    view.take(node(4, **{NODE_CORDON: "c1,c7"}))
+    assert len(told) == 2
+    view.take(node(5, **{NODE_CORDON: "no:uuid"}))
+    assert '"no:uuid": allowed is a comma list of card UUIDs' in told[2]

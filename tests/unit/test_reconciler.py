@@ -222,8 +222,21 @@ async def test_a_pod_of_the_book_that_nobody_knows_makes_a_list_of_pods():
 async def test_another_unit_in_use_is_an_error():
     bench = Bench()
     bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    bench.cgroups.running.add("x")
     with pytest.raises(UnitInUseError, match=r"pod x holds gpupack.io/gpu-memory-512mib"):
         await bench.reconciler.run()
+
+
+async def test_the_book_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended():
+    bench = Bench()
+    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    running = asyncio.create_task(bench.reconciler.run())
+    await until(lambda: len(bench.cgroups.asked) > 1)
+    assert not bench.reconciler.read.is_set()
+    bench.view.replace([], "7")
+    await until(bench.reconciler.read.is_set)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_written_book_is_read_at_once():
@@ -244,6 +257,17 @@ async def test_a_book_that_becomes_readable_counts_as_read_at_once():
     bench.book.news.set()
     await until(bench.reconciler.read.is_set)
     await end(following)
+
+
+async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
+    """A pod that runs already does not ask for devices, also where its kubelet lost the book."""
+    bench = Bench()
+    bench.cgroups.running = {"a"}
+    task = await running(bench)
+    bench.list_pods(pod("a", 3, "c0"))
+    bench.account.changed()
+    await until(lambda: "a" in bench.ledger.facts.lived)
+    await end(task)
 
 
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():

@@ -72,7 +72,7 @@ def test_a_lost_card_fails_alone_and_heals(mode: str) -> None:
     first, second = gpus.sample()
     assert first.error is not None
     assert second.error is None
-    assert gpus.events(5) == [HealthEvent("GPU-a", False, "XID 79: the card has fallen off the bus")]
+    assert gpus.events(5) == [HealthEvent("GPU-a", False, "XID 79: the card has fallen off the bus", 79)]
     gpus.heal("GPU-a")
     assert gpus.sample()[0].error is None
     assert gpus.events(5) == [HealthEvent("GPU-a", True, "mended")]
@@ -85,15 +85,15 @@ def test_ecc_errors_make_news_and_the_samples_go_on() -> None:
     assert [sample.error for sample in gpus.sample()] == [None, None]
     assert gpus.events(5) == [
         HealthEvent("GPU-a", False, "uncorrectable ECC errors"),
-        HealthEvent("GPU-b", False, "XID 777"),
+        HealthEvent("GPU-b", False, "XID 777", 777),
     ]
 
 
-@pytest.mark.parametrize(("ignored", "news"), [({31}, 0), (set(), 1)])
-def test_ignored_xids_make_no_news(ignored: set[int], news: int) -> None:
+@pytest.mark.parametrize(("ignored", "healthy"), [({31}, None), (set(), False)])
+def test_ignored_xids_say_nothing_of_the_card(ignored: set[int], healthy: bool | None) -> None:
     gpus = SimulatedGpus(load_profile("2xt4"), frozenset(ignored))
     gpus.fail(gpus.cards()[0].uuid, "ecc_uncorrectable", xid=31)
-    assert len(gpus.events(0)) == news
+    assert [(event.healthy, event.xid) for event in gpus.events(0)] == [(healthy, 31)]
 
 
 def test_a_failure_of_the_profile_trips_after_its_calls_and_once() -> None:

@@ -13,6 +13,7 @@ from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import (
     FolderWatch,
     check_socket_path,
+    clear_left_over,
     clear_socket_path,
     identify,
     name_of_our_own,
@@ -54,12 +55,13 @@ def test_identity(folder: Path) -> None:
 
 
 def test_no_two_processes_have_a_socket_of_one_name_and_none_stays_behind(folder: Path) -> None:
-    ours = name_of_our_own(folder / "none", "gpupack.io-x.sock")
-    assert name_of_our_own(folder, "gpupack.io-x.sock") != ours
+    ours = name_of_our_own("gpupack.io-x.sock")
+    assert name_of_our_own("gpupack.io-x.sock") != ours
+    clear_left_over(folder / "none", "gpupack.io-x.sock")
     for name in (ours, "gpupack.io-x.sock", "gpupack.io-other.sock", "kubelet.sock"):
         bind(folder / name)
     (folder / "gpupack.io-x-precious.sock").write_text("")
-    name_of_our_own(folder, "gpupack.io-x.sock")
+    clear_left_over(folder, "gpupack.io-x.sock")
     assert {path.name for path in folder.iterdir()} == {
         "gpupack.io-other.sock",
         "kubelet.sock",

@@ -68,6 +68,19 @@ def test_rows():
     ]
 
 
+def test_gpus_of_another_device_plugin():
+    nodes = rows(
+        listed(node("n", [44], [4], **{"nvidia.com/gpu": "4"}), node("whole-gpus", **{"nvidia.com/gpu": "4"}))
+    )
+    (row,) = nodes
+    assert (row.error, row.foreign_gpus) == (None, {"nvidia.com/gpu": 4})
+    for output in ("table", "wide"):
+        text = render(nodes, output)
+        assert "another device plugin offers nvidia.com/gpu: 4 here" in text
+        assert "keep it off this node" in text
+    assert json.loads(render(nodes, "json"))[0]["foreign_gpus"] == {"nvidia.com/gpu": 4}
+
+
 def test_cordoned_cards():
     (row,) = rows(
         listed(node("n", [44, 44], [44, 4], {CARDS: INVENTORY, "gpupack.io/cordon": "GPU-a,GPU-x"}))
@@ -205,6 +218,7 @@ def test_json_is_the_documented_form():
         "daemon": True,
         "takes_pods": True,
         "revision": REVISION,
+        "foreign_gpus": {},
     }
     half = {
         "index": 0,

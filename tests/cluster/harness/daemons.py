@@ -2,6 +2,7 @@
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ class _Daemon:
             return self.http("/readyz") is not None
         except OSError:
             return False
+
+    def why_not_ready(self) -> str:
+        """What /readyz says while it is not 200; empty when it is, or when nobody answers."""
+        try:
+            self.http("/readyz")
+        except urllib.error.HTTPError as refused:
+            return refused.read().decode()
+        except OSError:
+            pass
+        return ""
 
     def http(self, path: str) -> str:
         """GET one of its pages."""
@@ -115,6 +126,11 @@ class NodeDaemon(_Daemon):
         flat = [word for pair in arguments.items() for word in pair]
         super().__init__("gpupack-node", ["node", *flat, *extra], node.log_dir / "gpupack-node.log", port)
 
+    def beside(self, port: int) -> "_Daemon":
+        """Another daemon for the same node, as of a second DaemonSet; not started."""
+        arguments = [*self._arguments, "--http", f"127.0.0.1:{port}"]
+        return _Daemon("second-gpupack-node", arguments, self.log.with_name("second-gpupack-node.log"), port)
+
 
 class Extender(_Daemon):
     """`gpupack scheduler` on plain HTTP."""
@@ -130,3 +146,17 @@ class Extender(_Daemon):
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read())
+
+
+class QueueController(_Daemon):
+    """`gpupack queue` with a configuration that tests change."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, log_dir: Path, port: int, *extra: str) -> None:
+        self.config = folder / "queues.yaml"
+        arguments = ["queue", "--config", str(self.config), "--kubeconfig", str(kubeconfig)]
+        arguments += ["--http", f"127.0.0.1:{port}", *extra]
+        super().__init__("gpupack-queue", arguments, log_dir / "gpupack-queue.log", port)
+
+    def status(self) -> Any:
+        """What `gpupack queue status` shows."""
+        return json.loads(self.http("/status"))

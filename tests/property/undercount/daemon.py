@@ -150,6 +150,8 @@ class ModelDaemon(Plugin):
         pods, version, cursor = self.view
         self.view = None
         self.pods.replace(pods, str(version))
+        if not self.synced:
+            self.look_at_cgroups()
         self.cursor, self.lost, self.synced = cursor, False, True
 
     def bookmark(self) -> None:

@@ -317,6 +317,12 @@ class ModelKubelet:
                 units[uuid] = units.get(uuid, 0) + 1
         return units
 
+    def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
+        """UUIDs of the cards that its memory has for containers of a pod, sorted."""
+        mine = self.devices.get(uid, {})
+        ids = frozenset().union(*(mine.get(name, ()) for name in containers))
+        return tuple(sorted({parse_device_id(text)[0] for text in ids}))
+
     # Restart.
 
     def restart(self, *, book_lost: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
+from allocator.ledger import places
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
@@ -14,11 +15,12 @@ from scheduler_plugin.cluster.rules import Rules
 from .daemon import ModelDaemon
 from .extender import ModelExtender
 from .kubelet import ModelKubelet
-from .world import World
+from .world import RESOURCE, World
 
 BEHIND_S: Final = 1.0
 UNSAID: Final = 1 << 60
 MODELS: Final = ("A100", "L40S")
+MANY_CARDS: Final = ((8, 8, 8, 8), (8, 8, 5, 5), (8, 8, 6))
 SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
 
 
@@ -57,8 +59,9 @@ class Scene:
         rules: the extender's rules, or a mutant of them.
     """
 
-    def __init__(self, seed: int, rules: type[Rules] = Rules) -> None:
+    def __init__(self, seed: int, rules: type[Rules] = Rules, *, calm: bool = False) -> None:
         self.random = Random(seed)
+        self.calm = calm
         self.world = World()
         self.now = 0.0
         self.steps = 0
@@ -67,7 +70,7 @@ class Scene:
         self.extender = ModelExtender(self.world, self.random, rules)
 
     def _node(self, name: str) -> Node:
-        sizes = self.random.choice(SIZES)
+        sizes = self.random.choice(MANY_CARDS if self.calm else SIZES)
         cards = tuple(
             Card(i, f"GPU-{name}{i}".ljust(40, "0"), MODELS[i % 2], size, 0) for i, size in enumerate(sizes)
         )
@@ -201,6 +204,29 @@ class Scene:
                 f"admitted, the cards have {free} free; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
             )
 
+    def _check_target(self, node: Node, uid: str) -> None:
+        """A pod gets cards that the scheduler chose for it or for its like."""
+        facts = node.daemon.ledger.facts
+        pods = {key: bound.pod for key, bound in facts.pods.items()}
+        for pod in self.world.pods.values():
+            read, _ = pod.object.read(RESOURCE)
+            if pod.node == node.name and read is not None:
+                pods.setdefault(read.uid, read)
+        for demand in pods[uid].request.demands:
+            shape = places.shape(pods[uid].request, demand)
+            chosen = {
+                facts.target(pod, each)
+                for pod in pods.values()
+                for each in pod.request.demands
+                if places.shape(pod.request, each) == shape
+            }
+            got = node.kubelet.cards(uid, demand.containers)
+            if got not in chosen:
+                self._fail(
+                    f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen} for it "
+                    f"and its like; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                )
+
     def _fail(self, text: str) -> None:
         raise ViolationError("\n".join([*self.trace[-60:], text, f"now {self.now:.2f}, step {self.steps}"]))
 
@@ -244,7 +270,6 @@ class Scene:
     def _sync(self, node: Node) -> None:
         node.kubelet.sync()
         if node.daemon_up:
-            node.daemon.ledger.kubelet_restarted()
             node.daemon.look_at_cgroups()
 
     def _look_at_pods(self, node: Node) -> None:

@@ -1,6 +1,8 @@
 """Small clusters driven through random interleavings of everything that can happen, one step at a time."""
 
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from allocator.ids import parse_device_id
@@ -34,11 +36,19 @@ class Simulation(Scene):
     Args:
         seed: of everything random.
         rules: the extender's rules, or a mutant of them.
-        density: how much more often trouble comes than it usually does.
+        density: how much more often trouble comes than it usually does. With 0 nothing goes wrong, and pods
+            must get the very cards that were chosen for them or for their like.
+        more: how much more often things of these names happen, besides.
     """
 
-    def __init__(self, seed: int, rules: type[Rules] = Rules, density: float = 1.0) -> None:
-        super().__init__(seed, rules)
+    def __init__(
+        self,
+        seed: int,
+        rules: type[Rules] = Rules,
+        density: float = 1.0,
+        more: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(seed, rules, calm=density == 0)
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
         self.picky = self.random.choice((0.0, 0.15))
@@ -77,7 +87,7 @@ class Simulation(Scene):
             (1, self._tear),
             (3, self._sleep),
         )
-        if self.random.random() < 0.4:
+        if self.calm or self.random.random() < 0.4:
             # A rush: many pods of one or two shapes are on their way at once, and little goes wrong.
             self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2)))
             density *= 0.3
@@ -86,7 +96,7 @@ class Simulation(Scene):
             work = tuple((weight * {**hurry, **slow}.get(action, 1), action) for weight, action in work)
         self.actions = [(weight * self._pace(), action) for weight, action in work]
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
-        self.weights = [weight for weight, _ in self.actions]
+        self.weights = [weight * more.get(action.__name__[1:], 1) for weight, action in self.actions]
         for node in self.nodes:
             self._settle_node(node)
 
@@ -179,7 +189,7 @@ class Simulation(Scene):
         node = self._any()
         if node.daemon.away:
             return
-        if self.random.random() < 0.3:
+        if self.random.random() < (0.7 if self.calm else 0.3):
             node.kubelet.relist()
         else:
             node.kubelet.deliver()
@@ -191,10 +201,14 @@ class Simulation(Scene):
         # are outside the invariant.
         blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
         if node.daemon_up and node.daemon.book_read and not blind:
-            before = node.kubelet.admitting
+            facts = node.daemon.ledger.facts
+            before, admitted = node.kubelet.admitting, set(node.kubelet.admitted)
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
                 self._say(f"{node.name} admits, devices {shown(node.kubelet)}")
+            if self.calm and not node.clouded and facts.held.keys() <= facts.pods.keys():
+                for uid in node.kubelet.admitted - admitted:
+                    self._check_target(node, uid)
 
     def _start(self) -> None:
         node = self._any()
@@ -266,7 +280,8 @@ class Simulation(Scene):
         node = self._any()
         if node.daemon_up and node.daemon.publish():
             assert node.daemon.published is not None
-            node.ever_held |= node.daemon.published[1]
+            # What the kubelet is to admit anew may come elsewhere: these words say where it was.
+            node.ever_held |= node.daemon.published[1] & (node.kubelet.admitted | node.kubelet.running)
             if node.sick_until is UNSAID:
                 node.sick_until = node.daemon.revision
             self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen}")
@@ -416,7 +431,13 @@ class Simulation(Scene):
         self._pass(self.random.choice((2.0, 12.0, 35.0)))
 
 
-def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0) -> int:
+def run(
+    seed: int,
+    steps: int,
+    rules: type[Rules] = Rules,
+    density: float = 1.0,
+    more: Mapping[str, float] = MappingProxyType({}),
+) -> int:
     """Run one history; returns the steps done.
 
     Args:
@@ -424,11 +445,12 @@ def run(seed: int, steps: int, rules: type[Rules] = Rules, density: float = 1.0)
         steps: how many.
         rules: the extender's.
         density: see `Simulation`.
+        more: likewise.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    simulation = Simulation(seed, rules, density)
+    simulation = Simulation(seed, rules, density, more)
     for number in range(1, steps + 1):
         simulation.step()
         if number % 250 == 0:

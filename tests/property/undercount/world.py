@@ -18,6 +18,7 @@ from scheduler_plugin.cluster.objects import (
     NodeLite,
     NodeStatus,
     PodLite,
+    PodMetadata,
     PodSpec,
     PodStatus,
     ResourceList,
@@ -59,7 +60,7 @@ class ModelPod:
             )
 
         return PodLite(
-            metadata=Metadata(
+            metadata=PodMetadata(
                 name=self.name,
                 namespace="default",
                 uid=self.uid,
@@ -109,7 +110,6 @@ class ModelPod:
                 uid=self.uid,
                 namespace="default",
                 resource_version=str(self.version),
-                creation_timestamp=self.created,
                 annotations=dict(self.annotations),
             ),
             spec=ObjectSpec(

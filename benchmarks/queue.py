@@ -1,0 +1,177 @@
+"""One admission decision of the queue: `python -m benchmarks.queue [--tenants T] [--waiting W] [--nodes N]`.
+
+N nodes of 8 cards of 79 units, full of pods of T tenants; W gated pods of 20 shapes wait, evenly by tenant, a
+third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides until
+nobody can be released. Measured, all in this process and without an API server:
+
+- the time of one decision: finding the pod to release, or that there is none;
+- the time from the end of a pod to the release of the next one, the most and the median;
+- resident memory after all of it.
+
+With `--slots` every card has a local and a free slot, so that all of algorithm 7 is asked. The last line is
+JSON.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
+from benchmarks.machine import machine, percentile, resident_mib
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.config import parse_config
+from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.queue import Queue, QueueRules
+from tests.cluster_builders import node_object, pod_object
+
+CARDS = 8
+CARD_UNITS = 79
+SHAPES = tuple(range(4, 80, 4))[:20]
+ENDED = 300
+SLOTS = "slots: {per: card, local: {count: 2}, free: {count: 2}}\n"
+
+
+class Bench:
+    """A queue on a full cluster.
+
+    Args:
+        tenants: How many.
+        nodes: How many.
+        seed: Of everything random.
+        slots: Every card has slots.
+    """
+
+    def __init__(self, tenants: int, nodes: int, seed: int, *, slots: bool) -> None:
+        self.random = random.Random(seed)
+        self.tenants = [f"t{number:03}" for number in range(tenants)]
+        queues = [{"name": name, "weight": 1 + at % 4} for at, name in enumerate(self.tenants)]
+        text = json.dumps({"queues": queues})[:-1] + "}"
+        self.state = ClusterState(rules=QueueRules())
+        config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
+        self.queue = Queue(config, self.state, Policies("fragmentation"))
+        self.version = 1
+        self.running: list[dict[str, Any]] = []
+        for number in range(nodes):
+            self._node(f"n{number:05}")
+
+    def _node(self, name: str) -> None:
+        self.version += 1
+        raw: Any = node_object(name, (CARD_UNITS,) * CARDS, version=self.version, cpu="512", memory="4000Gi")
+        raw["metadata"]["labels"] = {"data.gpupack.io/d0": ""} if self.random.random() < 0.2 else {}
+        node = msgspec.convert(raw, QueueNode)
+        self.state.apply_node(node, 0.0)
+        self.queue.set_node(name, node_facts(node))
+
+    def pod(self, number: int) -> None:
+        """Let one more pod wait."""
+        tenant = self.tenants[number % len(self.tenants)]
+        job = f"j{number // 6 // len(self.tenants)}" if number % 3 == 0 else ""
+        notes = {POD_JOB: job} if job else {}
+        if job and self.random.random() < 0.5:
+            notes[POD_DATA] = "d0"
+        self.version += 1
+        raw: Any = pod_object(
+            f"p{number}",
+            self.random.choice(SHAPES),
+            version=self.version,
+            annotations=notes,
+            namespace=tenant,
+        )
+        raw["metadata"]["labels"] = {QUEUE_NAME: tenant}
+        raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+        self._send(raw)
+
+    def _send(self, raw: dict[str, Any]) -> None:
+        pod = msgspec.convert(raw, QueuePod)
+        self.state.apply_pod(pod, 0.0)
+        self.queue.apply_pod(pod, 0.0)
+
+    def decide(self, most: int | None = None) -> list[float]:
+        """Decide until nobody can be released, or so many are; seconds of each decision."""
+        took, began = [], time.perf_counter()
+        for release in self.queue.decide(0.0):
+            took.append(time.perf_counter() - began)
+            self.running += [{"uid": member.uid, "node": member.node} for member in release.members]
+            if len(took) == most:
+                return took
+            began = time.perf_counter()
+        return [*took, time.perf_counter() - began]
+
+    def end_one(self) -> None:
+        """End a released pod, whose room is free at once."""
+        at = self.random.randrange(len(self.running))
+        self.running[at], self.running[-1] = self.running[-1], self.running[at]
+        uid = self.running.pop()["uid"]
+        take = self.state.taken(uid)
+        if take is not None:
+            self.state.roll_back(take, 0.0)
+        self.queue.delete_pod(uid, 0.0)
+
+
+def _with_slots(queues: list[dict[str, Any]]) -> str:
+    slots = {"per": "card", "local": {"count": 2}, "free": {"count": 2}}
+    return json.dumps({"queues": queues, "slots": slots})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__)
+    parser.add_argument("--tenants", type=int, default=100)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slots", action="store_true")
+    options = parser.parse_args(arguments)
+    print(f"machine: {machine()}")
+    bench = Bench(options.tenants, options.nodes, options.seed, slots=options.slots)
+    number = 0
+    while True:
+        for _ in range(1000):
+            bench.pod(number)
+            number += 1
+        bench.decide()
+        if sum(len(tenant.waiting) for tenant in bench.queue.tenants) > 500:
+            break
+    print(f"full: {len(bench.running)} pods run on {options.nodes} nodes")
+    while sum(len(tenant.waiting) for tenant in bench.queue.tenants) < options.waiting:
+        bench.pod(number)
+        number += 1
+    bench.decide()
+    gc.collect()
+    gc.freeze()
+    decisions: list[float] = []
+    given_on: list[float] = []
+    for _ in range(ENDED):
+        bench.end_one()
+        took = bench.decide()
+        decisions += took
+        given_on.append(took[0])
+    rss = resident_mib(os.getpid())
+    p50, p99 = (1e3 * percentile(decisions, percent) for percent in (50, 99))
+    print(f"{len(decisions)} decisions: p50 {p50:.2f} p99 {p99:.2f} worst {1e3 * max(decisions):.2f} ms")
+    print(f"from the end of a pod to the next release: worst {1e3 * max(given_on):.2f} ms")
+    print(
+        json.dumps(
+            {
+                "tenants": options.tenants,
+                "waiting": options.waiting,
+                "decision_p50_ms": round(p50, 3),
+                "decision_p99_ms": round(p99, 3),
+                "given_on_worst_ms": round(1e3 * max(given_on), 3),
+                "rss_mib": round(rss, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""One daemon for each kubelet: who serves it holds a lock on its device plugin folder.
+
+The lock is the kernel's flock on the folder itself. The kernel gives it back when the process ends, however
+it ends, so no crash leaves one; and there is no lock file that the kubelet, which clears the folder when it
+starts, could take away. Pods that mount the folder see the same one, in whatever container.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_LOCKS: Final = Path("/proc/locks")
+
+
+class FolderLock:
+    """The lock on a device plugin folder.
+
+    Args:
+        folder: must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def take(self) -> bool:
+        """Take the lock if it is free, without waiting; tells whether this process has it.
+
+        Where the file system knows no such lock, or the folder cannot be opened, nothing stops this process.
+        """
+        if self._file is not None:
+            return True
+        try:
+            file = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            log.warning("folder cannot be locked", folder=str(self._folder), error=error.strerror)
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except OSError as error:
+            log.warning("folder cannot be locked", folder=str(self._folder), error=error.strerror)
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def holder(self) -> int | None:
+        """Return the pid of the process that has the lock; None where nobody has or this cannot be seen.
+
+        A process of another pid namespace is seen from the host's only (`hostPID`).
+        """
+        try:
+            found = self._folder.stat()
+            return find_holder(_LOCKS.read_text(encoding="ascii"), found.st_dev, found.st_ino)
+        except OSError:
+            return None
+
+
+def find_holder(locks: str, device: int, inode: int) -> int | None:
+    """Find who holds an flock on a file.
+
+    Args:
+        locks: the text of /proc/locks (proc_locks(5)): `1: FLOCK ADVISORY WRITE 4242 fe:01:131077 0 EOF`.
+        device: `st_dev` of the file.
+        inode: `st_ino` of the file.
+    """
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    for line in locks.splitlines():
+        match line.split():
+            case [_, "FLOCK", "ADVISORY", "WRITE", pid, file, *_] if file == wanted and int(pid) > 0:
+                return int(pid)
+    return None

@@ -1,0 +1,125 @@
+"""What the daemon says of itself: whether it is ready, /explain, and the values of its metrics."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deviceplugin.kubelet.cleaning import BookCleaner
+from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.metrics import CardState, Counts, NodeState
+from deviceplugin.node.account import Account
+from deviceplugin.node.annotator import Annotator
+from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.ownership import Ownership
+from deviceplugin.node.publisher import Publisher
+from deviceplugin.node.sampling import Sampler
+from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.settings import Settings
+from kubeapi.events import EventRecorder
+
+
+@dataclass(slots=True, kw_only=True)
+class Status:
+    """Reads the daemon's parts; `waiting` says why it has not begun yet, None once it has."""
+
+    settings: Settings
+    account: Account
+    registrar: Registrar
+    cleaner: BookCleaner
+    sampler: Sampler
+    nodes: NodeView
+    pods: PodView
+    ownership: Ownership
+    publisher: Publisher
+    annotator: Annotator
+    neighbours: Neighbours
+    recorder: EventRecorder
+    waiting: str | None = None
+
+    def not_ready(self) -> list[str]:
+        """Say why pods cannot be served yet; empty when they can."""
+        if self.waiting is not None:
+            return [self.waiting]
+        reasons = []
+        if not self.registrar.registered:
+            reasons.append("not registered with the kubelet")
+        if self.account.book_problem is not None:
+            reasons.append(self.account.book_problem)
+        reasons += [
+            f"pod {uid} holds {resource} in the kubelet's book, of another unit than ours: has it ended?"
+            for uid, resource in list(self.account.other_units.items())[:1]
+        ]
+        if self.cleaner.problem is not None:
+            reasons.append(self.cleaner.problem)
+        if self.nodes.missing:
+            reasons.append(f"no Node is named {self.settings.node_name}")
+        if self.ownership.problem is not None:
+            reasons.append(self.ownership.problem)
+        # Mostly it is what was said above that keeps the first patch waiting.
+        if self.publisher.problem is not None and (self.publisher.failing or not reasons):
+            reasons.append(self.publisher.problem)
+        return reasons
+
+    def explain(self) -> dict[str, Any]:
+        """Write everything of interest to a person as JSON values."""
+        return {
+            "node": self.settings.node_name,
+            "resource": self.settings.resource,
+            "unit_mib": self.settings.unit_mib,
+            "not_ready": self.not_ready(),
+            "foreign_gpus": dict(self.neighbours.found),
+            "api_connected": self.pods.connected,
+            "seen": self.pods.seen,
+            "revision": self.publisher.revision,
+            "ledger": self.account.ledger.explain(),
+        }
+
+    def node_state(self) -> NodeState:
+        """Describe the node for its metrics."""
+        return NodeState(
+            registered=self.registrar.registered,
+            ready=not self.not_ready(),
+            other_daemon=self.waiting is not None or self.ownership.disputed,
+            foreign_gpus=self.neighbours.found,
+            unknown_cordoned=len(self.nodes.unknown_cordoned),
+            xids=self.sampler.xids,
+        )
+
+    def counts(self) -> Counts:
+        """Name the counters that the parts keep."""
+        counts: dict[str, tuple[str, Callable[[], int]]] = {
+            "patches": ("Patches of the Node's words.", lambda: self.publisher.patches),
+            "patch_errors": (
+                "Failed patches of the Node.",
+                lambda: self.publisher.errors + self.ownership.errors,
+            ),
+            "annotation_errors": ("Failed writes of allocations.", lambda: self.annotator.errors),
+            "clean_errors": (
+                "Failed requests to PodResources to clean its book.",
+                lambda: self.cleaner.errors,
+            ),
+            "sample_errors": ("Failed measurements of all cards.", lambda: self.sampler.errors),
+            "registrations": ("Registrations with the kubelet.", lambda: self.registrar.registrations),
+            "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
+            "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
+        }
+        return counts
+
+    def card_states(self) -> Iterator[CardState]:
+        """Describe the cards for their metrics."""
+        ledger = self.account.ledger
+        reserved = ledger.reserved()
+        for card, used in zip(ledger.cards(), ledger.used(), strict=True):
+            use = self.sampler.uses.get(card.uuid)
+            yield CardState(
+                uuid=card.uuid,
+                model=card.model,
+                size=card.size_units,
+                used=used,
+                promised=card.used_units,
+                reserved=reserved.get(card.uuid, 0),
+                beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
+                measured_mib=use.measured_mib if use is not None else None,
+                healthy=card.healthy,
+                cordoned=card.cordoned,
+            )

@@ -1,0 +1,142 @@
+"""`gpupack queue status`: who has what, who waits and why, as the queue's leader says."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.cells import cell_len
+
+from gpupack.errors import InputError
+from kubeapi.client import KubeClient
+from kubeapi.paths import segment
+from scheduler_plugin.queue.explain import TenantStatus, Why
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What `/status` of the queue answers.
+
+    Attributes:
+        queues: By name.
+        pods: Those that wait, by queue and position.
+        trouble: Why nothing is released, empty for nothing.
+        fault: Why the newest configuration is not in force, empty for nothing.
+        warning: What about the configuration this cluster cannot keep, empty for nothing.
+        mode: `gate` or `batch`.
+    """
+
+    queues: tuple[TenantStatus, ...]
+    pods: tuple[Why, ...]
+    trouble: str = ""
+    fault: str = ""
+    warning: str = ""
+    mode: str = "gate"
+
+
+async def fetch(kubeconfig: str | None, namespace: str, service: str) -> bytes:
+    """Ask the queue through the API server.
+
+    Args:
+        kubeconfig: Path, None for the usual places.
+        namespace: Of the queue's Service.
+        service: Its name.
+
+    Raises:
+        KubeApiError: there is no way to it.
+    """
+    path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
+    async with await KubeClient.connect(kubeconfig, user_agent="gpupack-queue-status") as client:
+        return await client.get(path)
+
+
+def read(raw: bytes, queue: str | None = None) -> Status:
+    """Read an answer, of all queues or of one.
+
+    Raises:
+        InputError: it is none, or there is no such queue.
+    """
+    try:
+        status = msgspec.json.decode(raw, type=Status)
+    except msgspec.DecodeError as error:
+        raise InputError(f"the answer is not a queue's: {error}") from error
+    if queue is None:
+        return status
+    names = [each.name for each in status.queues]
+    if queue not in names:
+        raise InputError(f"queue {queue!r} does not exist: allowed are {', '.join(names)}")
+    queues = tuple(each for each in status.queues if each.name == queue)
+    pods = tuple(pod for pod in status.pods if pod.queue == queue)
+    return msgspec.structs.replace(status, queues=queues, pods=pods)
+
+
+def render(status: Status, *, pods: bool) -> str:
+    """Write tables: of the queues, and of the pods that wait if they are wanted."""
+    parts = [f"nothing is released: {status.trouble}"] if status.trouble else []
+    if status.fault:
+        parts.append(f"the newest configuration is not in force:\n{status.fault}")
+    if status.warning:
+        parts.append(f"warning: {status.warning}")
+    parts.append(_table(_QUEUE_HEADER, map(_queue, status.queues)))
+    if pods:
+        parts.append(_table(_POD_HEADER, map(_pod, status.pods)) if status.pods else "no pod waits")
+    return "\n\n".join(parts)
+
+
+_QUEUE_HEADER = (
+    "QUEUE",
+    "COHORT",
+    "WEIGHT",
+    "NOMINAL",
+    "USED",
+    "BORROWED",
+    "LENT",
+    "RUNNING",
+    "WAITING",
+    "OLDEST",
+    "STOP",
+)
+_POD_HEADER = ("QUEUE", "POSITION", "POD", "WAITS", "REASON", "WHY")
+
+
+def _queue(queue: TenantStatus) -> Sequence[str]:
+    return (
+        queue.name,
+        queue.cohort or "-",
+        f"{queue.weight:g}",
+        "-" if queue.nominal is None else str(queue.nominal),
+        str(queue.used),
+        str(queue.borrowed),
+        str(queue.lent),
+        str(queue.running),
+        str(queue.waiting),
+        _age(queue.oldest_wait_s) if queue.waiting else "-",
+        queue.stop,
+    )
+
+
+def _pod(pod: Why) -> Sequence[str]:
+    return (
+        pod.queue or "-",
+        str(pod.position) if pod.position else "-",
+        f"{pod.namespace}/{pod.name}",
+        _age(pod.waits_s),
+        pod.reason,
+        pod.message,
+    )
+
+
+def _age(seconds: float) -> str:
+    """Write an age as kubectl does."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, *rows]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(_line(line, widths) for line in lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (text + " " * (width - cell_len(text)) for text, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,344 @@
+"""Which waiting pods are released, and for which node: order of the tenants, quotas, slots and room. Pure.
+
+One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
+is offered (algorithm 7). Without slots there is one pool: the first tenant with a pod that fits anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.queue.config import QueueConfig
+from scheduler_plugin.queue.lending import Case, Choice, Tenant, by_share, pick
+from scheduler_plugin.queue.locality import Locality
+from scheduler_plugin.queue.room import Room
+from scheduler_plugin.queue.slots import Slots
+from scheduler_plugin.queue.tenants import Tenants, TenantState
+from scheduler_plugin.queue.waiting import Group, Kind, Task
+from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One pod of a release.
+
+    Attributes:
+        uid: Of the pod.
+        wants: Its needs.
+        node: Where its cards were taken.
+    """
+
+    uid: str
+    wants: Wants
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A task whose turn it is: a pod, or a gang with all its pods.
+
+    Attributes:
+        tenant: Its tenant.
+        task: The task.
+        members: Its pods.
+        case: Of algorithm 7, None where there are no slots.
+        relaxed: Its data is elsewhere.
+        lender: Tenant whose turn it was, empty when it was its own.
+        borrowed: Units that its tenant has beyond its nominal quota because of it.
+    """
+
+    tenant: str
+    task: Task[Needs]
+    members: tuple[Member, ...]
+    case: Case | None
+    relaxed: bool
+    lender: str
+    borrowed: int
+
+
+class Admission:
+    """Decides, and takes what it decides: room in the state, quota of the tenant, a slot.
+
+    Args:
+        config: The configuration.
+        tenants: Who waits and who has what.
+        room: The cluster.
+        slots: Its slots.
+        locality: Where data is.
+
+    Attributes:
+        unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
+    """
+
+    def __init__(
+        self, config: QueueConfig, tenants: Tenants, room: Room, slots: Slots, locality: Locality
+    ) -> None:
+        self.config = config
+        self.tenants = tenants
+        self.room = room
+        self.slots = slots
+        self.locality = locality
+        self.unplaced: set[Needs] = set()
+
+    def decide(self, now: float) -> Iterator[Release]:
+        """Release what can be released; each is taken before it is yielded.
+
+        Args:
+            now: Seconds, for the state.
+        """
+        self.unplaced.clear()
+        while True:
+            release = self._next(now)
+            if release is None:
+                return
+            yield release
+
+    def _next(self, now: float) -> Release | None:
+        """Offer idle slots until one is taken."""
+        while True:
+            order = by_share(tenant for tenant in self.tenants if tenant.is_open)
+            look = Look(self, order)
+            slot, row = None, None
+            if self.config.slots is not None:
+                offer = look.idle_slot()
+                if offer is None:
+                    return None
+                row, slot = offer
+            choice = look.pick(slot, row)
+            if choice is None:
+                return None
+            release = self._take(choice, look, row, now)
+            if release is not None:
+                return release
+            self.unplaced.add(choice.task.wants)
+
+    def _take(self, choice: Choice[Needs], look: "Look", row: int | None, now: float) -> Release | None:
+        """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
+        task, tenant = choice.task, self.tenants[choice.tenant]
+        pods = task.wants.members if isinstance(task.wants, GangWants) else ((task.uid, task.wants),)
+        taken: list[Member] = []
+        for uid, wants in pods:
+            node = self._place(uid, wants, task, row if not taken else None, choice.relaxed, look, now)
+            if not node:
+                for member in taken:
+                    self._undo(member.uid, now)
+                return None
+            taken.append(Member(uid, wants, node))
+            self.slots.sit(uid, node, task.kind)
+        before = self._borrowed(choice.tenant)
+        for member in taken:
+            self.tenants.hold(choice.tenant, member.uid, member.wants.units)
+        tenant.waiting.remove(task.uid)
+        self.room.give_up(task.uid)
+        return Release(
+            tenant=choice.tenant,
+            task=task,
+            members=tuple(taken),
+            case=choice.case,
+            relaxed=choice.relaxed,
+            lender=choice.lender,
+            borrowed=self._borrowed(choice.tenant) - before,
+        )
+
+    def _place(
+        self,
+        uid: str,
+        wants: Wants,
+        task: Task[Needs],
+        row: int | None,
+        relaxed: bool,
+        look: "Look",
+        now: float,
+    ) -> str:
+        """Take a pod's cards on the best node, or on a given one; the node's name, empty for none."""
+        names: list[str] = self.room.state.nodes.names
+        if row is not None:
+            return names[row] if self.room.take(uid, wants, row, now) else ""
+        fits = self.room.fits(wants, holder=task.uid)
+        if self.config.slots is not None:
+            fits = fits & look.with_idle_slots()
+        if task.data and not relaxed and self.config.locality.enabled:
+            fits = fits & look.near_rows(task.data)
+        best: list[int] = self.room.best(wants, np.flatnonzero(fits)).tolist()
+        for each in best:
+            if self.room.take(uid, wants, each, now):
+                return names[each]
+        return ""
+
+    def place(self, uid: str, wants: Wants, now: float) -> str:
+        """Take a pod's cards on the best node that has them; the node's name, empty for none."""
+        for row in self.room.best(wants, np.flatnonzero(self.room.fits(wants))).tolist():
+            if self.room.take(uid, wants, row, now):
+                return str(self.room.state.nodes.names[row])
+        return ""
+
+    def _undo(self, uid: str, now: float) -> None:
+        take = self.room.state.taken(uid)
+        if take is not None:
+            self.room.state.roll_back(take, now)
+        self.slots.leave(uid)
+
+    def _borrowed(self, tenant: str) -> int:
+        cohort = self.tenants.cohort(tenant)
+        return 0 if cohort is None else cohort.accounts[tenant].borrowed
+
+    # Pods that do not fit.
+
+    def keep_room(self, uids: Iterable[str]) -> list[tuple[str, str]]:
+        """Keep cards free for pods that waited too long; one for each tenant.
+
+        Args:
+            uids: Of tasks, those that waited longest first.
+
+        Returns:
+            UID and node of those for which cards are kept from now on.
+        """
+        by_tenant = {
+            uid: tenant for tenant in self.tenants for uid in self.room.keeping if uid in tenant.waiting
+        }
+        for uid in [uid for uid in self.room.keeping if uid not in by_tenant]:
+            self.room.give_up(uid)
+        served = {tenant.name for tenant in by_tenant.values()}
+        kept = []
+        for uid in uids:
+            tenant = next((each for each in self.tenants if uid in each.waiting), None)
+            task = tenant.waiting.get(uid) if tenant is not None else None
+            if tenant is None or task is None or tenant.name in served or isinstance(task.wants, GangWants):
+                continue
+            if tenant.waiting.is_held(uid) or not tenant.is_open:
+                continue
+            if not self.tenants.allows(tenant.name, task.wants.units) or self.room.fits(task.wants).any():
+                continue
+            node = self.room.keep(uid, task.wants)
+            if node:
+                served.add(tenant.name)
+                kept.append((uid, node))
+        return kept
+
+
+class Look:
+    """What is asked of the cluster during one decision, each question once.
+
+    Args:
+        admission: Whose decision.
+        order: The tenants, in order.
+
+    Attributes:
+        able: Needs of eligible tasks that fit somewhere.
+    """
+
+    def __init__(self, admission: Admission, order: Sequence[TenantState]) -> None:
+        self._admission = admission
+        self._order = order
+        self._fits: dict[tuple[Wants, str], tuple[BoolArray, bool]] = {}
+        self._near: dict[frozenset[str], BoolArray] = {}
+        self._near_somewhere: dict[tuple[Wants, frozenset[str]], bool] = {}
+        self._strict: dict[str, Group[Needs] | None] = {}
+        self.able = self._able()
+
+    def _able(self) -> set[Needs]:
+        """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
+        admission = self._admission
+        needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
+        able: set[Needs] = {each for each in needs if self._fit(_first(each), "")[1]}
+        for uid in admission.room.keeping:
+            for tenant in self._order:
+                task = tenant.waiting.get(uid)
+                if task is not None:
+                    able.add(task.wants)
+        return able
+
+    def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:
+        """Offer a slot of a type on a row, or where both are None the whole cluster."""
+        name = "" if row is None else self._admission.room.state.nodes.names[row]
+
+        def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+            fits, somewhere = self._where(group)
+            return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
+
+        def near(group: Group[Needs]) -> bool:
+            data = group.key.data
+            if row is not None:
+                return self._admission.locality.near(name, data)
+            key = (_first(group.key.wants), data)
+            found = self._near_somewhere.get(key)
+            if found is None:
+                found = bool((self._where(group)[0] & self.near_rows(data)).any())
+                self._near_somewhere[key] = found
+            return found
+
+        locality = self._admission.config.locality.enabled
+        return pick(slot, self._order, near=near, may=may, among=self.able, locality=locality)
+
+    def near_rows(self, data: frozenset[str]) -> BoolArray:
+        """Rows that some data is near to: bool[R]."""
+        near = self._near.get(data)
+        if near is None:
+            nodes = self._admission.room.state.nodes
+            names = self._admission.locality.nodes_near(data)
+            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
+            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
+        return near
+
+    def with_idle_slots(self) -> BoolArray:
+        """Rows with an idle slot of any type: bool[R]."""
+        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        idle = np.zeros(nodes.row_count, dtype=np.bool_)
+        for name, row in nodes.rows.items():
+            idle[row] = any(slots.idle(name, kind) for kind in Kind)
+        return idle
+
+    def idle_slot(self) -> tuple[int, Kind] | None:
+        """An idle slot where an admissible task fits, of the task's own type if there is one."""
+        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
+        seen: set[tuple[Kind, Needs]] = set()
+        for tenant in self._order:
+            for kind in Kind:
+                for group in tenant.waiting.groups(kind, self.able):
+                    known = (kind, group.key.wants) in seen and not self._admission.room.keeping
+                    if not known and self._is_admissible(tenant.name, group):
+                        seen.add((kind, group.key.wants))
+                        rows[kind] |= self._where(group)[0]
+        for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
+            idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
+            own = [kind for kind in idle if rows[kind][row]]
+            if idle:
+                return row, (own or idle)[0]
+        return None
+
+    def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
+        """Whether order and quota allow the group, wherever there may be room."""
+        wants = group.key.wants
+        return self._is_next(tenant, group) and self._admission.tenants.allows(tenant, wants.units)
+
+    def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
+        """Of a strict queue only the oldest task may go; of others any."""
+        state = self._admission.tenants[tenant]
+        if state.form is None or state.form.strategy != "StrictFIFO":
+            return True
+        if tenant not in self._strict:
+            groups = chain.from_iterable(state.waiting.groups(kind) for kind in Kind)
+            self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
+        return self._strict[tenant] is group
+
+    def _where(self, group: Group[Needs]) -> tuple[BoolArray, bool]:
+        """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
+        room = self._admission.room
+        uid = group.oldest().uid if room.keeping else ""
+        return self._fit(_first(group.key.wants), uid if uid in room.keeping else "")
+
+    def _fit(self, wants: Wants, holder: str) -> tuple[BoolArray, bool]:
+        found = self._fits.get((wants, holder))
+        if found is None:
+            fits = self._admission.room.fits(wants, holder=holder)
+            found = self._fits[wants, holder] = (fits, bool(fits.any()))
+        return found
+
+
+def _first(needs: Needs) -> Wants:
+    """What a task needs; of a gang its first pod."""
+    return needs.members[0][1] if isinstance(needs, GangWants) else needs

@@ -1,0 +1,247 @@
+"""The queue at work: decides when something has changed, writes what it decided, says why."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from scheduler_plugin.queue.admission import Member, Release
+from scheduler_plugin.queue.config import over_the_cluster
+from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.explain import Reason, why
+from scheduler_plugin.queue.lending import launch_order
+from scheduler_plugin.queue.queue import Queue, TakenBack
+from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.writing import Writer, Written
+
+UNDER_WAY: Final = 16
+"""Writes at once: more do not make the API server faster."""
+
+BATCH: Final = 64
+"""Releases that are decided before their writes begin; then other work of the process has its turn."""
+
+TICK_S: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Recorder(Protocol):
+    """Takes Events; `kubeapi.events.EventRecorder` does."""
+
+    def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
+        """Note something about an object."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, by tenant.
+
+    Attributes:
+        released: Pods released.
+        borrowed: Of them, with quota or a turn that others lent.
+        taken_back: Pods whose room was given to others again.
+        decision_s: Seconds that the newest decision took.
+    """
+
+    released: dict[str, int] = field(default_factory=dict)
+    borrowed: dict[str, int] = field(default_factory=dict)
+    taken_back: dict[str, int] = field(default_factory=dict)
+    decision_s: list[float] = field(default_factory=list)
+
+
+class Controller:
+    """Runs a queue.
+
+    Args:
+        queue: What is decided.
+        writer: Writes it.
+        recorder: Takes Events about pods.
+        clock: Monotonic seconds.
+        ready: Whether the view can be trusted and this process is the one that decides.
+
+    Attributes:
+        counts: What happened.
+        warning: What about the configuration cannot be kept by this cluster, empty for nothing.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        writer: Writer,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        ready: Callable[[], bool],
+    ) -> None:
+        self.queue = queue
+        self.counts = Counts()
+        self.warning = ""
+        self._writer = writer
+        self._recorder = recorder
+        self._clock = clock
+        self._ready = ready
+        self._news = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._told: dict[str, Reason] = {}
+        self._reclaimer = Reclaimer(queue)
+
+    def note(self) -> None:
+        """Something changed: decide again."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Decide until cancelled."""
+        next_tick = self._clock()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass
+                self._news.clear()
+                if not self._ready():
+                    continue
+                await self._release()
+                if self._clock() >= next_tick:
+                    next_tick = self._clock() + TICK_S
+                    self._tick()
+        finally:
+            for task in self._writes:
+                task.cancel()
+
+    async def _release(self) -> None:
+        """Decide, in batches, until nobody can be released."""
+        decisions = self.queue.decide(self._clock())
+        while self._ready():
+            began = self._clock()
+            batch: list[Release] = []
+            for release in decisions:
+                batch.append(release)
+                self.counts.decision_s.append(self._clock() - began)
+                began = self._clock()
+                if len(batch) == BATCH:
+                    break
+            if not batch:
+                return
+            by_uid = {release.task.uid: release for release in batch}
+            tasks = [release.task for release in batch]
+            for task in launch_order(tasks, plain=self.queue.config.plain_launch):
+                for member in by_uid[task.uid].members:
+                    self._begin(by_uid[task.uid], member)
+            while len(self._writes) >= UNDER_WAY:
+                await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+
+    def _begin(self, release: Release, member: Member) -> None:
+        task = asyncio.create_task(self._write(release, member))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _write(self, release: Release, member: Member) -> None:
+        entry = self.queue.entries.get(member.uid)
+        if entry is None:
+            return
+        node = member.node if self.queue.config.mode == "batch" else ""
+        written = await self._writer.release(entry, node)
+        if written is not Written.DONE:
+            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=written.name.lower())
+            self.queue.not_released(member.uid, self._clock())
+            self.note()
+            return
+        message = told(release, member)
+        self._told.pop(member.uid, None)
+        counts = self.counts
+        counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
+        if release.borrowed or release.lender:
+            counts.borrowed[release.tenant] = counts.borrowed.get(release.tenant, 0) + 1
+        self._event(entry, "Normal", "Released", message)
+        log.info("released", pod=_name(entry), queue=release.tenant, node=member.node, why=message)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._check_quotas()
+        for back in self.queue.expire(now):
+            self._take_back(back)
+        for reclaim in self._reclaimer.find(now):
+            self._reclaim(reclaim)
+        for entry, node in self.queue.keep_room(now):
+            message = f"it waits long and fits nowhere: cards of node {node} are kept free for it"
+            self._event(entry, "Normal", "RoomKept", message)
+            log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
+        for entry in self.queue.entries.values():
+            if entry.phase is Phase.GATED:
+                self._explain(entry, now)
+        for uid in [uid for uid in self._told if uid not in self.queue.entries]:
+            del self._told[uid]
+
+    def _check_quotas(self) -> None:
+        """Warn when the quotas promise more than the cluster has; cards come and go."""
+        warning = over_the_cluster(self.queue.config, int(self.queue.state.nodes.size.sum()))
+        if warning and not self.warning:
+            log.warning("quotas are over the cluster", why=warning)
+        self.warning = warning
+
+    def _reclaim(self, reclaim: Reclaim) -> None:
+        """Evict those who borrowed what a lender needs, and keep the room for it."""
+        entry = self.queue.entries[reclaim.uid]
+        if reclaim.node and entry.wants is not None:
+            self.queue.room.keep(entry.uid, entry.wants, reclaim.node)
+        for victim in reclaim.victims:
+            why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
+            self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
+            self._begin_removing(victim, reclaim.tenant)
+
+    def _take_back(self, back: TakenBack) -> None:
+        entry = back.entry
+        queue = entry.ticket.queue
+        self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
+        end = "it is removed and waits again" if back.remove else "its room is given to others"
+        self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
+        log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
+        if back.remove:
+            self._begin_removing(entry)
+
+    def _begin_removing(self, entry: Entry, lender: str = "") -> None:
+        task = asyncio.create_task(self._remove(entry, lender))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _remove(self, entry: Entry, lender: str) -> None:
+        if await self._writer.remove(entry) is Written.REFUSED:
+            self._reclaimer.refused(lender, entry.uid)
+            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue)
+
+    def _explain(self, entry: Entry, now: float) -> None:
+        """Say why a pod waits, when that has changed."""
+        found = why(self.queue, entry, now, position=0)
+        if self._told.get(entry.uid) is found.reason:
+            return
+        self._told[entry.uid] = found.reason
+        wrong = found.reason in {Reason.REFUSED, Reason.GANG}
+        self._event(entry, "Warning" if wrong else "Normal", "Waiting", f"{found.reason}: {found.message}")
+
+    def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
+        record = entry.record
+        self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
+
+
+def told(release: Release, member: Member) -> str:
+    """Say what decided a release."""
+    parts = [f"released from queue {release.tenant} for node {member.node}"]
+    if release.case is not None:
+        parts.append(f"case {release.case.value} ({release.case.name.lower().replace('_', ' ')})")
+    if release.relaxed:
+        parts.append("its data is elsewhere")
+    if release.lender:
+        parts.append(f"queue {release.lender} had nothing for this room and lends its turn")
+    if release.borrowed:
+        parts.append(f"{release.borrowed} units are borrowed")
+    return "; ".join(parts)
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.record.namespace}/{entry.record.name}"

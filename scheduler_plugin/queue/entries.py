@@ -1,0 +1,124 @@
+"""What the queue knows of one pod, and of one gang. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.queue.pods import Ticket
+from scheduler_plugin.queue.waiting import Kind, Task
+from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+
+
+class Phase(StrEnum):
+    """Where a pod is on its way."""
+
+    GATED = "gated"
+    """It wears our gate."""
+    RELEASED = "released"
+    """Its gate is gone, or on its way to be; it has no node."""
+    BOUND = "bound"
+    """It is on a node."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One pod.
+
+    Attributes:
+        record: As the cluster state reads it.
+        ticket: What it says to the queue.
+        wants: What it needs of a node; None when it asks for what cannot be given.
+        fault: Why it cannot be given anything, in words.
+        phase: Where it is.
+        seen: When the queue saw it first, seconds.
+        released: When it was released, seconds; when the queue found it released where it began later.
+        holder: Tenant whose quota counts it, empty for none.
+        waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
+        given_back: It was released and others have its room again.
+    """
+
+    record: PodRecord
+    ticket: Ticket
+    wants: Wants | None
+    fault: str
+    phase: Phase
+    seen: float
+    released: float
+    holder: str = ""
+    waits_in: str = ""
+    given_back: bool = False
+
+    @property
+    def uid(self) -> str:
+        """Of the pod."""
+        return self.record.uid
+
+    @property
+    def kind(self) -> Kind:
+        """Bound to data, or not."""
+        return Kind.LOCAL if self.ticket.data else Kind.FREE
+
+    @property
+    def job(self) -> str:
+        """Its job, told apart by namespace; empty for none."""
+        return f"{self.record.namespace}/{self.ticket.job}" if self.ticket.job else ""
+
+    @property
+    def gang(self) -> str:
+        """UID of its gang, empty for none."""
+        return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
+
+    def task(self, wants: Needs) -> Task[Needs]:
+        """The task that waits for it, where it is in no gang."""
+        return Task(self.uid, self.kind, self.ticket.created, wants, self.ticket.data, self.job)
+
+
+@dataclass(slots=True)
+class Gang:
+    """The pods of one gang.
+
+    Attributes:
+        uid: Of the gang's task.
+        members: UIDs of all that exist and have not ended.
+        ready: UIDs of those that could wait in a queue.
+        released: When it was released, seconds; None: it was not.
+        waits_in: Tenant in whose queue its task waits, empty for none.
+        fault: Why it waits in none, in words.
+    """
+
+    uid: str
+    members: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    released: float | None = None
+    waits_in: str = ""
+    fault: str = ""
+
+    def task(self, entries: list[Entry]) -> Task[Needs]:
+        """The task that waits for all of them.
+
+        Args:
+            entries: Its pods, all of them ready.
+        """
+        order = sorted(entries, key=lambda entry: (-_hardness(entry), entry.uid))
+        first = min(entries, key=lambda entry: (entry.ticket.created, entry.uid))
+        wants = GangWants(self.uid, tuple((e.uid, e.wants) for e in order if e.wants is not None))
+        data = frozenset().union(*(entry.ticket.data for entry in entries))
+        kind = Kind.LOCAL if data else Kind.FREE
+        return Task(self.uid, kind, first.ticket.created, wants, data, first.job)
+
+    def disagreement(self, entries: list[Entry]) -> str:
+        """What the pods of the gang do not agree on, in words; empty: nothing."""
+        for what, values in (
+            ("gang-size", {str(entry.ticket.gang_size) for entry in entries}),
+            ("queue-name", {entry.ticket.queue for entry in entries}),
+            ("job", {entry.ticket.job for entry in entries}),
+        ):
+            if len(values) > 1:
+                return f"its pods disagree on gpupack.io/{what}: {', '.join(sorted(values))}; allowed is one"
+        return ""
+
+
+def _hardness(entry: Entry) -> int:
+    """Units on one card: who needs the most of one is placed first."""
+    demands = entry.wants.request.demands if entry.wants is not None else ()
+    return max((demand.units_per_card for demand in demands), default=0)

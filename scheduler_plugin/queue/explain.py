@@ -1,0 +1,204 @@
+"""Why a pod waits, and what every tenant has: for Events, metrics and `gpupack queue status`. Pure."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from scheduler_plugin.queue.entries import Entry, Gang, Phase
+from scheduler_plugin.queue.queue import Queue
+from scheduler_plugin.queue.quota import Cohort
+from scheduler_plugin.queue.tenants import TenantState
+from scheduler_plugin.queue.wants import Wants
+
+
+class Reason(StrEnum):
+    """Why a pod is not released, in one word."""
+
+    REFUSED = "Refused"
+    GANG = "GangIncomplete"
+    STAGE = "FirstStage"
+    STOPPED = "QueueStopped"
+    QUOTA = "Quota"
+    ROOM = "NoRoom"
+    TURN = "Turn"
+
+
+class Why(msgspec.Struct, frozen=True, rename="camel"):
+    """Why one pod waits.
+
+    Attributes:
+        namespace: Of the pod.
+        name: Of the pod.
+        queue: Its queue.
+        position: Its place among the tasks of its queue, from 1; 0: it is in no queue.
+        reason: In one word.
+        message: In words, with numbers.
+        waits_s: Seconds since the queue saw it.
+    """
+
+    namespace: str
+    name: str
+    queue: str
+    position: int
+    reason: Reason
+    message: str
+    waits_s: float
+
+
+class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """One tenant; amounts are units of GPU memory.
+
+    Attributes:
+        name: Its name.
+        cohort: Its cohort, empty for none.
+        weight: Its weight.
+        nominal: Its own quota, None for no limit.
+        used: Of its released pods.
+        borrowed: Beyond its own quota.
+        lent: Of its own quota, to others.
+        running: Released pods.
+        waiting: Pods.
+        oldest_wait_s: Seconds that the pod waits that waits longest.
+        stop: Whether it releases.
+    """
+
+    name: str
+    cohort: str
+    weight: float
+    nominal: int | None
+    used: int
+    borrowed: int
+    lent: int
+    running: int
+    waiting: int
+    oldest_wait_s: float
+    stop: str
+
+
+def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> Why:
+    """Say why a gated pod waits.
+
+    Args:
+        queue: The queue.
+        entry: The pod.
+        now: Seconds.
+        position: Its position where that is known already.
+    """
+    reason, message = _why(queue, entry)
+    if position is None:
+        uid = entry.gang or entry.uid
+        position = next((at for at, each in positions(queue.tenants[entry.ticket.queue]) if each == uid), 0)
+    return Why(
+        namespace=entry.record.namespace,
+        name=entry.record.name,
+        queue=entry.ticket.queue,
+        position=position,
+        reason=reason,
+        message=message,
+        waits_s=max(0.0, now - entry.seen),
+    )
+
+
+def waiting(queue: Queue, now: float) -> list[Why]:
+    """Say why every gated pod waits, by queue and position; those in no queue first."""
+    places = {uid: at for tenant in queue.tenants for at, uid in positions(tenant)}
+    gated = [entry for entry in queue.entries.values() if entry.phase is Phase.GATED]
+    found = [why(queue, entry, now, places.get(entry.gang or entry.uid, 0)) for entry in gated]
+    return sorted(found, key=lambda each: (each.queue, each.position, each.namespace, each.name))
+
+
+def positions(tenant: TenantState) -> Iterator[tuple[int, str]]:
+    """Number the tasks of a tenant in the order in which it would release them, from 1."""
+    order = sorted(tenant.waiting, key=lambda task: task.age_key)
+    return ((at, task.uid) for at, task in enumerate(order, start=1))
+
+
+def tenants(queue: Queue, now: float) -> list[TenantStatus]:
+    """What every tenant has and waits for, by name."""
+    waits: dict[str, list[float]] = {}
+    for entry in queue.entries.values():
+        if entry.phase is Phase.GATED:
+            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.seen))
+    return [
+        _tenant(queue, tenant, waits.get(tenant.name, []))
+        for tenant in sorted(queue.tenants, key=lambda tenant: tenant.name)
+    ]
+
+
+def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStatus:
+    cohort = queue.tenants.cohort(tenant.name)
+    return TenantStatus(
+        name=tenant.name,
+        cohort=tenant.form.cohort if tenant.form is not None else "",
+        weight=tenant.weight,
+        nominal=tenant.form.nominal_quota if tenant.form is not None else None,
+        used=tenant.units,
+        borrowed=0 if cohort is None else cohort.accounts[tenant.name].borrowed,
+        lent=0 if cohort is None else cohort.lent(tenant.name),
+        running=len(tenant.released),
+        waiting=len(waits),
+        oldest_wait_s=max(waits, default=0.0),
+        stop="not configured" if tenant.form is None else tenant.form.stop,
+    )
+
+
+def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
+    refusal = queue.refusal(entry)
+    if refusal or entry.wants is None:
+        return Reason.REFUSED, refusal
+    gang = queue.gangs.get(entry.gang)
+    if gang is not None and not gang.waits_in:
+        return Reason.GANG, gang.fault or _incomplete(entry, gang)
+    tenant = queue.tenants[entry.ticket.queue]
+    return _why_not_now(queue, tenant, entry, entry.wants)
+
+
+def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> tuple[Reason, str]:
+    """Say why a pod that waits in a queue is not the one released."""
+    task = tenant.waiting.get(entry.gang or entry.uid)
+    needs = wants.units if task is None else task.wants.units
+    if task is not None and tenant.waiting.is_held(task.uid):
+        count = len(tenant.waiting.unfinished(task.job))
+        return Reason.STAGE, f"its job has {count} unfinished pods of the first stage, those with data"
+    if not tenant.is_open:
+        return Reason.STOPPED, f"queue {tenant.name} is stopped"
+    cohort = queue.tenants.cohort(tenant.name)
+    if cohort is not None and not cohort.allows(tenant.name, needs):
+        return Reason.QUOTA, _quota(cohort, tenant, needs)
+    if not queue.room.fits(wants, holder=entry.uid).any():
+        return Reason.ROOM, _room(queue, entry.gang or entry.uid, wants)
+    if task is not None and task.wants in queue.admission.unplaced:
+        return Reason.ROOM, f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+    return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
+
+
+def _incomplete(entry: Entry, gang: Gang) -> str:
+    return f"{len(gang.ready)} of {entry.ticket.gang_size} pods of its gang are ready"
+
+
+def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
+    account = cohort.accounts[tenant.name]
+    nominal = account.quota.nominal
+    text = f"it needs {needs} units; queue {tenant.name} uses {account.used} of its {nominal}"
+    if tenant.form is not None and tenant.form.cohort:
+        text += f", and its cohort has {max(0, cohort.free(tenant.name))} more"
+    limit = account.quota.borrowing_limit
+    return text if limit is None else f"{text}, of which it may borrow {limit}"
+
+
+def _room(queue: Queue, uid: str, wants: Wants) -> str:
+    nodes, demands = queue.state.nodes, wants.request.demands
+    cards = max(demand.cards for demand in demands)
+    units = max(demand.units_per_card for demand in demands)
+    usable = np.flatnonzero(nodes.usable)
+    largest = int(nodes.free[usable].max()) if len(usable) else 0
+    need = (
+        f"{cards} cards of a node with {units} units free each" if cards > 1 else f"{units} units on one card"
+    )
+    text = f"it needs {need}; the largest free card has {largest}"
+    if largest >= units:
+        text = f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
+    kept = queue.room.kept_for(uid)
+    return f"{text}; room is kept for it on node {kept}" if kept else text

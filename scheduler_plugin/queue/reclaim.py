@@ -1,0 +1,205 @@
+"""Who must go so that a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler_plugin.placement.preemption import Room as NodeRoom
+from scheduler_plugin.placement.preemption import room_on
+from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.queue import Queue
+from scheduler_plugin.queue.tenants import TenantState
+from scheduler_plugin.queue.waiting import Kind, Task
+from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+
+SETTLE_S: Final = 15.0
+
+MOST_CANDIDATES: Final = 64
+"""Borrowed pods of a node that are considered, the youngest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What is to be done for one tenant.
+
+    Attributes:
+        tenant: The lender.
+        uid: Its pod that waits.
+        node: Where it will have room; empty: it has room, only quota is missing.
+        victims: Pods to evict.
+    """
+
+    tenant: str
+    uid: str
+    node: str
+    victims: tuple[Entry, ...]
+
+
+@dataclass(slots=True)
+class _Going:
+    """What was evicted for a tenant: the pod that waits, victims that are still there, when the last went."""
+
+    waiting: str
+    uids: set[str]
+    gone: float
+
+
+class Reclaimer:
+    """Finds victims, for one pod of a tenant at a time.
+
+    Not before that pod was released: a victim's node needs a moment to say that its cards are free. Or some
+    seconds after the last victim went, when something else took the room.
+
+    Args:
+        queue: The queue.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._going: dict[str, _Going] = {}
+
+    def find(self, now: float) -> list[Reclaim]:
+        """Find what is to be done now; nobody is named twice.
+
+        Args:
+            now: Seconds.
+        """
+        if self._queue.config.reclaim != "evict":
+            return []
+        for lender, going in list(self._going.items()):
+            going.uids &= self._queue.entries.keys()
+            if going.uids:
+                going.gone = now
+            elif going.waiting not in self._queue.tenants[lender].waiting or now - going.gone >= SETTLE_S:
+                del self._going[lender]
+        found = []
+        for tenant in self._queue.tenants:
+            if tenant.is_open and tenant.name not in self._going:
+                reclaim = self._for(tenant, now)
+                if reclaim is not None:
+                    uids = {victim.uid for victim in reclaim.victims}
+                    self._going[tenant.name] = _Going(reclaim.uid, uids, now)
+                    found.append(reclaim)
+        return found
+
+    def refused(self, tenant: str, uid: str) -> None:
+        """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was."""
+        going = self._going.get(tenant)
+        if going is not None:
+            going.uids.discard(uid)
+
+    def _for(self, tenant: TenantState, now: float) -> Reclaim | None:
+        """Find what is to be done for the oldest pod of a tenant that its own quota covers."""
+        task = self._oldest(tenant)
+        if task is None or isinstance(task.wants, GangWants):
+            return None
+        cohort = self._queue.tenants.cohort(tenant.name)
+        account = cohort.accounts[tenant.name] if cohort is not None else None
+        if cohort is None or account is None or account.quota.nominal is None:
+            return None
+        if account.used + task.wants.units > account.quota.nominal:
+            return None
+        borrowed = self._borrowed_pods(cohort.borrowers(tenant.name), self._priority(task))
+        if not borrowed:
+            return None
+        lacks = cohort.lacks(tenant.name, task.wants.units)
+        if self._queue.room.fits(task.wants, holder=task.uid).any():
+            return self._by_quota(tenant, task, lacks, borrowed) if lacks else None
+        return self._by_room(tenant, task, task.wants, lacks, borrowed, now)
+
+    def _oldest(self, tenant: TenantState) -> Task[Needs] | None:
+        oldest = [group.oldest() for kind in Kind for group in tenant.waiting.groups(kind)]
+        return min(oldest, key=lambda task: task.age_key, default=None)
+
+    def _priority(self, task: Task[Needs]) -> int:
+        entry = self._queue.entries.get(task.uid)
+        return entry.record.priority if entry is not None else 0
+
+    def _borrowed_pods(self, borrowers: Sequence[str], priority: int) -> list[Entry]:
+        """The pods with which borrowers exceed their own quota: smallest priority first, then youngest."""
+        found: list[Entry] = []
+        queue = self._queue
+        going = set().union(*(each.uids for each in self._going.values()))
+        for name in borrowers:
+            cohort = queue.tenants.cohort(name)
+            left = cohort.accounts[name].borrowed if cohort is not None else 0
+            pods = [queue.entries[uid] for uid in queue.tenants[name].released if uid in queue.entries]
+            pods.sort(key=lambda entry: (entry.record.priority, -entry.ticket.created, entry.uid))
+            for entry in pods:
+                if left <= 0:
+                    break
+                if entry.wants is None or entry.phase is not Phase.BOUND or entry.ticket.ending:
+                    continue
+                left -= entry.wants.units
+                if entry.uid not in going and entry.record.priority <= priority:
+                    found.append(entry)
+        return found
+
+    def _by_quota(
+        self, tenant: TenantState, task: Task[Needs], lacks: int, borrowed: Iterable[Entry]
+    ) -> Reclaim | None:
+        """Evict until the lender's own quota is free again."""
+        victims: list[Entry] = []
+        for entry in borrowed:
+            if lacks <= _units(victims):
+                break
+            victims.append(entry)
+        if _units(victims) < lacks:
+            return None
+        kept = [v for v in victims if _units(victims) - _units([v]) < lacks] or victims
+        return Reclaim(tenant.name, task.uid, "", tuple(kept))
+
+    def _by_room(
+        self,
+        tenant: TenantState,
+        task: Task[Needs],
+        wants: Wants,
+        lacks: int,
+        borrowed: Sequence[Entry],
+        now: float,
+    ) -> Reclaim | None:
+        """Evict on the node where the fewest pods must go."""
+        self._queue.state.expire(now)
+        by_node: dict[str, list[Entry]] = {}
+        for entry in borrowed:
+            by_node.setdefault(entry.record.node, []).append(entry)
+        best: tuple[int, str, list[Entry]] | None = None
+        for node, candidates in by_node.items():
+            victims = self._on(node, wants, candidates[:MOST_CANDIDATES])
+            if victims is not None and lacks <= _units(victims):
+                rank = (len(victims), node, victims)
+                best = rank if best is None or rank[:2] < best[:2] else best
+        if best is None:
+            return None
+        return Reclaim(tenant.name, task.uid, best[1], tuple(best[2]))
+
+    def _on(self, node: str, wants: Wants, candidates: Sequence[Entry]) -> list[Entry] | None:
+        """The fewest of some pods of a node that must go for a pod to fit, None where that does not help."""
+        queue = self._queue
+        if not queue.room.allowed(wants, node):
+            return None
+        query = queue.room.query(wants)
+        room = room_on(queue.state, node, query)
+        if room is None:
+            return None
+        victims: list[Entry] = []
+        for entry in candidates:
+            if _fits(room, wants, victims, queue):
+                break
+            victims.append(entry)
+        if not _fits(room, wants, victims, queue):
+            return None
+        for entry in list(victims):
+            fewer = [other for other in victims if other is not entry]
+            if _fits(room, wants, fewer, queue):
+                victims = fewer
+        return victims or None
+
+
+def _fits(room: NodeRoom, wants: Wants, victims: Collection[Entry], queue: Queue) -> bool:
+    uids = [entry.uid for entry in victims]
+    return room.has_host(uids) and room.fits(queue.room.query(wants), uids)
+
+
+def _units(entries: Iterable[Entry]) -> int:
+    return sum(entry.wants.units for entry in entries if entry.wants is not None)

@@ -1,0 +1,254 @@
+"""Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.place import place
+from scheduler_plugin.cluster.arrays import BoolArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.filtering import Query, fitting
+from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.ranking import best
+from scheduler_plugin.queue.labels import Taint
+from scheduler_plugin.queue.wants import Wants
+
+if TYPE_CHECKING:
+    from allocator.records import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What placing needs to know of a node besides its cards.
+
+    Attributes:
+        labels: Of the node.
+        taints: Of the node.
+        unschedulable: It is cordoned.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+@dataclass(slots=True)
+class _Mask:
+    """Where a pod fits, by row, and which version of each row says so."""
+
+    fits: BoolArray
+    made: np.ndarray[tuple[int], np.dtype[np.int64]]
+    facts: int
+    query: Query
+
+
+class Room:
+    """The cluster's room, and room that is kept free for single pods.
+
+    Args:
+        state: The cluster, with what was released and is not bound as takes.
+        policies: Of the cluster.
+    """
+
+    def __init__(self, state: ClusterState, policies: Policies) -> None:
+        self.state = state
+        self.policies = policies
+        self.facts: dict[str, NodeFacts] = {}
+        self._facts_version = 0
+        self._masks: dict[Wants, _Mask] = {}
+        self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
+        """Take what is known of a node, None when it is gone; tell whether that changed anything."""
+        if self.facts.get(node) == facts:
+            return False
+        if facts is None:
+            del self.facts[node]
+        else:
+            self.facts[node] = facts
+        self._facts_version += 1
+        return True
+
+    def forget_unused(self, used: set[Wants]) -> None:
+        """Drop what was remembered of needs that no waiting pod has any more."""
+        for wants in [wants for wants in self._masks if wants not in used]:
+            del self._masks[wants]
+
+    def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
+        """Tell where a pod fits now.
+
+        Args:
+            wants: The pod's needs.
+            holder: UID of the pod that asks: what is kept free for it is free to it.
+
+        Returns:
+            bool[R]. Read it before anything changes.
+
+        Raises:
+            RequestError: it names a node policy that does not exist.
+        """
+        mask = self._mask(wants)
+        if not self._kept:
+            return mask.fits
+        fits = mask.fits.copy()
+        for uid, (row, cards) in self._kept.items():
+            if uid != holder and fits[row]:
+                fits[row] = self._place_beside(mask.query, row, cards)
+        return fits
+
+    def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
+        """Order rows that fit by the node policy.
+
+        Args:
+            wants: The pod's needs.
+            rows: intp[m], all of them fit.
+            limit: How many at most.
+
+        Returns:
+            intp[k], best first; the policy may hold a pod back from every row.
+        """
+        nodes, query = self.state.nodes, self.query(wants)
+        scores = self.policies.of(query.request).score(nodes, query.ask, rows)
+        return rows[best(scores, nodes.name_rank[rows], limit)] if len(rows) else rows
+
+    def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
+        """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
+        nodes, query = self.state.nodes, self.query(wants)
+        placement = place_with(self.policies.of(query.request), nodes, row, query)
+        kept = list(chain.from_iterable(c for u, (r, c) in self._kept.items() if r == row and u != uid))
+        if placement is not None and not set(kept).isdisjoint(placement.charge):
+            placement = place(self._without(row, kept), query.request, query.ask.card_policy)
+        if placement is None:
+            return False
+        uuids = nodes.uuids[row]
+        assigned: Assignment | None = None
+        if uuids:
+            assigned = {
+                container: tuple((uuids[card], units) for card, units in shares)
+                for container, shares in placement.containers
+            }
+        self.state.take(uid, nodes.names[row], assigned, now)
+        return True
+
+    # Room that is kept.
+
+    def keep(self, uid: str, wants: Wants, node: str = "") -> str:
+        """Keep cards for a pod that fits nowhere: those that need the least to become free.
+
+        Args:
+            uid: Of the pod.
+            wants: Its needs.
+            node: Where, empty: on the node that needs the least.
+
+        Returns:
+            The node, empty where no node could ever take the pod.
+        """
+        nodes = self.state.nodes
+        taken = {row for row, _ in self._kept.values()}
+        found: tuple[int, str, int, tuple[int, ...]] | None = None
+        rows = nodes.rows if not node else {name: row for name, row in nodes.rows.items() if name == node}
+        for name, row in rows.items():
+            if row in taken or not nodes.usable[row] or not self.allowed(wants, name):
+                continue
+            choice = self._least_used(wants, row)
+            if choice is not None and (found is None or (choice[0], name) < found[:2]):
+                found = (choice[0], name, row, choice[1])
+        if found is None:
+            return ""
+        self._kept[uid] = (found[2], found[3])
+        return found[1]
+
+    def give_up(self, uid: str) -> bool:
+        """Keep nothing for a pod any more; tell whether anything was kept."""
+        return self._kept.pop(uid, None) is not None
+
+    def kept_for(self, uid: str) -> str:
+        """Node on which cards are kept for a pod, empty for none."""
+        kept = self._kept.get(uid)
+        return self.state.nodes.names[kept[0]] if kept is not None else ""
+
+    @property
+    def keeping(self) -> tuple[str, ...]:
+        """UIDs of the pods for which cards are kept."""
+        return tuple(self._kept)
+
+    def _least_used(self, wants: Wants, row: int) -> tuple[int, tuple[int, ...]] | None:
+        """Units that must become free before a pod fits on a node, and the cards; None: it never will."""
+        nodes = self.state.nodes
+        if nodes.cpu_capacity[row] < wants.cpu_milli or nodes.memory_capacity[row] < wants.memory_bytes:
+            return None
+        open_units = nodes.evictable[row].tolist()
+        occupied = nodes.occupied[row].tolist()
+        admits = self.query(wants).ask.admits
+        missing, cards, added = 0, [], dict.fromkeys(range(len(open_units)), 0)
+        for demand in wants.request.demands:
+            able = sorted(
+                (max(0, occupied[card] + added[card] + demand.units_per_card - size), card)
+                for card, size in enumerate(open_units)
+                if size >= added[card] + demand.units_per_card and (admits is None or admits[row, card])
+            )[: demand.cards]
+            if len(able) < demand.cards:
+                return None
+            for short, card in able:
+                missing += short
+                added[card] += demand.units_per_card
+                cards.append(card)
+        return missing, tuple(sorted(set(cards)))
+
+    def _place_beside(self, query: Query, row: int, cards: Sequence[int]) -> bool:
+        left = self._without(row, cards)
+        return place(left, query.request, query.ask.card_policy) is not None
+
+    def _without(self, row: int, cards: Sequence[int]) -> list[Card]:
+        """The cards of a node, some of them counted as full."""
+        return [
+            replace(card, used_units=card.size_units) if card.index in cards else card
+            for card in cards_of(self.state.nodes, row)
+        ]
+
+    # Masks.
+
+    def _mask(self, wants: Wants) -> _Mask:
+        nodes = self.state.nodes
+        mask = self._masks.get(wants)
+        size = nodes.row_count
+        if mask is not None and wants.request.selector.admits_all:
+            query = mask.query
+        else:
+            query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
+        if mask is None or len(mask.made) != size or mask.facts != self._facts_version:
+            made = np.full(size, -1, dtype=np.int64)
+            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self._facts_version, query)
+            self._masks[wants] = mask
+        mask.query = query
+        rows = np.flatnonzero(mask.made != nodes.version)
+        if rows.size:
+            mask.fits[rows] = self._fit(wants, query, rows)
+            mask.made[rows] = nodes.version[rows]
+        return mask
+
+    def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        nodes = self.state.nodes
+        fits = fitting(nodes, query, rows)
+        fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
+        fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
+        for at in np.flatnonzero(fits).tolist():
+            fits[at] = self.allowed(wants, nodes.names[rows[at]])
+        return fits
+
+    def query(self, wants: Wants) -> Query:
+        """A pod's needs, ready to be asked of the arrays."""
+        return self._mask(wants).query
+
+    def allowed(self, wants: Wants, name: str) -> bool:
+        """Whether labels and taints of a node let a pod run there."""
+        facts = self.facts.get(name)
+        if facts is None:
+            return False
+        return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)

@@ -1,0 +1,238 @@
+"""Pods that wait, in the order of their tenants, and the stages of their jobs. Pure."""
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import chain
+from typing import Generic, TypeVar
+
+W = TypeVar("W", bound=Hashable)
+
+
+class Kind(StrEnum):
+    """The two classes of tasks, and the two types of slots."""
+
+    LOCAL = "local"
+    """Bound to data: a dataset, an image or a model on some node or rack. The first stage of a job."""
+    FREE = "free"
+    """Bound to no data. It runs once the first stage of its job has ended."""
+
+    @property
+    def other(self) -> "Kind":
+        """The other one."""
+        return Kind.FREE if self is Kind.LOCAL else Kind.LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[W]):
+    """A pod that waits for its release.
+
+    Attributes:
+        uid: Of the pod.
+        kind: Its class.
+        since: When it began to wait, seconds.
+        wants: What it needs of a node, equal for pods that are interchangeable.
+        data: Names of the data that it reads; empty: it is local everywhere.
+        job: What it belongs to, empty for none.
+    """
+
+    uid: str
+    kind: Kind
+    since: float
+    wants: W
+    data: frozenset[str] = frozenset()
+    job: str = ""
+
+    @property
+    def age_key(self) -> tuple[float, str]:
+        """Longest waiting first, ties by UID."""
+        return (self.since, self.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey(Generic[W]):
+    """What tasks have in common that answer every question alike, but for their age."""
+
+    kind: Kind
+    wants: W
+    data: frozenset[str]
+
+
+class Group(Generic[W]):
+    """Tasks of one tenant that differ by age only; the oldest is known at once.
+
+    Attributes:
+        key: What they have in common.
+    """
+
+    def __init__(self, key: GroupKey[W]) -> None:
+        self.key = key
+        self._members: dict[str, Task[W]] = {}
+        self._by_age: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Task[W]]:
+        return iter(self._members.values())
+
+    def add(self, task: Task[W]) -> None:
+        """Let a task wait."""
+        self._members[task.uid] = task
+        heappush(self._by_age, task.age_key)
+
+    def discard(self, uid: str) -> None:
+        """Forget a task, if it is here."""
+        self._members.pop(uid, None)
+        # The heap drops it when it comes up; so that it does not grow for ever, now and then all of them.
+        if len(self._by_age) > 2 * len(self._members) + 16:
+            self._by_age = sorted(task.age_key for task in self._members.values())
+
+    def oldest(self) -> Task[W]:
+        """The task that waits longest; the group has one."""
+        while True:
+            since, uid = self._by_age[0]
+            task = self._members.get(uid)
+            if task is not None and task.since == since:
+                return task
+            heappop(self._by_age)
+
+
+@dataclass(slots=True)
+class _Job(Generic[W]):
+    """A job's stages.
+
+    Attributes:
+        unfinished: UIDs of first-stage tasks that have not ended.
+        second: Waiting tasks of the second stage, eligible when `unfinished` is empty.
+    """
+
+    unfinished: set[str] = field(default_factory=set)
+    second: dict[str, Task[W]] = field(default_factory=dict)
+
+
+class Waiting(Generic[W]):
+    """The waiting tasks of one tenant.
+
+    A task of the second stage is eligible when its job has no unfinished task of the first; until then it is
+    held. First-stage tasks count from `add` or `begun` until `finished`: also while they run.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[W]] = {}
+        self._groups: dict[Kind, dict[W, dict[frozenset[str], Group[W]]]] = {Kind.LOCAL: {}, Kind.FREE: {}}
+        self._jobs: dict[str, _Job[W]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._tasks
+
+    def __iter__(self) -> Iterator[Task[W]]:
+        return iter(self._tasks.values())
+
+    def get(self, uid: str) -> Task[W] | None:
+        """The task of a UID, None when it does not wait."""
+        return self._tasks.get(uid)
+
+    def add(self, task: Task[W]) -> None:
+        """Let a task wait; one that waits already is replaced."""
+        self.remove(task.uid)
+        self._tasks[task.uid] = task
+        if task.kind is Kind.LOCAL:
+            self.begun(task.uid, task.job)
+        elif task.job:
+            job = self._jobs.setdefault(task.job, _Job())
+            job.second[task.uid] = task
+            if job.unfinished:
+                return
+        self._enter(task)
+
+    def remove(self, uid: str) -> Task[W] | None:
+        """Take a task out of the queue, released or gone; the first stage of its job does not end by that."""
+        task = self._tasks.pop(uid, None)
+        if task is None:
+            return None
+        self._leave(task)
+        job = self._jobs.get(task.job)
+        if job is not None:
+            job.second.pop(uid, None)
+            self._forget_empty(task.job, job)
+        return task
+
+    def begun(self, uid: str, job: str) -> None:
+        """Count a first-stage task, waiting or not, as unfinished."""
+        if not job:
+            return
+        known = self._jobs.setdefault(job, _Job())
+        if not known.unfinished:
+            for task in known.second.values():
+                self._leave(task)
+        known.unfinished.add(uid)
+
+    def finished(self, uid: str, job: str) -> bool:
+        """End a first-stage task; the last one of a job makes its second stage eligible.
+
+        Returns:
+            Whether tasks became eligible.
+        """
+        known = self._jobs.get(job)
+        if known is None or uid not in known.unfinished:
+            return False
+        known.unfinished.discard(uid)
+        if known.unfinished:
+            return False
+        for task in known.second.values():
+            self._enter(task)
+        self._forget_empty(job, known)
+        return bool(known.second)
+
+    def unfinished(self, job: str) -> frozenset[str]:
+        """UIDs of the first-stage tasks that a job waits for."""
+        known = self._jobs.get(job)
+        return frozenset(known.unfinished) if known is not None else frozenset()
+
+    def is_held(self, uid: str) -> bool:
+        """Whether a waiting task waits for the first stage of its job."""
+        task = self._tasks.get(uid)
+        return task is not None and task.kind is Kind.FREE and bool(self.unfinished(task.job))
+
+    def groups(self, kind: Kind, among: Collection[W] | None = None) -> Iterator[Group[W]]:
+        """The eligible tasks of a class; only those with some of these needs, where they are given."""
+        groups = self._groups[kind]
+        if among is None:
+            found: Iterable[dict[frozenset[str], Group[W]]] = groups.values()
+        elif len(among) < len(groups):
+            found = [groups[wants] for wants in among if wants in groups]
+        else:
+            found = [by_data for wants, by_data in groups.items() if wants in among]
+        return chain.from_iterable(by_data.values() for by_data in found)
+
+    def wants(self) -> Iterator[W]:
+        """The needs of eligible tasks; some of them twice."""
+        return chain(*self._groups.values())
+
+    def _enter(self, task: Task[W]) -> None:
+        by_data = self._groups[task.kind].setdefault(task.wants, {})
+        group = by_data.get(task.data)
+        if group is None:
+            group = by_data[task.data] = Group(GroupKey(task.kind, task.wants, task.data))
+        group.add(task)
+
+    def _leave(self, task: Task[W]) -> None:
+        """Take a task out of its group, if it is in one."""
+        by_data = self._groups[task.kind].get(task.wants, {})
+        group = by_data.get(task.data)
+        if group is None:
+            return
+        group.discard(task.uid)
+        if not group:
+            del by_data[task.data]
+            if not by_data:
+                del self._groups[task.kind][task.wants]
+
+    def _forget_empty(self, name: str, job: _Job[W]) -> None:
+        if not job.unfinished and not job.second:
+            self._jobs.pop(name, None)

@@ -1,0 +1,165 @@
+"""What the queue writes: a gate taken away, with or without a node named in the same patch; a pod removed.
+
+Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
+without an answer is done again until there is one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from allocator.names import QUEUE_GATE
+from kubeapi.backoff import Backoff
+from kubeapi.errors import UNREADABLE, Conflict, Invalid, KubeApiError, NotFound, TooManyRequests
+from kubeapi.paths import pod_path
+from scheduler_plugin.queue.entries import Entry
+from scheduler_plugin.queue.labels import NodeTerm
+from scheduler_plugin.queue.pods import Affinities, QueuePod
+
+JSON_PATCH: Final = "application/json-patch+json"
+_decode_pod = msgspec.json.Decoder(QueuePod).decode
+
+
+class QueueApi(Protocol):
+    """What the queue needs of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
+        """Change an object."""
+        ...
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
+        """Create an object."""
+        ...
+
+
+class Written(Enum):
+    """What became of a write."""
+
+    DONE = auto()
+    REFUSED = auto()
+    """The pod is not as the queue saw it; its newest version is on its way here."""
+    GONE = auto()
+
+
+class Writer:
+    """Writes until the API server has said what became of it.
+
+    Args:
+        api: The API server.
+        may: Whether this process may still write; asked before each request.
+        timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
+        sleep: Waits, as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        api: QueueApi,
+        may: Callable[[], bool],
+        timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api = api
+        self._may = may
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+
+    async def release(self, entry: Entry, node: str = "") -> Written:
+        """Take our gate off a pod, the only one that it wears.
+
+        Args:
+            entry: The pod, as the queue saw it.
+            node: The one node that it may run on from now on, empty: as it says itself.
+        """
+        path = pod_path(entry.record.namespace, entry.record.name)
+        patch = release_patch(entry, node)
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
+            except NotFound:
+                return Written.GONE
+            except (Invalid, Conflict):
+                return await self._look(path, entry.uid)
+            except KubeApiError as error:
+                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
+                await self._sleep(backoff.failed(asked_s))
+            else:
+                return Written.DONE
+        return Written.REFUSED
+
+    async def remove(self, entry: Entry) -> Written:
+        """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
+        pod = entry.record
+        path = pod_path(pod.namespace, pod.name)
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
+        except NotFound:
+            return Written.GONE
+        except KubeApiError:
+            return Written.REFUSED
+        return Written.DONE
+
+    async def _look(self, path: str, uid: str) -> Written:
+        """See whether a patch that was refused had been done by an earlier one without an answer."""
+        try:
+            now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+        except NotFound:
+            return Written.GONE
+        except (KubeApiError, *UNREADABLE):
+            return Written.REFUSED
+        if now.metadata.uid != uid:
+            return Written.GONE
+        return Written.REFUSED if now.spec.scheduling_gates else Written.DONE
+
+
+def release_patch(entry: Entry, node: str = "") -> list[dict[str, Any]]:
+    """Write the JSON patch that releases a pod, to any node or to one.
+
+    The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
+    node as one more condition.
+    """
+    patch: list[dict[str, Any]] = [
+        {"op": "test", "path": "/metadata/uid", "value": entry.uid},
+        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
+        {"op": "remove", "path": "/spec/schedulingGates"},
+    ]
+    return patch + _only_node(entry, node) if node else patch
+
+
+def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    match entry.ticket.affinity:
+        case Affinities.NONE:
+            return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": {required: terms}}}]
+        case Affinities.SOME:
+            return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": {required: terms}}]
+        case Affinities.NODES:
+            return [{"op": "add", "path": f"/spec/affinity/nodeAffinity/{required}", "value": terms}]
+    own = entry.wants.rules.terms if entry.wants is not None else None
+    path = f"/spec/affinity/nodeAffinity/{required}/nodeSelectorTerms"
+    return [
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), field]}
+        for at, term in enumerate(own or ())
+    ]
+
+
+def _fields(term: NodeTerm) -> list[dict[str, Any]]:
+    return [
+        {"key": each.key, "operator": each.operator, "values": list(each.values)}
+        for each in term.match_fields or ()
+    ]

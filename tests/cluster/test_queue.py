@@ -1,0 +1,186 @@
+"""The queue on a real cluster: from the gate to a running container, in every mode, through restarts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import REPOSITORY, QueueController
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.polling import holds_for
+
+pytestmark = pytest.mark.telling
+
+GATE = "gpupack.io/queue"
+QUEUE_NAME = "gpupack.io/queue-name"
+TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
+
+
+@pytest.fixture(scope="module")
+def shared(make_cluster: Any) -> Cluster:
+    cluster: Cluster = make_cluster(w.cards(8192, 8192))
+    apply_all(cluster.api, build(REPOSITORY / "manifests" / "namespace"))
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def running(shared: Cluster) -> Iterator[QueueController]:
+    """The queue with the rights of its own manifests."""
+    rights = [
+        each
+        for each in build(REPOSITORY / "manifests" / "components" / "queue")
+        if each["kind"] in {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    ]
+    apply_all(shared.api, rights)
+    kubeconfig = shared.use_identity("gpupack-queue", shared.token("gpupack-system", "gpupack-queue"))
+    (port,) = free_ports(1)
+    extra = ("--leader-elect", "--lease-namespace", "gpupack-system")
+    queue = QueueController(kubeconfig, shared.home, shared.control.log_dir, port, *extra)
+    queue.config.write_text(TWO)
+    queue.start()
+    yield queue
+    queue.kill()
+
+
+@pytest.fixture
+def cluster(shared: Cluster, running: QueueController) -> Cluster:
+    shared.clear()
+    running.config.write_text(TWO)
+    until(lambda: not running.status()["pods"] and used(running) == 0, "an empty queue", 20)
+    until(lambda: running.status()["mode"] == "gate", "the configuration in force", 20)
+    return shared
+
+
+def gated(name: str, gib: int, queue: str = "a", **more: Any) -> dict[str, Any]:
+    """A pod that wears the gate."""
+    pod = w.pod(name, w.container(gib=gib), schedulingGates=[{"name": GATE}], **more)
+    pod["metadata"]["labels"] = {QUEUE_NAME: queue}
+    return pod
+
+
+def used(running: QueueController) -> int:
+    return sum(queue["used"] for queue in running.status()["queues"])
+
+
+def wears_gate(cluster: Cluster, name: str) -> bool:
+    return bool(cluster.pod(name)["spec"].get("schedulingGates"))
+
+
+def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueController) -> None:
+    """Four of five fit; the fifth waits with its gate, and runs when one ends."""
+    for number in range(5):
+        cluster.create(gated(f"p{number}", 3))
+    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["NoRoom"], "one waits for room", 30)
+    (waiting,) = [pod["name"] for pod in running.status()["pods"]]
+    others = [f"p{number}" for number in range(5) if f"p{number}" != waiting]
+    for name in others:
+        cluster.wait_running(name)
+    assert cluster.wait_used([6, 6])
+    why = "it needs 3 units on one card; the largest free card has 2"
+    assert why in cluster.wait_event(waiting, "NoRoom")
+    assert "Released" in cluster.wait_event(others[0], "released from queue a for node n1")
+    holds_for(lambda: wears_gate(cluster, waiting), "the gate stays", 1)
+    cluster.delete(others[0])
+    cluster.wait_running(waiting)
+
+
+def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """The queue is killed while pods wait; its successor releases the rest and nobody twice."""
+    running.config.write_text(f"{TWO}mode: batch\n")
+    until(lambda: running.status()["mode"] == "batch", "the new mode", 20)
+    for number in range(3):
+        cluster.create(gated(f"p{number}", 8, "ab"[number % 2]))
+    until(lambda: used(running) == 16, "two released", 30)
+    running.kill()
+    (waiting,) = [f"p{number}" for number in range(3) if wears_gate(cluster, f"p{number}")]
+    released = [f"p{number}" for number in range(3) if f"p{number}" != waiting]
+    for name in released:
+        cluster.wait_running(name)
+        terms = cluster.pod(name)["spec"]["affinity"]["nodeAffinity"]
+        (term,) = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
+    running.start(ready=False)
+    running.wait_ready(60)
+    assert wears_gate(cluster, waiting)
+    cluster.delete(released[0])
+    cluster.wait_running(waiting)
+
+
+def test_a_gang_runs_whole_and_reclaim_evicts_what_was_lent(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """b borrows all of a's quota; a's gang of two gets its own back by evictions and nothing beyond."""
+    running.config.write_text(
+        "reclaim: evict\n"
+        "queues: [{name: a, cohort: x, nominalQuota: 8}, {name: b, cohort: x, nominalQuota: 8}]"
+    )
+    until(lambda: {q["nominal"] for q in running.status()["queues"]} == {8}, "the new quotas", 20)
+    for number in range(4):
+        cluster.create(gated(f"b{number}", 4, "b"))
+    for number in range(4):
+        cluster.wait_running(f"b{number}")
+    cluster.create(gated("a0", 4))
+    cluster.wait_running("a0", timeout_s=60)
+    left = [number for number in range(4) if cluster.exists(f"b{number}")]
+    assert len(left) == 3
+    gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
+    cluster.clear()
+    cluster.create(gated("g0", 6, annotations=gang))
+    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang", 20)
+    running.config.write_text(TWO)
+    cluster.create(gated("g1", 6, annotations=gang))
+    cluster.wait_running("g0")
+    cluster.wait_running("g1")
+
+
+def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: QueueController) -> None:
+    """By the pod's label, or that of its namespace; other pods are left alone."""
+    policies = [
+        each
+        for each in build(REPOSITORY / "manifests" / "components" / "queue")
+        if each["kind"].startswith("MutatingAdmissionPolicy")
+    ]
+    if cluster.api.get("/version")["minor"] in {"34", "35"}:
+        pytest.skip("MutatingAdmissionPolicy is not on by default here")
+    apply_all(cluster.api, policies)
+    labelled = w.pod("labelled", w.container(gib=3))
+    labelled["metadata"]["labels"] = {QUEUE_NAME: "a"}
+
+    def puts_it_on() -> bool:
+        made = cluster.api.post("/api/v1/namespaces/default/pods", labelled, dryRun="All")
+        return bool(made["spec"].get("schedulingGates") == [{"name": GATE}])
+
+    until(puts_it_on, "the policy in force", 20)
+    cluster.create(labelled)
+    cluster.wait_running("labelled")
+    plain = w.pod("plain", w.container(gib=3))
+    plain = cluster.api.post("/api/v1/namespaces/default/pods", plain, dryRun="All")
+    assert not plain["spec"].get("schedulingGates")
+    space = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "b"}}}
+    cluster.api.post("/api/v1/namespaces", space)
+    pod = w.pod("inside", w.container(gib=3))
+    pod["metadata"]["namespace"] = "team"
+    wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
+    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue", 20)
+    for each in policies:
+        cluster.api.delete(
+            f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
+        )
+
+
+def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
+    """Gates and labels with which the API server would create a pod."""
+    made = cluster.api.post("/api/v1/namespaces/team/pods", pod, dryRun="All")
+    return made["spec"].get("schedulingGates"), made["metadata"].get("labels")
+
+
+def _plural(one: dict[str, Any]) -> str:
+    return {
+        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+    }[one["kind"]]

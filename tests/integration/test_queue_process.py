@@ -1,0 +1,285 @@
+"""The queue as a process in front of the API server stand-in."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
+from scheduler_plugin.errors import QueueConfigError
+from scheduler_plugin.queue.app import run
+from scheduler_plugin.queue.settings import QueueSettings
+from standins.apiserver.server import ApiServer
+from tests.cluster_builders import node_object, pod_object
+from tests.extender_client import until
+
+ONE_QUEUE = "queues: [{name: a}]"
+
+
+class Running:
+    """A queue that runs, and the API server that it works on."""
+
+    def __init__(self, api: ApiServer, url: str, config: Path, session: aiohttp.ClientSession) -> None:
+        self.api, self.url, self.config, self.session = api, url, config, session
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def status(self) -> dict[str, Any]:
+        return json.loads((await self.get("/status"))[1])  # type: ignore[no-any-return]
+
+    def gated(self, name: str) -> bool:
+        return bool(self.api.pod("default", name)["spec"].get("schedulingGates"))
+
+    async def released(self, *names: str) -> None:
+        async def all_released() -> bool:
+            return not any(self.gated(name) for name in names)
+
+        await until(all_released)
+
+    async def waits(self, name: str, reason: str) -> str:
+        """Wait until a pod is said to wait for a reason; the message."""
+        found: list[str] = []
+
+        async def said() -> bool:
+            found[:] = [
+                pod["message"]
+                for pod in (await self.status())["pods"]
+                if (pod["name"], pod["reason"]) == (name, reason)
+            ]
+            return bool(found)
+
+        await until(said)
+        return found[0]
+
+    def events(self, name: str) -> list[str]:
+        return [
+            f"{event['reason']}: {event['message']}"
+            for event in self.api.objects("events")
+            if event["involvedObject"]["name"] == name
+        ]
+
+
+def make_node(api: ApiServer, name: str, *args: Any, labels: dict[str, str] | None = None) -> None:
+    made: Any = node_object(name, *args)
+    api.add_node(name, labels or {}, made["status"]["allocatable"], made["metadata"]["annotations"])
+
+
+def make_pod(
+    api: ApiServer,
+    name: str,
+    units: int,
+    queue: str = "a",
+    *,
+    gates: tuple[str, ...] = (QUEUE_GATE,),
+    **options: Any,
+) -> dict[str, Any]:
+    made: Any = pod_object(name, units, **options)
+    del made["metadata"]["uid"], made["metadata"]["resourceVersion"], made["status"]
+    made["metadata"]["labels"] = {QUEUE_NAME: queue}
+    made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    return api.add_pod(made)
+
+
+@asynccontextmanager
+async def queue(
+    api: ApiServer, folder: Path, text: str = ONE_QUEUE, **options: Any
+) -> AsyncIterator[Running]:
+    config = folder / "queues.yaml"
+    config.write_text(text)
+    stop = asyncio.Event()
+    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    settings = QueueSettings(
+        config=str(config),
+        kubeconfig=api.kubeconfig(folder / "kubeconfig"),
+        http="127.0.0.1:0",
+        write_timeout_s=0.3,
+        **options,
+    )
+    task = asyncio.create_task(run(settings, stop=stop, started=lambda url, _queue: started.set_result(url)))
+    try:
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        async with aiohttp.ClientSession() as session:
+            yield Running(api, started.result(), config, session)
+    finally:
+        stop.set()
+        await task
+
+
+async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path) -> None:
+    """And only then; each decision is an Event."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        for name in ("one", "two"):
+            make_pod(api, name, 10)
+        async with queue(api, tmp_path) as running:
+            await running.released("one", "two")
+            make_pod(api, "three", 10)
+            message = await running.waits("three", "NoRoom")
+            assert message == "it needs 10 units on one card; the largest free card has 6"
+            assert running.gated("three")
+            api.delete_pod("default", "one", grace_s=0)
+            await running.released("three")
+
+            async def said() -> bool:
+                return bool(running.events("one"))
+
+            await until(said)
+            assert running.events("one")[-1].startswith("Released: released from queue a for node n1")
+            (tenant,) = (await running.status())["queues"]
+            assert (tenant["used"], tenant["running"], tenant["waiting"]) == (20, 2, 0)
+            text = (await running.get("/metrics"))[1]
+            assert 'gpupack_queue_released_total{queue="a"} 3.0' in text
+            assert 'gpupack_queue_units{kind="used",queue="a"} 20.0' in text
+
+
+async def test_batch_mode_names_the_node(tmp_path: Path) -> None:
+    """In the same patch, also where the pod has terms of its own."""
+    term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16,))
+        make_node(api, "n2", (16,), labels={"zone": "z"})
+        make_pod(api, "plain", 16, spec={"nodeSelector": {"zone": "z"}})
+        affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [term]}}}
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch") as running:
+            await running.released("plain")
+            terms = api.pod("default", "plain")["spec"]["affinity"]["nodeAffinity"][required]
+            field = {"key": "metadata.name", "operator": "In", "values": ["n2"]}
+            assert terms == {"nodeSelectorTerms": [{"matchFields": [field]}]}
+            api.delete_pod("default", "plain", grace_s=0)
+            make_pod(api, "own", 16, spec={"affinity": affinity})
+            await running.released("own")
+            terms = api.pod("default", "own")["spec"]["affinity"]["nodeAffinity"][required]
+            assert terms == {"nodeSelectorTerms": [{**term, "matchFields": [field]}]}
+
+
+async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:
+    """The one before stays in force."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path, "queues: [{name: a, stop: Hold}]") as running:
+            make_pod(api, "one", 4)
+            await running.waits("one", "QueueStopped")
+            running.config.write_text("queues: [{name: a, weight: 0}]")
+            await asyncio.sleep(1.2)
+            assert running.gated("one")
+            running.config.write_text(ONE_QUEUE)
+            await running.released("one")
+
+
+async def test_a_bad_configuration_at_the_start_ends_it(tmp_path: Path) -> None:
+    """With every fault and its path."""
+    async with ApiServer(seed=1) as api:
+        with pytest.raises(QueueConfigError) as caught:
+            async with queue(api, tmp_path, "queues: [{name: a, weight: -1}, {name: b, cohrt: x}]"):
+                pass
+        assert [fault.partition(":")[0] for fault in caught.value.faults] == ["queues[0].weight", "queues[1]"]
+
+
+async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path) -> None:
+    """What was released and not bound keeps its room."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        for i in range(4):
+            make_pod(api, f"p{i}", 16)
+        names = [f"p{i}" for i in range(4)]
+
+        def gated(running: Running) -> list[str]:
+            return [name for name in names if running.gated(name)]
+
+        async with queue(api, tmp_path) as running:
+
+            async def two_left() -> bool:
+                return len(gated(running)) == 2
+
+            await until(two_left)
+        async with queue(api, tmp_path) as running:
+            waiting = gated(running)
+            await running.waits(waiting[0], "NoRoom")
+            assert (await running.status())["queues"][0]["used"] == 32
+            assert gated(running) == waiting
+            released = next(name for name in names if name not in waiting)
+            api.delete_pod("default", released, grace_s=0)
+            names.remove(released)
+
+            async def one_left() -> bool:
+                return len(gated(running)) == 1
+
+            await until(one_left)
+
+
+async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
+    """Only the leader does; the other takes over."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        first, second = tmp_path / "1", tmp_path / "2"
+        first.mkdir()
+        second.mkdir()
+        options: dict[str, Any] = {"leader_elect": True, "lease_s": 1}
+        async with queue(api, second, **options, identity="b") as standby:
+            async with queue(api, first, **options, identity="a") as other:
+
+                async def one_leads() -> bool:
+                    statuses = [(await each.get("/readyz"))[0] for each in (standby, other)]
+                    return sorted(statuses) == [200, 503]
+
+                await until(one_leads)
+                make_pod(api, "one", 4)
+                await other.released("one")
+
+            async def leads() -> bool:
+                return (await standby.get("/readyz"))[0] == 200
+
+            await until(leads)
+            make_pod(api, "two", 4)
+            await standby.released("two")
+
+
+async def test_an_api_server_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
+    """The release is written when it is back."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path) as running:
+            make_pod(api, "one", 4)
+            await running.released("one")
+            await api.away(True)
+            make_pod(api, "two", 4)
+            await asyncio.sleep(0.2)
+            await api.away(False)
+            await running.released("two")
+
+
+async def test_a_gang_is_released_together(tmp_path: Path) -> None:
+    """When there is room for all of it."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        annotations = {POD_GANG: "g", POD_GANG_SIZE: "3"}
+        for i in range(3):
+            make_pod(api, f"g{i}", 16, annotations=annotations)
+        async with queue(api, tmp_path) as running:
+            await running.waits("g0", "NoRoom")
+            make_node(api, "n2", (16,))
+            await running.released("g0", "g1", "g2")
+
+
+async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: Path) -> None:
+    """As a warning: nodes may come."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        async with queue(api, tmp_path, "queues: [{name: a, nominalQuota: 100}]") as running:
+            make_pod(api, "one", 4)
+            await running.released("one")
+
+            async def warned() -> bool:
+                return "100 units and the cluster's cards have 32" in (await running.status())["warning"]
+
+            await until(warned)

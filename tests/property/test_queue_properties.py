@@ -1,0 +1,231 @@
+"""The queue in random histories: what is released fits, nothing idles, nobody starves, shares are fair."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.place import place
+from allocator.records import charge
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.queue.admission import Release
+from scheduler_plugin.queue.entries import Phase
+from scheduler_plugin.queue.tenants import TenantState
+from scheduler_plugin.queue.waiting import Kind, Task
+from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+from tests.queue_world import QueueWorld
+
+RACK = "topology.kubernetes.io/rack"
+SLOTS = "slots: {per: %s, local: {count: %d}, free: {count: 1}}"
+CONFIGS = (
+    "queues: [{name: a, weight: 2}, {name: b}, {name: c, weight: 0.5}]",
+    """queues:
+    - {name: a, cohort: x, nominalQuota: 20}
+    - {name: b, cohort: x, nominalQuota: 20, lendingLimit: 8}
+    - {name: c, nominalQuota: 10}
+    """,
+    "queues: [{name: a, strategy: StrictFIFO}, {name: b}, {name: c, nominalQuota: 12}]",
+    "queues: [{name: a, weight: 2}, {name: b}, {name: c}]\n" + SLOTS % ("card", 1),
+    "queues: [{name: a}, {name: b}, {name: c}]\n" + SLOTS % ("node", 3),
+)
+
+
+class History(QueueWorld):
+    """A random history.
+
+    Args:
+        seed: Of everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.slots = False
+        config = self.random.choice(CONFIGS)
+        super().__init__(config, self.random.choice(("least-requested", "best-fit", "fragmentation")))
+        self.slots = self.queue.config.slots is not None
+        for number in range(self.random.randint(1, 4)):
+            labels = {RACK: self.random.choice("xy")} if self.random.random() < 0.7 else {}
+            if self.random.random() < 0.5:
+                labels[f"data.gpupack.io/{self.random.choice('de')}"] = ""
+            sizes = self.random.choice(((16,), (16, 16), (8, 8, 8), (12, 16)))
+            self.node(f"n{number}", sizes, labels=labels, cpu="100", memory="1000Gi")
+        self.count = 0
+
+    def step(self) -> None:
+        """Let something happen, then decide."""
+        self.now += 1
+        happens = (
+            self._pods,
+            self._pods,
+            self._gang,
+            self._bind,
+            self._bind,
+            self._end,
+            self._end,
+            self._lose,
+        )
+        self.random.choice(happens)()
+        self.queue.expire(self.now)
+        self._decide()
+
+    def _gang(self) -> None:
+        self._pods(self.random.choice((2, 3)), gang=f"g{self.count}")
+
+    def _bind(self) -> None:
+        for uid in self._in(Phase.RELEASED):
+            if self.state.taken(uid) is not None:
+                self.bind(uid)
+
+    def _end(self) -> None:
+        candidates = self._in(Phase.BOUND) or list(self.objects)
+        if candidates:
+            self.delete(self.random.choice(candidates))
+
+    def _lose(self) -> None:
+        """kube-scheduler finds no node for a released pod; who made it deletes it later."""
+        for uid in self._in(Phase.RELEASED)[:1]:
+            if self.queue.entries[uid].given_back:
+                self.delete(uid)
+                return
+            failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+            self.change(uid, status={"conditions": failed})
+
+    def check(self) -> None:
+        """What holds after every step."""
+        for name, book in self.state.books.items():
+            taken = [0] * len(book.sizes)
+            pods = [(pod.charged, pod.assigned) for pod in book.pods.values()]
+            pods += [(take.pod.charged, take.assigned) for take in book.takes.values()]
+            for asked, assigned in pods:
+                assert asked is not None
+                assert assigned is not None
+                for uuid, units in charge(asked, assigned).items():
+                    taken[book.uuids.index(uuid)] += units
+            assert all(n <= size for n, size in zip(taken, book.sizes, strict=True)), f"{name}: {taken}"
+        idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
+        assert not idle, f"{idle} could be released and were not"
+
+    def _decide(self) -> None:
+        decisions = self.queue.decide(self.now)
+        while True:
+            near = [task.uid for _, task in self._admissible() if self._fits(task, near=True)]
+            release = next(decisions, None)
+            if release is None:
+                return
+            self._check_locality(release, near)
+            for member in release.members:
+                self.change(member.uid, spec={"schedulingGates": []})
+
+    def _check_locality(self, release: Release, near: list[str]) -> None:
+        """Without slots the whole cluster is offered: data is passed by only when nobody is near it."""
+        if release.relaxed and not self.slots and not isinstance(release.task.wants, GangWants):
+            assert not near, f"{release.task.uid} goes far from its data and {near} would not"
+
+    def _pods(self, count: int = 1, gang: str = "") -> None:
+        queue = self.random.choice("abc")
+        data = self.random.choice(("", "", "d", "e"))
+        job = self.random.choice(("", "", "j", "k"))
+        for _ in range(count):
+            self.count += 1
+            units = self.random.choice((1, 2, 4, 5, 8, 12, 16))
+            size = count if gang else ""
+            name = f"p{self.count}"
+            self.pod(name, units, queue=queue, created=self.count, data=data, job=job, gang=gang, size=size)
+
+    def _in(self, phase: Phase) -> list[str]:
+        return [uid for uid, entry in self.queue.entries.items() if entry.phase is phase]
+
+    def _admissible(self) -> Iterator[tuple[TenantState, Task[Needs]]]:
+        """Waiting tasks that stage, order and quota would let go; gangs are not looked at."""
+        for tenant in self.queue.tenants:
+            tasks = [task for task in tenant.waiting if not tenant.waiting.is_held(task.uid)]
+            tasks.sort(key=lambda task: task.age_key)
+            if tenant.form is not None and tenant.form.strategy == "StrictFIFO":
+                tasks = tasks[:1]
+            for task in tasks:
+                single = not isinstance(task.wants, GangWants)
+                if single and tenant.is_open and self.queue.tenants.allows(tenant.name, task.wants.units):
+                    yield tenant, task
+
+    def _fits(self, task: Task[Needs], *, near: bool = False) -> bool:
+        """Whether a card can take a task now, by the scalar code; `near`: one near its data."""
+        assert isinstance(task.wants, Wants)
+        for name, row in self.state.nodes.rows.items():
+            if self.slots and not any(self.queue.slots.idle(name, kind) for kind in Kind):
+                continue
+            if near and task.data and not self.queue.locality.near(name, task.data):
+                continue
+            if place(cards_of(self.state.nodes, row), task.wants.request, "least-used") is not None:
+                return True
+        return False
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_what_is_released_fits_and_nothing_idles(seed: int) -> None:
+    """In every history; and data is passed by only when nobody whose data is near could go."""
+    history = History(seed)
+    for _ in range(40):
+        history.step()
+        history.check()
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int) -> None:
+    """Under saturation; pods of one size."""
+    names = [f"t{at}" for at in range(len(weights))]
+    queues = ", ".join(f"{{name: {n}, weight: {w}}}" for n, w in zip(names, weights, strict=True))
+    world = QueueWorld(f"queues: [{queues}]")
+    world.node("n1", (2 * room,), cpu="1000", memory="1000Gi")
+    for at in range(room):
+        for name in names:
+            world.pod(f"{name}-{at}", 2, queue=name, created=at)
+    assert len(world.released()) == room
+    has = {name: world.queue.tenants[name].units // 2 for name in names}
+    for one, of_one in zip(names, weights, strict=True):
+        for other, of_other in zip(names, weights, strict=True):
+            assert (has[one] - 1) / of_one <= has[other] / of_other
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_pod_starves(seed: int) -> None:
+    """A pod of a whole card among small ones: two come each step, run three, and fill the node."""
+    rng = random.Random(seed)
+    world = QueueWorld("queues: [{name: a}, {name: b}]\nkeepRoomAfter: 10s")
+    world.node("n1", (16, 16), cpu="1000", memory="1000Gi")
+    ends: dict[str, int] = {}
+    large = ""
+    for step in range(100):
+        world.now = step
+        for _ in range(2):
+            world.pod(f"s{world.version}", rng.choice((4, 5)), queue=rng.choice("ab"), created=step)
+        if step == 10:
+            large = world.pod("large", 16, queue="a", created=step)
+        for uid in [uid for uid, end in ends.items() if end <= step]:
+            del ends[uid]
+            world.delete(uid)
+        world.queue.keep_room(world.now)
+        for release in world.decide():
+            (member,) = release.members
+            world.bind(member.uid)
+            ends[member.uid] = step + 3
+        if large in ends:
+            assert step <= 10 + 10 + 3 + 1
+            return
+    pytest.fail("the large pod was never released")
+
+
+def test_a_decision_is_the_same_for_all_who_know_the_same() -> None:
+    """Two queues that were told of the same things in another order release the same pods."""
+    names = []
+    for order in (1, -1):
+        world = QueueWorld("queues: [{name: a, weight: 2}, {name: b}]")
+        for name in ("n1", "n2")[::order]:
+            world.node(name, (16, 16))
+        for at in list(range(20))[::order]:
+            world.pod(f"p{at}", 5, queue="ab"[at % 2], created=at)
+        names.append(world.released())
+    assert names[0] == names[1]

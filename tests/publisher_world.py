@@ -1,0 +1,147 @@
+"""The publisher on one Node and a ledger: no HTTP, no waiting."""
+
+import asyncio
+import json
+
+import msgspec
+
+from allocator.ledger import BookEntry, Ledger
+from allocator.names import POD_ALLOCATION
+from deviceplugin.node.account import Account
+from deviceplugin.node.inventory import records
+from deviceplugin.node.objects import NodeObject
+from deviceplugin.node.publisher import Publisher
+from deviceplugin.node.views import NodeView, PodView
+from kubeapi.errors import Conflict, KubeApiError
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE as GIB
+from tests.ledger_world import cards, ids, pod
+
+
+class FakeApi:
+    """One Node; merges patches of its status as the API server does."""
+
+    def __init__(self) -> None:
+        self.node = {
+            "metadata": {"name": "n1", "annotations": {}},
+            "status": {"capacity": {}, "allocatable": {}},
+        }
+        self.version = 1
+        self.failures: list[KubeApiError] = []
+        self.patches: list[dict] = []
+        self.empty_patches = 0
+        self.dropped: set[str] = set()
+        self.notes: list[tuple[str, str, str, dict[str, str]]] = []
+
+    def body(self) -> bytes:
+        self.node["metadata"]["resourceVersion"] = str(self.version)
+        return json.dumps(self.node).encode()
+
+    def decoded(self) -> NodeObject:
+        return msgspec.json.decode(self.body(), type=NodeObject)
+
+    async def patch_node_status(self, name: str, body: dict, *, timeout_s: float) -> bytes:
+        assert name == "n1"
+        if self.failures:
+            raise self.failures.pop(0)
+        if body.get("metadata", {}).get("resourceVersion", str(self.version)) != str(self.version):
+            raise Conflict("the object has been modified", reason="Conflict")
+        if not body:
+            self.empty_patches += 1
+            return self.body()
+        self.patches.append(body)
+        self.version += 1
+        self.node["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        for key in self.dropped:
+            self.node["metadata"]["annotations"].pop(key, None)
+        for part in ("capacity", "allocatable"):
+            merged = self.node["status"][part] | body.get("status", {}).get(part, {})
+            self.node["status"][part] = {key: value for key, value in merged.items() if value is not None}
+        return self.body()
+
+    async def annotate_pod(self, namespace, name, uid, annotations, *, timeout_s) -> bytes:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.notes.append((namespace, name, uid, annotations))
+        return b"{}"
+
+
+class Bench:
+    """A node with pod `a` on its way."""
+
+    def __init__(self, gap_s: float = 2.0) -> None:
+        self.now_s = 100.0
+        self.api = FakeApi()
+        self.account = Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
+        self.ledger = self.account.ledger
+        self.nodes = NodeView(self.account, "n1")
+        self.pods = PodView(self.account, GIB, POD_ALLOCATION)
+        self.publisher = Publisher(
+            self.api,
+            self.account,
+            self.nodes,
+            self.pods,
+            node_name="n1",
+            unit_mib=1024,
+            inventory=lambda: records(self.ledger.cards(), GPUS),
+            gap_s=gap_s,
+            now_ms=lambda: 50,
+        )
+        self.nodes.replace([self.api.decoded()], "1")
+
+    def complete(self) -> None:
+        self.ledger.pods_synced([], self.ledger.mark(self.now_s))
+        self.book()
+
+    def admit(self, *, written: bool = True) -> None:
+        self.ledger.pod_changed(pod("a", 3, "c0"), self.now_s)
+        self.ledger.allocate(ids("c0", 0, 1, 2), self.now_s)
+        if written:
+            self.book(a=ids("c0", 0, 1, 2))
+            self.ledger.looked(["a"], ["a"], self.ledger.mark(self.now_s))
+
+    def book(self, **held: frozenset[str]) -> None:
+        """The kubelet writes its book: IDs by pod."""
+        self.ledger.read_book([BookEntry(uid, "main", GIB, ids) for uid, ids in held.items()], self.now_s)
+
+    def end(self, **held: frozenset[str]) -> None:
+        """Pod `a` is deleted, its containers and its entry are gone; the book has `held`."""
+        self.ledger.pod_gone("a", self.now_s)
+        self.book(**held)
+        self.ledger.looked(["a"], [], self.ledger.mark(self.now_s))
+
+    def undo(self) -> None:
+        """Somebody else writes words."""
+        for part in ("capacity", "allocatable"):
+            self.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
+        self.api.version += 1
+        self.nodes.take(self.api.decoded())
+
+    async def until_s(self, end_s: float) -> None:
+        """Step whenever a step wants to."""
+        while (wait_s := await self.step()) is not None and self.now_s + wait_s <= end_s:
+            self.now_s += wait_s
+        self.now_s = end_s
+
+    async def step(self) -> float | None:
+        return await self.publisher._step()
+
+    def said(self) -> tuple[tuple[int, ...], set[str]]:
+        told = self.api.decoded()
+        words, holds = told.words(), told.holds()
+        assert words is not None
+        assert holds is not None
+        return words.used, set(holds.uids)
+
+    async def leave(self) -> None:
+        """Run until the farewell is said; `run` must end by itself then."""
+        running = asyncio.create_task(self.publisher.run())
+        await self.publisher.leave()
+        await running
+
+
+class _Gpu:
+    schedulable_mib = 8192
+
+
+GPUS = (_Gpu(), _Gpu())

@@ -1,0 +1,142 @@
+"""A queue on a cluster state, told of nodes and pods as the API server tells of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
+from allocator.records import dump_assigned
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.admission import Release
+from scheduler_plugin.queue.config import parse_config
+from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.queue import Queue, QueueRules
+from tests.cluster_builders import node_object, pod_object
+
+ONE_QUEUE = "queues: [{name: a}]"
+
+
+class QueueWorld:
+    """A queue, and the API server's part.
+
+    Args:
+        config: YAML.
+    """
+
+    def __init__(self, config: str = ONE_QUEUE, policy: str = "least-requested") -> None:
+        self.state = ClusterState(rules=QueueRules())
+        self.queue = Queue(parse_config("queues.yaml", config), self.state, Policies(policy))
+        self.version = 1
+        self.now = 0.0
+        self.objects: dict[str, dict[str, Any]] = {}
+
+    def configure(self, config: str) -> None:
+        self.queue.configure(parse_config("queues.yaml", config))
+
+    def node(
+        self,
+        name: str,
+        sizes: Sequence[int] = (16, 16),
+        used: Sequence[int] | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        spec: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Create or change a node."""
+        self.version += 1
+        raw: dict[str, Any] = node_object(name, sizes, used, version=self.version, **more)
+        raw["metadata"]["labels"] = dict(labels or {})
+        raw["spec"] = dict(spec or {})
+        node = msgspec.convert(raw, QueueNode)
+        self.state.apply_node(node, self.now)
+        self.queue.set_node(name, node_facts(node))
+
+    def pod(
+        self,
+        name: str,
+        units: int = 1,
+        *,
+        queue: str = "a",
+        created: int | None = None,
+        data: str = "",
+        job: str = "",
+        gang: str = "",
+        size: int | str = "",
+        gates: Sequence[str] = (QUEUE_GATE,),
+        annotations: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> str:
+        """Create a gated pod; its UID."""
+        notes = {POD_DATA: data, POD_JOB: job, POD_GANG: gang, POD_GANG_SIZE: str(size)}
+        notes = {key: value for key, value in notes.items() if value} | dict(annotations or {})
+        raw: dict[str, Any] = pod_object(name, units, annotations=notes, **more)
+        second = self.version if created is None else created
+        raw["metadata"]["labels"] = {QUEUE_NAME: queue} if queue else {}
+        raw["metadata"]["creationTimestamp"] = (
+            f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
+        )
+        raw["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        self.objects[raw["metadata"]["uid"]] = raw
+        self._send(raw)
+        return str(raw["metadata"]["uid"])
+
+    def decide(self) -> list[Release]:
+        """Let the queue decide; the gates are gone when this returns."""
+        releases = list(self.queue.decide(self.now))
+        for release in releases:
+            for member in release.members:
+                self.change(member.uid, spec={"schedulingGates": []})
+        return releases
+
+    def released(self) -> list[str]:
+        """Names of the pods that the queue releases now."""
+        return [self.name(member.uid) for release in self.decide() for member in release.members]
+
+    def bind(self, uid: str, node: str = "") -> None:
+        """Bind a released pod, where its room was taken unless a node is named."""
+        take = self.state.taken(uid)
+        assert take is not None
+        assert take.assigned is not None
+        if not node or node == take.node:
+            self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(take.assigned)
+        self.change(uid, spec={"nodeName": node or take.node})
+
+    def change(
+        self,
+        uid: str,
+        *,
+        spec: Mapping[str, Any] | None = None,
+        status: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Change a pod."""
+        raw = self.objects[uid]
+        for part, changes in (("spec", spec), ("status", status), ("metadata", metadata)):
+            raw[part].update(changes or {})
+        self._send(raw)
+
+    def delete(self, uid: str) -> None:
+        """Delete a pod; what it used is free at once."""
+        raw = self.objects.pop(uid)
+        self.version += 1
+        pod = msgspec.convert(raw, QueuePod)
+        self.state.delete_pod(pod, str(self.version), self.now)
+        self.queue.delete_pod(uid, self.now)
+        for book in self.state.books.values():
+            book.tombstones.pop(uid, None)
+            self.state._books.changed(book.name)
+        self.state.expire(self.now)
+
+    def name(self, uid: str) -> str:
+        """Name of a pod."""
+        return str(self.objects[uid]["metadata"]["name"])
+
+    def _send(self, raw: dict[str, Any]) -> None:
+        self.version += 1
+        raw["metadata"]["resourceVersion"] = str(self.version)
+        pod = msgspec.convert(raw, QueuePod)
+        self.state.apply_pod(pod, self.now)
+        self.queue.apply_pod(pod, self.now)

@@ -1,0 +1,185 @@
+"""Annotations of pods: as many as needed, again when they fail."""
+
+import asyncio
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from allocator.names import POD_ALLOCATION
+from deviceplugin.node.annotator import Annotator
+from deviceplugin.node.views import Seat
+from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
+from tests.ledger_world import ids, pod
+from tests.publisher_world import Bench
+
+
+async def annotated(bench: Bench, annotator: Annotator) -> list:
+    await annotator._all()
+    return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
+
+
+async def test_an_allocation_is_written_once():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    assert await annotated(bench, annotator) == []
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
+    assert await annotated(bench, annotator) == told
+    assert await annotated(bench, annotator) == told
+
+
+async def test_an_allocation_that_is_there_already_is_left_alone():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    assert await annotated(bench, annotator) == []
+
+
+async def test_a_copied_allocation_is_overwritten():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    assert len(await annotated(bench, annotator)) == 1
+
+
+def admitted_pair() -> Bench:
+    """Pods `a` and `b` run, and no annotation says so yet."""
+    bench = Bench()
+    bench.complete()
+    bench.admit()
+    bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
+    bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
+    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
+    return bench
+
+
+@pytest.mark.parametrize("failure", [Conflict("another uid", cause="uid"), NotFound("gone")])
+async def test_a_pod_that_is_gone_is_not_tried_again(failure):
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.api.failures = [failure]
+    assert await annotated(bench, annotator) == []
+    bench.now_s += 3600
+    assert await annotated(bench, annotator) == []
+    assert annotator.errors == 0
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Forbidden("webhook denied", status=403),
+        Invalid("too long", status=422),
+        Conflict("the object has been modified"),
+        Conflict("who knows"),
+        Unreachable("away"),
+    ],
+)
+async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure):
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.api.failures = [failure]
+    wait_s = await annotator._all()
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b"]
+    assert annotator.errors == 1
+    assert wait_s is not None
+    assert 0.5 <= wait_s <= 1.0
+    assert await annotator._all() == wait_s
+    bench.now_s += 1.0
+    assert await annotator._all() is None
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
+
+
+async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_with_one_warning():
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.complete()
+    bench.admit()
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
+    waits_s = []
+    with capture_logs() as logs:
+        for _ in range(10):
+            waits_s.append(await annotator._all())
+            bench.now_s += waits_s[-1]
+    assert waits_s[5] >= 16
+    assert max(waits_s) <= 60
+    assert annotator.errors == 10
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["pod"], line["error"]) for line in warnings] == [("ns/pod-a", "webhook denied")]
+    assert await annotator._all() is None
+    assert len(bench.api.notes) == 1
+
+
+async def test_a_pod_that_is_gone_is_not_waited_for():
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.api.failures = [Forbidden("webhook denied", status=403)]
+    assert await annotator._all() is not None
+    bench.end(b=ids("c1", 0, 1))
+    assert await annotator._all() is None
+
+
+async def test_the_annotator_wakes_up_for_what_is_due_again(mocker):
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    bench.api.failures = [Unreachable("away")]
+
+    def soon(trouble_of):
+        def refused(*arguments):
+            trouble_of(*arguments)
+            annotator._troubles["a"].due_s = bench.now_s
+
+        return refused
+
+    mocker.patch.object(annotator, "_refused", soon(annotator._refused))
+    task = asyncio.create_task(annotator.run())
+    for _ in range(1000):
+        if len(bench.api.notes) > 1:
+            break
+        await asyncio.sleep(0.001)
+    assert annotator.errors == 1
+    assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("news", "waits_s"), [(1, 0.2), (4, 0.8), (10**6, 1.0)])
+async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news, waits_s):
+    bench = Bench()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    began_s, told = bench.now_s, 1
+
+    async def sleep(seconds: float) -> None:
+        nonlocal told
+        bench.now_s += seconds
+        if told < news:
+            told += 1
+            bench.account.changed()
+
+    mocker.patch("deviceplugin.node.publisher.asyncio.sleep", sleep)
+    bench.account.changed()
+    await annotator._quiet()
+    assert bench.now_s - began_s == pytest.approx(waits_s)
+
+
+async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
+    bench = admitted_pair()
+    annotator = Annotator(bench.api, bench.account, bench.pods)
+    pauses: list[tuple[float, int]] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append((seconds, len(bench.api.notes)))
+
+    mocker.patch("deviceplugin.node.publisher.asyncio.sleep", sleep)
+    await annotator._all()
+    assert pauses == [(0.02, 1), (0.02, 2)]

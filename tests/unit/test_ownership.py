@@ -1,0 +1,270 @@
+"""Who writes to a Node: restarts go on at once, two daemons of one name never both write."""
+
+import json
+
+import pytest
+
+from allocator.ledger import Ledger
+from allocator.names import NODE_DAEMON
+from deviceplugin.node.account import Account
+from deviceplugin.node.ownership import AGAIN_S, CLAIM_S, Ownership, Party, Record, this_daemon
+from deviceplugin.node.views import NodeView
+from kubeapi.errors import Forbidden
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE as GIB
+from tests.ledger_world import cards
+from tests.publisher_world import FakeApi
+
+
+class Daemons:
+    """Daemons of one Node, with one clock; each sees the Node when `look` says so."""
+
+    def __init__(self, boot_id: str = "") -> None:
+        self.now_s = 1000.0
+        self.api = FakeApi()
+        self.api.node["status"]["nodeInfo"] = {"bootID": boot_id}
+        self.conflicts: list[tuple[str, str]] = []
+        self.views: dict[str, NodeView] = {}
+
+    def daemon(self, host: str, boot: str = "", pod: str = "") -> Ownership:
+        account = Account(Ledger(cards(8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
+        view = self.views[host] = NodeView(account, "n1")
+        found = Ownership(
+            self.api,
+            account,
+            view,
+            Party(host, boot, pod or f"pod-{host}"),
+            node_name="n1",
+            on_conflict=lambda said: self.conflicts.append((host, said)),
+        )
+        self.look(host)
+        return found
+
+    def look(self, *hosts: str) -> None:
+        for host in hosts:
+            self.views[host].replace([self.api.decoded()], "1")
+
+    async def settle(self, *daemons: Ownership) -> None:
+        """Let all that are alive see the Node and act until nothing more happens."""
+        before = None
+        while before != self.api.version:
+            before = self.api.version
+            for daemon in daemons:
+                self.look(daemon._me.host)
+                await daemon._step()
+
+    def owner(self) -> str:
+        return json.loads(self.api.node["metadata"]["annotations"][NODE_DAEMON])["owner"]["host"]
+
+
+async def test_a_node_of_nobody_is_taken_and_a_restart_goes_on_at_once_without_a_write():
+    world = Daemons()
+    first = world.daemon("a")
+    assert not first.held
+    assert await first._step() == 0.0
+    assert first.held
+    assert await first._step() is None
+    again = world.daemon("a")
+    assert again.held
+    assert await again._step() is None
+    assert len(world.api.patches) == 1
+
+
+async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name():
+    world = Daemons()
+    await world.settle(world.daemon("a", pod="gpupack-node-old"))
+    again = world.daemon("a", pod="gpupack-node-new")
+    assert again.held
+    await world.settle(again)
+    assert "gpupack-node-new" in world.api.node["metadata"]["annotations"][NODE_DAEMON]
+    assert world.conflicts == []
+
+
+async def test_the_second_of_two_daemons_says_so_and_does_not_write():
+    world = Daemons()
+    first, second = world.daemon("a"), world.daemon("b")
+    await world.settle(first)
+    await world.settle(second, first)
+    assert (first.held, second.held, world.owner()) == (True, False, "a")
+    wants = (
+        "another gpupack node daemon, pod-b, wants to write to this Node, which belongs to pod-a: "
+        "two daemons must not have the same --node-name"
+    )
+    assert (first.problem, world.conflicts) == (None, [("a", wants), ("b", second.problem)])
+    assert first.disputed
+    assert second.disputed
+    assert second.problem.startswith(
+        "Node n1 belongs to another gpupack node daemon, pod-a: this one waits until that one is gone; "
+        "two daemons must not have the same --node-name"
+    )
+    patches = len(world.api.patches)
+    world.now_s += AGAIN_S - 1
+    await world.settle(first, second)
+    assert len(world.api.patches) == patches
+    world.now_s += 1
+    await world.settle(second, first)
+    assert (len(world.api.patches), world.owner()) == (patches + 2, "a")
+    # Known already; that it asks again makes the count of the same Event higher.
+    assert world.conflicts[2:] == [("a", wants)]
+
+
+async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when_it_is_back():
+    world = Daemons()
+    first, second = world.daemon("a"), world.daemon("b")
+    await world.settle(first)
+    await world.settle(second)
+    assert not second.held
+    assert "asking whether it is alive" in second.problem
+    world.now_s += CLAIM_S - 1
+    await world.settle(second)
+    assert not second.held
+    world.now_s += 1
+    await world.settle(second)
+    assert (second.held, second.problem, second.disputed) == (True, None, False)
+    await world.settle(first, second)
+    assert (first.held, second.held, world.owner()) == (False, True, "b")
+    assert [host for host, _ in world.conflicts] == ["b", "a"]
+    assert "pod-b" in first.problem
+
+
+async def test_an_answer_at_the_last_moment_is_one():
+    world = Daemons()
+    first, second = world.daemon("a"), world.daemon("b")
+    await world.settle(first)
+    await world.settle(second)
+    world.now_s += CLAIM_S
+    world.look("a")
+    await first._step()
+    assert await second._step() > 0.0
+    await world.settle(second, first)
+    assert (first.held, second.held) == (True, False)
+
+
+async def test_a_machine_that_was_booted_again_goes_on_at_once():
+    world = Daemons(boot_id="boot-1")
+    await world.settle(world.daemon("a", boot="boot-1"))
+    world.api.node["status"]["nodeInfo"] = {"bootID": "boot-2"}
+    world.api.version += 1
+    again = world.daemon("a2", boot="boot-2")
+    await again._step()
+    assert (again.held, world.owner()) == (True, "a2")
+
+
+async def test_the_daemon_of_the_nodes_own_machine_takes_it_from_one_of_another_for_good():
+    world = Daemons(boot_id="boot-1")
+    wrong, right = world.daemon("x", boot="boot-9"), world.daemon("a", boot="boot-1")
+    await world.settle(wrong)
+    assert wrong.held
+    await world.settle(right)
+    assert world.owner() == "a"
+    for _ in range(3):
+        world.now_s += AGAIN_S
+        await world.settle(wrong, right)
+        assert (wrong.held, right.held) == (False, True)
+    assert wrong.problem.endswith("; this machine is not that Node's (its boot ID is boot-1, ours boot-9)")
+
+
+async def test_two_kubelets_of_one_machine_do_not_take_the_node_from_each_other():
+    world = Daemons(boot_id="boot-1")
+    first, second = world.daemon("a", boot="boot-1"), world.daemon("b", boot="boot-1")
+    await world.settle(first)
+    await world.settle(second, first)
+    assert (first.held, second.held) == (True, False)
+
+
+async def test_of_two_that_start_together_one_gets_the_node():
+    world = Daemons()
+    first, second = world.daemon("a"), world.daemon("b")
+    assert await first._step() == 0.0
+    assert await second._step() > 0.0
+    await world.settle(second, first)
+    assert (first.held, second.held) == (True, False)
+
+
+async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
+    world = Daemons()
+    gone, second, third = world.daemon("a"), world.daemon("b"), world.daemon("c")
+    await world.settle(gone)
+    for _ in range(10):
+        await world.settle(second, third)
+        world.now_s += CLAIM_S
+    assert [second.held, third.held].count(True) == 1
+    owner = world.owner()
+    for _ in range(5):
+        world.now_s += AGAIN_S
+        await world.settle(second, third)
+        assert world.owner() == owner
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "[]", "{}", '{"owner": 7}', "[" * 10_000])
+async def test_rubbish_in_the_annotation_is_nobody(text):
+    world = Daemons()
+    world.api.node["metadata"]["annotations"][NODE_DAEMON] = text
+    first = world.daemon("a")
+    assert not first.held
+    await world.settle(first)
+    assert first.held
+
+
+async def test_a_node_that_was_created_again_is_claimed_again():
+    world = Daemons()
+    first = world.daemon("a")
+    await world.settle(first)
+    world.api.node["metadata"]["annotations"] = {}
+    world.views["a"].replace([], "2")
+    assert not first.held
+    assert await first._step() is None
+    assert first.problem is None
+    await world.settle(first)
+    assert first.held
+
+
+async def test_a_refused_claim_says_why_and_is_tried_again():
+    world = Daemons()
+    first = world.daemon("a")
+    first._backoff._base_s = 0.001
+    world.api.failures = [Forbidden("may not patch nodes/status")]
+    await first._step()
+    assert first.problem == "the status of Node n1 cannot be written: may not patch nodes/status"
+    await first._step()
+    assert first.held
+    assert (first.problem, first.errors) == (None, 1)
+
+
+async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldom():
+    world = Daemons()
+    first = world.daemon("a")
+    first._backoff._base_s = 0.001
+    world.api.dropped = {NODE_DAEMON}
+    for _ in range(3):
+        assert await first._step() == 0.0
+    assert first._backoff.failures == 3
+    assert not first.held
+    assert first.problem == (
+        "the status of Node n1 cannot be written: the Node does not keep its annotation gpupack.io/daemon"
+    )
+    world.api.dropped = set()
+    await world.settle(first)
+    assert (first.held, first.problem) == (True, None)
+
+
+async def test_a_view_that_stays_behind_makes_ever_fewer_requests():
+    world = Daemons()
+    first = world.daemon("a")
+    world.api.version += 1
+    waits = [await first._step() for _ in range(6)]
+    assert waits[0] > 0
+    assert waits[5] > 2 * waits[0]
+    await world.settle(first)
+    assert first.held
+
+
+def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "same").symlink_to(tmp_path / "one")
+    one, two, same = (this_daemon(tmp_path / name) for name in ("one", "two", "same"))
+    assert one == same
+    assert one.host != two.host
+    assert one.boot == two.boot
+    assert Record(one).claim is None

@@ -1,0 +1,423 @@
+"""The queue as a whole: pods come, are released in order, run and end."""
+
+import pytest
+
+from allocator.names import QUEUE_GATE
+from allocator.records import Assignment
+from scheduler_plugin.queue.reclaim import Reclaimer
+from tests.queue_world import QueueWorld
+
+TWO = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
+
+
+@pytest.fixture
+def world() -> QueueWorld:
+    """One node with two cards of 16 units, one queue."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    return world
+
+
+def test_pods_are_released_by_age_as_long_as_a_card_can_take_them(world: QueueWorld) -> None:
+    """The sum would suffice for the last one, no card does."""
+    for i, name in enumerate(("third", "second", "first")):
+        world.pod(name, 10, created=100 - i)
+    assert world.released() == ["first", "second"]
+    assert world.released() == []
+
+
+def test_what_was_released_and_is_not_bound_keeps_its_room(world: QueueWorld) -> None:
+    """Also when a pod comes that would fit beside nothing else."""
+    world.pod("one", 16)
+    world.pod("two", 16)
+    world.decide()
+    world.pod("three", 16)
+    assert world.released() == []
+
+
+def test_a_pod_that_ends_makes_room_for_the_next(world: QueueWorld) -> None:
+    """As soon as the state knows."""
+    uids = [world.pod(name, 16, created=i) for i, name in enumerate(("one", "two", "three"))]
+    assert world.released() == ["one", "two"]
+    for uid in uids[:2]:
+        world.bind(uid)
+    world.delete(uids[0])
+    assert world.released() == ["three"]
+
+
+def test_a_pod_that_does_not_fit_does_not_hold_up_smaller_ones(world: QueueWorld) -> None:
+    """In a queue of strategy BestEffortFIFO."""
+    world.pod("large", 17, created=1)
+    world.pod("small", 4, created=2)
+    assert world.released() == ["small"]
+
+
+def test_a_strict_queue_waits_for_its_oldest() -> None:
+    """Strategy StrictFIFO."""
+    world = QueueWorld("queues: [{name: a, strategy: StrictFIFO}]")
+    world.node("n1", (16, 16))
+    large = world.pod("large", 17, created=1)
+    world.pod("small", 4, created=2)
+    assert world.released() == []
+    world.delete(large)
+    assert world.released() == ["small"]
+
+
+def test_shares_follow_the_weights() -> None:
+    """Of 12 pods that fit, nine are of the tenant that is worth three times as much."""
+    world = QueueWorld("queues: [{name: a, weight: 3}, {name: b}]")
+    world.node("n1", (12, 12), cpu="100", memory="1000Gi")
+    for i in range(24):
+        world.pod(f"a{i}", 2, queue="a")
+        world.pod(f"b{i}", 2, queue="b")
+    names = world.released()
+    assert sorted(name[0] for name in names) == ["a"] * 9 + ["b"] * 3
+
+
+def test_idle_quota_is_lent_and_no_more() -> None:
+    """a has 16 of its own and 16 that b does not use; the lending limit of b keeps 4."""
+    world = QueueWorld(TWO.replace("}]", ", lendingLimit: 12}]"))
+    world.node("n1", (16, 16))
+    for i in range(10):
+        world.pod(f"p{i}", 4, queue="a")
+    releases = world.decide()
+    assert len(releases) == 7
+    assert [release.borrowed for release in releases] == [0, 0, 0, 0, 4, 4, 4]
+
+
+def test_a_borrowing_limit_holds() -> None:
+    """a may borrow 4 of the 16 that are idle."""
+    world = QueueWorld(TWO.replace("}, {", ", borrowingLimit: 4}, {"))
+    world.node("n1", (16, 16))
+    for i in range(10):
+        world.pod(f"p{i}", 4, queue="a")
+    assert len(world.released()) == 5
+
+
+def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
+    """Before the borrower gets any more."""
+    world = QueueWorld(TWO)
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 4, queue="a", created=i) for i in range(10)]
+    assert len(world.released()) == 8
+    world.pod("b0", 4, queue="b", created=99)
+    for uid in uids[:8]:
+        world.bind(uid)
+    assert world.released() == []
+    world.delete(uids[0])
+    assert world.released() == ["b0"]
+
+
+def test_a_stopped_queue_releases_nothing() -> None:
+    """Until it is started again."""
+    world = QueueWorld("queues: [{name: a, stop: Hold}]")
+    world.node("n1", (16, 16))
+    world.pod("one")
+    assert world.released() == []
+    world.configure("queues: [{name: a}]")
+    assert world.released() == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [
+        ({"queue": "nobody"}, 'queue "nobody" does not exist: allowed are a'),
+        ({"queue": ""}, "label gpupack.io/queue-name is missing: allowed are a"),
+        ({"gates": (QUEUE_GATE, "example.com/other")}, "it waits for the scheduling gates example.com/other"),
+        (
+            {"gang": "g"},
+            "annotation gpupack.io/gang-size is missing: allowed is a whole number from 1 to 1024",
+        ),
+        ({"gang": "g", "size": "0x2"}, 'annotation gpupack.io/gang-size is "0x2"'),
+        ({"size": 2}, "annotation gpupack.io/gang-size without gpupack.io/gang"),
+        ({"annotations": {"gpupack.io/cards": "x"}}, 'annotation gpupack.io/cards is "x"'),
+        ({"annotations": {"gpupack.io/node-policy": "best"}}, 'annotation gpupack.io/node-policy is "best"'),
+        ({"units": 0}, "it asks for no gpupack.io/gpu-memory-gib"),
+    ],
+)
+def test_a_pod_with_something_wrong_waits_and_the_others_go_on(
+    world: QueueWorld, pod: dict[str, object], says: str
+) -> None:
+    """And the queue can say why."""
+    uid = world.pod("wrong", **pod)  # type: ignore[arg-type]
+    world.pod("right")
+    assert world.released() == ["right"]
+    assert says in world.queue.refusal(world.queue.entries[uid])
+
+
+def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:
+    """The pod is released once nobody else holds it."""
+    uid = world.pod("one", gates=("example.com/other", QUEUE_GATE))
+    assert world.released() == []
+    world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    assert world.released() == ["one"]
+
+
+def test_a_queue_is_for_the_namespaces_that_it_selects() -> None:
+    """A namespace that gets the label lets its pods in."""
+    world = QueueWorld("queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]")
+    world.node("n1", (16, 16))
+    world.pod("one")
+    assert world.released() == []
+    world.queue.set_namespace("default", {"team": "x"})
+    assert world.released() == ["one"]
+
+
+def test_labels_taints_and_affinity_of_nodes_count() -> None:
+    """A pod is released for a node that kube-scheduler will allow, or not at all."""
+    world = QueueWorld()
+    world.node("n1", (16, 16), spec={"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]})
+    world.node("n2", (16, 16), labels={"zone": "z1"}, spec={"unschedulable": True})
+    world.pod("one", 1, spec={"nodeSelector": {"zone": "z1"}})
+    two = world.pod("two", 1)
+    world.pod("three", 1, spec={"tolerations": [{"key": "k", "operator": "Exists"}]})
+    assert world.released() == ["three"]
+    assert world.state.taken("uid-three").node == "n1"  # type: ignore[union-attr]
+    world.node("n2", (16, 16), labels={"zone": "z1"})
+    assert sorted(world.released()) == ["one", "two"]
+    assert world.state.taken(two).node == "n2"  # type: ignore[union-attr]
+
+
+def test_the_second_stage_of_a_job_waits_for_the_first(world: QueueWorld) -> None:
+    """A pod without data waits for those of its job that read data; a failed one does not count as done."""
+    first = world.pod("map", 1, data="d", job="j")
+    world.pod("reduce", 1, job="j")
+    assert world.released() == ["map"]
+    world.bind(first)
+    assert world.released() == []
+    world.change(first, status={"phase": "Failed"})
+    assert world.released() == []
+    world.delete(first)
+    assert world.released() == ["reduce"]
+
+
+def test_data_that_is_near_comes_first_and_locality_is_relaxed_when_nobody_is_near() -> None:
+    """u's data is on n1 and goes there although n2 is as good."""
+    world = QueueWorld(policy="least-requested")
+    world.node("n1", (16,), labels={"topology.kubernetes.io/rack": "r1"})
+    world.node("n2", (16,), labels={"topology.kubernetes.io/rack": "r2", "data.gpupack.io/d": ""})
+    near = world.pod("near", 4, data="d", created=9)
+    far = world.pod("far", 4, data="nowhere", created=1)
+    releases = {release.task.uid: release for release in world.decide()}
+    assert not releases[near].relaxed
+    assert releases[near].members[0].node == "n2"
+    assert releases[far].relaxed
+    assert list(releases) == [near, far]
+
+
+def test_slots_bound_what_runs_on_a_node_and_are_lent_between_types() -> None:
+    """One local and one free slot on each card."""
+    world = QueueWorld("queues: [{name: a}]\nslots: {per: card, local: {count: 1}, free: {count: 1}}")
+    world.node("n1", (16,))
+    uids = [world.pod(f"f{i}", 1, created=i) for i in range(3)]
+    releases = world.decide()
+    assert [(release.task.uid, release.case) for release in releases] == [(uids[0], 2), (uids[1], 3)]
+    world.bind(uids[0])
+    world.delete(uids[0])
+    assert world.released() == ["f2"]
+
+
+def test_a_gang_is_released_whole_or_not_at_all() -> None:
+    """Three pods of 10 units need three cards."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    for i in range(3):
+        world.pod(f"g{i}", 10, gang="g", size=3)
+    world.pod("small", 4)
+    assert world.released() == ["small"]
+    assert [take for uid in ("uid-g0", "uid-g1", "uid-g2") if (take := world.state.taken(uid))] == []
+    world.node("n2", (16,))
+    assert sorted(world.released()) == ["g0", "g1", "g2"]
+
+
+def test_a_gang_waits_for_its_last_pod(world: QueueWorld) -> None:
+    """And is complete with it."""
+    world.pod("g0", gang="g", size=2)
+    assert world.released() == []
+    world.pod("g1", gang="g", size=2)
+    assert sorted(world.released()) == ["g0", "g1"]
+
+
+def test_a_gang_whose_pods_disagree_waits(world: QueueWorld) -> None:
+    """It says on what."""
+    world.pod("g0", gang="g", size=2)
+    world.pod("g1", gang="g", size=3)
+    assert world.released() == []
+    assert "disagree on gpupack.io/gang-size: 2, 3" in world.queue.gangs["gang default/g"].fault
+
+
+def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
+    """All of its pods that a controller makes again are removed."""
+    owner = [{"uid": "u", "controller": True}]
+    uids = [world.pod(f"g{i}", 16, gang="g", size=2) for i in range(2)]
+    for uid in uids:
+        world.change(uid, metadata={"ownerReferences": owner})
+    world.decide()
+    world.bind(uids[0])
+    world.now = 299
+    assert world.queue.expire(world.now) == []
+    world.now = 300
+    back = world.queue.expire(world.now)
+    assert {(each.entry.uid, each.remove) for each in back} == {(uid, True) for uid in uids}
+    assert "1 of 2 pods of its gang are bound" in back[0].why
+
+
+def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWorld) -> None:
+    """kube-scheduler knows reasons that the queue does not."""
+    uid = world.pod("one", 16)
+    world.pod("two", 16)
+    world.decide()
+    world.pod("three", 16)
+    world.change(
+        uid, status={"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    )
+    assert world.released() == ["three"]
+
+
+def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWorld) -> None:
+    """Two minutes, unless configured."""
+    uid = world.pod("one", 16)
+    world.decide()
+    world.now = 119
+    assert world.queue.expire(world.now) == []
+    world.now = 120
+    (back,) = world.queue.expire(world.now)
+    assert (back.entry.uid, back.remove) == (uid, False)
+    assert world.state.taken(uid) is None
+    assert world.queue.expire(world.now) == []
+
+
+def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) -> None:
+    """With nothing taken, and is released once more."""
+    world.pod("one", 16)
+    (release,) = world.queue.decide(world.now)
+    world.queue.not_released(release.task.uid, world.now)
+    assert world.state.taken(release.task.uid) is None
+    assert world.queue.tenants["a"].units == 0
+    assert world.released() == ["one"]
+
+
+def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
+    """Small pods that come and go do not starve a large one; before that they pass it."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    small = [world.pod(f"s{i}", 8, created=i) for i in range(4)]
+    assert len(world.released()) == 4
+    for uid in small:
+        world.bind(uid)
+    large = world.pod("large", 16, created=5)
+    world.delete(small.pop())
+    world.pod("s4", 8, created=6)
+    assert world.released() == ["s4"], "it passes while there is time"
+    world.now = 600
+    ((entry, node),) = world.queue.keep_room(world.now)
+    assert (entry.uid, node) == (large, "n1")
+    world.bind("uid-s4")
+    book = world.state.books["n1"]
+    (held,) = world.queue.room._kept[large][1]
+    inside = [uid for uid, pod in book.pods.items() if held in book_cards(book.uuids, pod.assigned)]
+    world.delete(inside[0])
+    world.pod("s5", 8, created=7)
+    assert world.released() == [], "the room on the kept card is not for s5"
+    world.delete(inside[1])
+    assert world.released() == ["large"]
+
+
+def book_cards(uuids: tuple[str, ...], assigned: Assignment | None) -> list[int]:
+    """Positions of the cards that a pod was bound with."""
+    return [uuids.index(uuid) for shares in (assigned or {}).values() for uuid, _ in shares]
+
+
+def test_everything_is_found_again_after_a_restart() -> None:
+    """Another queue that is told of the same objects knows the same."""
+    world = QueueWorld(TWO)
+    world.node("n1", (16, 16))
+    for i in range(6):
+        world.pod(f"a{i}", 4, queue="a", created=i)
+    world.pod("b0", 4, queue="b", created=50)
+    world.decide()
+    world.bind("uid-a0")
+    again = QueueWorld(TWO)
+    again.node("n1", (16, 16))
+    for raw in world.objects.values():
+        again.objects[raw["metadata"]["uid"]] = raw
+        again._send(raw)
+    for name in ("a", "b"):
+        assert again.queue.tenants[name].units == world.queue.tenants[name].units
+        assert len(again.queue.tenants[name].waiting) == len(world.queue.tenants[name].waiting)
+
+
+def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
+    """What the reclaimer wants to be done: lender, node and names of victims."""
+    found = Reclaimer(world.queue).find(world.now)
+    return [(each.tenant, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
+
+
+def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> None:
+    """The youngest borrowed pod goes, and none without `reclaim: evict`."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    assert reclaimed(world) == [("b", "n1", ["a3"])]
+    world.configure(TWO)
+    assert reclaimed(world) == []
+
+
+def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
+    """b uses its 16 units and wants more."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
+    uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
+    assert len(world.released()) == 4
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b2", 8, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
+    """The youngest has one, so the next older one would go, but that one is not borrowed."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 16, queue="a", created=i, spec={"priority": 5}) for i in range(2)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 16, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_a_drained_queue_removes_its_pods_once() -> None:
+    """Stop HoldAndDrain."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    uid = world.pod("one")
+    world.decide()
+    world.bind(uid)
+    world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    assert [(back.entry.uid, back.remove) for back in world.queue.expire(0)] == [(uid, True)]
+    assert world.queue.expire(0) == []
+
+
+def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
+    """The victim is gone and its node has not said so yet; much later another one is looked for."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.node("n1", (16, 16), [16, 16], holds=uids)
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    world.delete(found.victims[0].uid)
+    assert world.released() == [], "the words are as they were"
+    assert reclaimer.find(14) == []
+    assert len(reclaimer.find(15)) == 1

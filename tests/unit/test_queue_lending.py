@@ -1,0 +1,173 @@
+"""Algorithm 7, with its golden numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from scheduler_plugin.queue.lending import Case, Choice, by_share, launch_order, pick
+from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
+
+RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
+
+
+@dataclass
+class User:
+    """A tenant of the goldens."""
+
+    name: str
+    weight: float = 1.0
+    allocated: float = 0.0
+    waiting: Waiting[str] = field(default_factory=Waiting)
+
+
+def local(uid: str, data: str = "", since: float = 0.0, job: str = "") -> Task[str]:
+    """A task whose data is on a node."""
+    return Task(uid, Kind.LOCAL, since, "", frozenset([data] if data else []), job)
+
+
+def free(uid: str, since: float = 0.0, job: str = "") -> Task[str]:
+    """A task without data."""
+    return Task(uid, Kind.FREE, since, "", frozenset(), job)
+
+
+def user(name: str, *tasks: Task[str], weight: float = 1.0, allocated: float = 0.0) -> User:
+    """A tenant with tasks that wait."""
+    tenant = User(name, weight, allocated)
+    for task in tasks:
+        tenant.waiting.add(task)
+    return tenant
+
+
+def offer(
+    slot: Kind | None, node: str, tenants: Sequence[User], *, locality: bool = True
+) -> Choice[str] | None:
+    """Offer a slot on a node; data is named after the node that it is on."""
+
+    def near(group: Group[str]) -> bool:
+        return all(RACKS[name] == RACKS[node] for name in group.key.data)
+
+    return pick(slot, by_share(tenants), near=near, may=lambda _tenant, _group: True, locality=locality)
+
+
+@pytest.mark.parametrize(
+    ("slot", "tasks", "chosen", "case", "relaxed"),
+    [
+        (Kind.LOCAL, [local("m1", "n1", 5), local("m2", "n2", 3), free("r1", 1)], "m2", 1, False),
+        (Kind.FREE, [local("m1", "n1", 1), free("r1", 5)], "r1", 2, False),
+        (Kind.LOCAL, [local("m1", "n3", 1), free("r1", 5)], "r1", 3, False),
+        (Kind.FREE, [local("m1", "n2")], "m1", 4, False),
+        (Kind.LOCAL, [local("m1", "n3", 4), local("m0", "n3", 2)], "m0", 1, True),
+    ],
+)
+def test_the_golden_picks_of_one_tenant(
+    slot: Kind, tasks: list[Task[str]], chosen: str, case: int, *, relaxed: bool
+) -> None:
+    """A slot on n1 goes to these."""
+    choice = offer(slot, "n1", [user("u1", *tasks)])
+    assert choice is not None
+    assert (choice.task.uid, choice.case, choice.relaxed) == (chosen, Case(case), relaxed)
+    assert choice.lender == ""
+
+
+def test_a_tenant_without_near_data_lends_its_turn() -> None:
+    """u1's data is in the other rack."""
+    choice = offer(Kind.LOCAL, "n1", [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))])
+    assert choice is not None
+    assert (choice.tenant, choice.task.uid, choice.lender, choice.relaxed) == ("u2", "m9", "u1", False)
+
+
+def test_without_locality_the_head_is_not_passed_over() -> None:
+    """The same offer, and nobody looks at data."""
+    tenants = [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))]
+    choice = offer(Kind.LOCAL, "n1", tenants, locality=False)
+    assert choice is not None
+    assert (choice.tenant, choice.task.uid, choice.relaxed) == ("u1", "m1", True)
+
+
+def test_nobody_waits_and_the_slot_stays_idle() -> None:
+    """There is no choice then."""
+    assert offer(Kind.FREE, "n1", [user("u1"), user("u2")]) is None
+
+
+def test_the_smallest_share_of_its_worth_comes_first_then_the_name() -> None:
+    """4 of weight 4 is less than 2 of weight 1."""
+    tenants = [
+        user("c", weight=1, allocated=2),
+        user("b", weight=4, allocated=4),
+        user("a", weight=1, allocated=1),
+    ]
+    assert [tenant.name for tenant in by_share(tenants)] == ["a", "b", "c"]
+
+
+def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
+    """Whichever class it is of."""
+    choice = offer(None, "n1", [user("u1", free("r1", 2), local("m1", "n1", 1))])
+    assert choice is not None
+    assert (choice.task.uid, choice.case) == ("m1", None)
+
+
+def test_the_golden_launch_order() -> None:
+    """The second stage first; by age alone as an option."""
+    tasks = [local("m1", "n1", 1), local("m2", "n1", 2), free("r1", 3)]
+    assert [task.uid for task in launch_order(tasks)][:2] == ["r1", "m1"]
+    assert [task.uid for task in launch_order(tasks, plain=True)][:2] == ["m1", "m2"]
+
+
+def rounds(*, borrowing: bool) -> tuple[int, float]:
+    """Run the headline: 2 local and 2 free slots, 8 local tasks of one round each, then 4 free ones.
+
+    Returns:
+        Rounds until all is done, and the share of slots that were busy.
+    """
+    tenant = user(
+        "u1", *[local(f"m{i}", "n1", i, "j") for i in range(8)], *[free(f"r{i}", i, "j") for i in range(4)]
+    )
+    count = busy = 0
+    while len(tenant.waiting):
+        running: list[Task[str]] = []
+        for slot in (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE):
+
+            def may(_tenant: object, group: Group[str], slot: Kind = slot) -> bool:
+                return borrowing or group.key.kind is slot
+
+            choice = pick(slot, [tenant], near=lambda _group: True, may=may)
+            if choice is not None:
+                tenant.waiting.remove(choice.task.uid)
+                running.append(choice.task)
+        for task in running:
+            tenant.waiting.finished(task.uid, task.job)
+        busy += len(running)
+        count += 1
+    return count, busy / (4 * count)
+
+
+def test_the_headline() -> None:
+    """6 rounds and half the slots busy without borrowing, 3 rounds and all of them with it."""
+    assert rounds(borrowing=False) == (6, 0.5)
+    assert rounds(borrowing=True) == (3, 1.0)
+
+
+def test_the_second_stage_waits_for_the_first() -> None:
+    """Also for a first-stage task that is added when the second stage was eligible already."""
+    waiting: Waiting[str] = Waiting()
+    waiting.add(free("r1", job="j"))
+    assert not waiting.is_held("r1")
+    waiting.add(local("m1", job="j"))
+    assert waiting.is_held("r1")
+    waiting.remove("m1")
+    assert waiting.is_held("r1"), "m1 runs"
+    assert waiting.finished("m1", "j")
+    assert [group.oldest().uid for group in waiting.groups(Kind.FREE)] == ["r1"]
+
+
+def test_a_group_forgets_who_left() -> None:
+    """The oldest of those that are left is known, however many came and went."""
+    waiting: Waiting[str] = Waiting()
+    for i in range(1000):
+        waiting.add(free(f"r{i}", i))
+        if i >= 2:
+            waiting.remove(f"r{i - 2}")
+    (group,) = waiting.groups(Kind.FREE)
+    assert (group.oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
+    assert len(group._by_age) < 64

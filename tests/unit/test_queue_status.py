@@ -1,0 +1,67 @@
+"""`gpupack queue status`: the tables, and what cannot be shown."""
+
+import json
+
+import msgspec
+import pytest
+
+from gpupack.errors import InputError
+from gpupack.queuestatus import read, render
+from scheduler_plugin.queue import explain
+from tests.queue_world import QueueWorld
+
+
+def answer() -> bytes:
+    """What a queue with one pod that runs and one that waits says."""
+    world = QueueWorld(
+        "queues: [{name: a, nominalQuota: 8, cohort: x}, {name: b, nominalQuota: 8, cohort: x}]"
+    )
+    world.node("n1", (16, 16))
+    world.pod("one", 12, queue="a")
+    world.decide()
+    world.pod("two", 8, queue="b")
+    world.pod("three", 1, queue="nobody")
+    world.now = 150
+    queue = world.queue
+    body = {"queues": explain.tenants(queue, world.now), "pods": explain.waiting(queue, world.now)}
+    return msgspec.json.encode(body)
+
+
+def test_the_tables() -> None:
+    text = render(read(answer()), pods=True)
+    quota = "it needs 8 units; queue b uses 0 of its 8, and its cohort has 4 more"
+    assert text.splitlines() == [
+        "QUEUE  COHORT  WEIGHT  NOMINAL  USED  BORROWED  LENT  RUNNING  WAITING  OLDEST  STOP",
+        "a      x       1       8        12    4         0     1        0        -       None",
+        "b      x       1       8        0     0         4     0        1        2m      None",
+        "",
+        "QUEUE   POSITION  POD            WAITS  REASON   WHY",
+        f"b       1         default/two    2m     Quota    {quota}",
+        'nobody  -         default/three  2m     Refused  queue "nobody" does not exist: allowed are a, b',
+    ]
+
+
+def test_one_queue_only() -> None:
+    found = read(answer(), "b")
+    assert [queue.name for queue in found.queues] == ["b"]
+    assert [pod.name for pod in found.pods] == ["two"]
+
+
+def test_a_queue_that_does_not_exist() -> None:
+    with pytest.raises(InputError, match="queue 'c' does not exist: allowed are a, b"):
+        read(answer(), "c")
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"<html>", json.dumps({"queues": 1}).encode()])
+def test_an_answer_of_something_else(raw: bytes) -> None:
+    with pytest.raises(InputError, match="the answer is not a queue's"):
+        read(raw)
+
+
+def test_trouble_comes_first() -> None:
+    body = {"queues": [], "pods": [], "trouble": "another process is the leader", "fault": "f: slots: x"}
+    lines = render(read(json.dumps(body).encode()), pods=True).splitlines()
+    assert lines[0] == "nothing is released: another process is the leader"
+    assert lines[2:4] == ["the newest configuration is not in force:", "f: slots: x"]
+    warned = render(read(b'{"queues": [], "pods": [], "warning": "too much"}'), pods=False)
+    assert warned.startswith("warning: too much")
