@@ -117,8 +117,12 @@ def _compare(cluster: EmbeddedCluster, running: list[dict[str, Any]]) -> None:
 
 
 def _decode(cluster: EmbeddedCluster) -> None:
-    """Decode a node's word where everybody can follow."""
-    name = next(iter(cluster.nodes))
+    """Decode a word step by step, of the node with the most cards in use."""
+    in_use = {
+        name: sum(units > 0 for units in views(cluster, node).used["words"])
+        for name, node in cluster.nodes.items()
+    }
+    name = max(in_use, key=in_use.__getitem__)
     resources = cluster.api.node(name)["status"]["allocatable"]
     steps, values = decoded(resources)
     words = read_node(resources)

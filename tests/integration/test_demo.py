@@ -18,6 +18,7 @@ from gpupack.embedded import EmbeddedCluster, until
 from standins.scheduler import Unschedulable
 
 BEFORE = "Before: all cards are free"
+BARS = re.compile(r"[░▏▎▍▌▋▊▉█]{4} (\d+)/")
 TITLES = re.compile(rf"^({BEFORE}|\d+ pods run|After: 8 pods have gone, \d+ run on)$", re.MULTILINE)
 
 
@@ -99,13 +100,15 @@ def test_the_demo(default):
     }  # fmt: skip
     # As many cards as the pods are said to have are in use in the table.
     table = "\n".join(lines[tables[1] + 1 : tables[1] + 4])
-    bars = re.findall(r"[░▏▎▍▌▋▊▉█]{4} (\d+)/", table)
-    assert len(cards) == sum(bar != "0" for bar in bars)
+    assert len(cards) == sum(units != "0" for units in BARS.findall(table))
     need = sum(shape.get("cards", 1) for name, shape in shapes(1).items() if (name, "pending") not in told)
     assert f"{len(running)} pods on {len(cards)} cards; whole GPUs need {need}, and there are 14." in lines
-    # The word says what the table says of the first node.
+    # The word says what the table says of its node.
+    (node,) = re.findall(r"^How (node-\S+) says so, in two integers of its status:$", out, re.MULTILINE)
+    (line,) = [line for line in table.splitlines() if line.startswith(node)]
     steps = re.findall(r"^ +card (\d): \d+ >> +\d+ & 63 = +(\d+)   \2 units in use$", out, re.MULTILINE)
-    assert steps == [(str(card), units) for card, units in enumerate(bars[:8])]
+    assert steps == [(str(card), units) for card, units in enumerate(BARS.findall(line))]
+    assert any(units != "0" for _, units in steps)
     assert "-> pending: no healthy card of 45 GiB or more" in out
     refused = re.findall(r"^  \S+ +.* -> node-\S+, whose kubelet refuses it: .*card.*", out, re.MULTILINE)
     (failed,) = re.findall(r"^(\d+) of 21 pods fail for good in the kubelet", out, re.MULTILINE)
