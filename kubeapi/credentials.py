@@ -221,7 +221,7 @@ def _check_named(source: str, config: Any, context: str | None) -> None:
         ConfigError: there is none; the message names those that there are.
     """
     if config is None:
-        raise ConfigError(f"{source} is empty")
+        raise ConfigError(f"{source} cannot be used: it is empty")
     if context is None:
         return
     known = [entry["name"] for entry in config.value["contexts"]]
