@@ -14,8 +14,9 @@ import pytest
 
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
+from gpupack.top.objects import Metadata, Node
 from gpupack.top.rendering import Look
-from gpupack.top.watching import watch
+from gpupack.top.watching import View, _Screen, watch
 from kubeapi.errors import Unreachable
 from standins.apiserver.server import ApiServer
 
@@ -143,6 +144,19 @@ async def test_it_says_when_what_it_shows_is_old(api):
         assert (await process.stdout.readline()).startswith(b"not up to date: ")
         await api.away(False)
         assert (await state(process))[1:] == old[1:]
+
+
+def test_what_has_not_changed_is_not_written_again(capsys):
+    view = View(None, "/api/v1/nodes", Node, list)
+    view.replace([Node(Metadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    screen = _Screen(view, None, [], Look("table"))
+    for labels in ({}, {"new": "label"}):
+        view.event("MODIFIED", Node(Metadata("n", labels={"gpupack.io/node": "true", **labels})), "2")
+        screen.draw()
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    view.event("DELETED", Node(Metadata("n")), "3")
+    screen.draw()
+    assert capsys.readouterr().out == "\nNo node publishes GPU cards.\n"
 
 
 async def test_a_name_that_no_node_has(api):

@@ -90,7 +90,12 @@ async def test_several_kubeconfigs_are_merged_as_kubectl_does(
         str(tmp_path / "none"),
         named(tmp_path / "b", "b"),
         named(tmp_path / "c", "c"),
-        named(tmp_path / "b2", "b", clusters=[{"name": "b", "cluster": {"server": "http://other:1"}}]),
+        named(
+            tmp_path / "d",
+            "b",
+            **{"current-context": "a"},
+            clusters=[{"name": "b", "cluster": {"server": "http://other:1"}}],
+        ),
     ]
     monkeypatch.setenv("KUBECONFIG", ":".join(paths))
     credentials = await Credentials.load(None, context=context)
