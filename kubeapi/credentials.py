@@ -1,5 +1,6 @@
 """Where the API server is and how to prove who we are: read by the `kubernetes` package, kept fresh here."""
 
+import asyncio
 import ipaddress
 import os
 import time
@@ -117,6 +118,23 @@ class Credentials:
                 "allowed is printable ASCII"
             )
         return value
+
+    async def within(self, ends: float | None, what: str, within_s: float) -> str | None:
+        """Value of the Authorization header, or an error once `ends` has come on the event loop's clock.
+
+        Args:
+            ends: None waits for ever.
+            what: The request in words, for the error, as `within_s`.
+            within_s: Seconds that there were.
+
+        Raises:
+            ConfigError: as of `authorization`, or not in time.
+        """
+        try:
+            async with asyncio.timeout_at(ends):
+                return await self.authorization()
+        except TimeoutError as error:
+            raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
 
     async def renew(self) -> bool:
         """After a 401: fetch credentials again.

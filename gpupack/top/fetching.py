@@ -36,10 +36,7 @@ async def fetch(
         InputError: a name that no node has, or the server answers with something else than nodes or pods.
         KubeApiError: no configuration, no server, or no right to see what was asked for.
     """
-    # Imported here: the HTTP client takes longer to load than a file takes to show.
-    from kubeapi.client import KubeClient  # noqa: PLC0415
-
-    async with await KubeClient.connect(kubeconfig, context=context) as client:
+    async with await connect(kubeconfig, context) as client:
         if not names:
             nodes = await _list(client, NODES_PATH, Node, "nodes")
             return Cluster(nodes, await _list(client, PODS_PATH, PodLite, "pods") if pods else None)
@@ -51,6 +48,19 @@ async def fetch(
                     client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
         return Cluster(nodes, seats if pods else None)
+
+
+async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
+    """Make a client of the cluster that a kubeconfig and a context name, None for the usual ones.
+
+    Raises:
+        ConfigError: no usable configuration.
+    """
+    # Imported here: the HTTP client takes longer to load than a file takes to show.
+    from kubeapi.client import KubeClient  # noqa: PLC0415
+    from kubeapi.credentials import Credentials  # noqa: PLC0415
+
+    return KubeClient(await Credentials.load(kubeconfig, context=context))
 
 
 async def _one(client: "KubeClient", name: str) -> Node:

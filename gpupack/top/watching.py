@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
 
-from gpupack.top.fetching import NODES_PATH, PODS_PATH
+from gpupack.top.fetching import NODES_PATH, PODS_PATH, connect
 from gpupack.top.objects import Cluster, Node
 from gpupack.top.records import NodeRow
 from gpupack.top.rendering import Look, lines
@@ -114,7 +114,7 @@ async def watch(
     changed = asyncio.Event()
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
-    async with await KubeClient.connect(kubeconfig, context=context) as client:
+    async with await connect(kubeconfig, context) as client:
         nodes = View(client, NODES_PATH, Node, changed.set)
         pods = View(client, PODS_PATH, PodLite, changed.set) if look.pods else None
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]

@@ -128,7 +128,9 @@ class NodeArrays:
         self.names[row] = name
         self.quoted[row] = json.dumps(name).encode()
         self._rank(name, row)
-        self.exclude(row, Exclusion.NO_WORDS)
+        # All else is as a vacant row has it.
+        self.exclusion[row] = Exclusion.NO_WORDS
+        self.version[row] += 1
         return row
 
     def remove(self, name: str) -> None:
@@ -274,13 +276,16 @@ class NodeArrays:
 
     def _refresh(self, row: int) -> None:
         """Recompute what follows from size, used and assumed, and count the change."""
-        occupied = np.minimum(self.size[row], self.used[row] + self.assumed[row])
-        free = self.size[row] - occupied
+        # A handful of numbers: arithmetic on arrays would take longer to begin than to do.
+        sizes = self.size[row].tolist()
+        taken = zip(sizes, self.used[row].tolist(), self.assumed[row].tolist(), strict=True)
+        occupied = [min(size, used + assumed) for size, used, assumed in taken]
+        free = [size - use for size, use in zip(sizes, occupied, strict=True)]
         self.occupied[row] = occupied
         self.free[row] = free
-        self.free_order[:, row] = np.sort(free)[::-1]
-        self.gpu_capacity[row] = self.size[row].sum()
-        self.gpu_used[row] = occupied.sum()
+        self.free_order[:, row] = sorted(free, reverse=True)
+        self.gpu_capacity[row] = sum(sizes)
+        self.gpu_used[row] = sum(occupied)
         self.version[row] += 1
 
     def _rank(self, name: str, row: int) -> None:

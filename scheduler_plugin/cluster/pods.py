@@ -11,9 +11,18 @@ from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
-from scheduler_plugin.cluster.objects import ContainerLite, PodLite, ResourceList, container_mappings
+from scheduler_plugin.cluster.objects import (
+    ContainerLite,
+    PodLite,
+    ResourceList,
+    Resources,
+    container_mappings,
+)
 from scheduler_plugin.cluster.versions import version_number
 
+_OURS: Final = "gpupack.io/"
+_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION})
+"""Annotations that say which cards a pod got; it asks for the same with or without them."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 MIRROR: Final = "kubernetes.io/config.mirror"
@@ -117,25 +126,95 @@ def asks(pod: PodLite, resource: str) -> bool:
     return False
 
 
-def read_pod(pod: PodLite, resource: str) -> PodRecord:
-    """Turn a pod into its record; whatever is wrong with it becomes data."""
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What a pod asks for; attributes as of `PodRecord`."""
+
+    request: PodRequest | None
+    error: str
+    charged: PodRequest | None
+    cpu_milli: int
+    memory_bytes: int
+
+
+_REMEMBERED: Final = 1024
+_MOST_TEXT: Final = 1024
+_MOST_CONTAINERS: Final = 16
+_MOST_AMOUNTS: Final = 64
+"""Characters of our annotations, containers, and amounts in all: what asks for more is read every time."""
+
+_remembered: dict[Hashable, Asking] = {}
+"""By everything that an `Asking` follows from: the pods of a Deployment ask alike, and each is read often."""
+
+
+def read_asking(pod: PodLite, resource: str) -> Asking:
+    """Read what a pod asks for; what is wrong with it becomes data."""
+    key = _asking_key(pod, resource)
+    found = _remembered.get(key) if key is not None else None
+    if found is None:
+        found = _read_asking(pod, resource)
+        if key is not None:
+            if len(_remembered) >= _REMEMBERED:
+                del _remembered[next(iter(_remembered))]
+            _remembered[key] = found
+    return found
+
+
+def _read_asking(pod: PodLite, resource: str) -> Asking:
     request: PodRequest | None = None
     charged: PodRequest | None = None
-    assigned: Assignment | None = None
-    allocated: Assignment | None = None
     error = ""
-    meta = pod.metadata
     if asks(pod, resource):
         try:
             charged = request = read_request(pod, resource)
         except RequestError as problem:
             error = str(problem)
             charged = _without_annotations(pod, resource)
-        if charged is not None:
-            assigned, allocated = _cards(meta.annotations or {}, meta.uid)
-    asked = charged is not None
+    return Asking(request, error, charged, *pod_requests(pod))
+
+
+def _asking_key(pod: PodLite, resource: str) -> Hashable | None:
+    """Everything that the functions above look at, None where it is much."""
+    spec = pod.spec
+    containers = [*(spec.init_containers or ()), None, *(spec.containers or ())]
+    lists = [(None, spec.overhead), _lists(spec.resources)]
+    lists += [_lists(container.resources) for container in containers if container is not None]
+    if (
+        len(containers) > _MOST_CONTAINERS
+        or sum(len(each) for pair in lists for each in pair if each) > _MOST_AMOUNTS
+    ):
+        return None
+    ours: tuple[tuple[str, str], ...] = ()
+    if pod.metadata.annotations:
+        ours = tuple(
+            (name, value)
+            for name, value in pod.metadata.annotations.items()
+            if name.startswith(_OURS) and name not in _CARDS_KNOWN
+        )
+    if sum(len(name) + len(value) for name, value in ours) > _MOST_TEXT:
+        return None
+    return (
+        resource,
+        ours,
+        tuple(container and (container.name, container.restart_policy) for container in containers),
+        tuple([each and tuple(each.items()) for pair in lists for each in pair]),
+    )
+
+
+def _lists(resources: ResourceList | None) -> tuple[Resources | None, Resources | None]:
+    return (None, None) if resources is None else (resources.limits, resources.requests)
+
+
+def read_pod(pod: PodLite, resource: str) -> PodRecord:
+    """Turn a pod into its record; whatever is wrong with it becomes data."""
+    assigned: Assignment | None = None
+    allocated: Assignment | None = None
+    meta = pod.metadata
+    found = read_asking(pod, resource)
+    if found.charged is not None:
+        assigned, allocated = _cards(meta.annotations or {}, meta.uid)
+    asked = found.charged is not None
     leaves = meta.deletion_timestamp if asked else None
-    cpu_milli, memory_bytes = pod_requests(pod)
     return PodRecord(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -144,11 +223,11 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         node=pod.spec.node_name,
         ended=pod.status.phase in _ENDED,
         priority=pod.spec.priority or 0,
-        cpu_milli=cpu_milli,
-        memory_bytes=memory_bytes,
-        request=request,
-        error=error,
-        charged=charged,
+        cpu_milli=found.cpu_milli,
+        memory_bytes=found.memory_bytes,
+        request=found.request,
+        error=found.error,
+        charged=found.charged,
         assigned=assigned,
         allocated=allocated,
         nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",

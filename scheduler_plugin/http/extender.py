@@ -9,7 +9,7 @@ from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
-from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests, read_request
+from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
@@ -126,9 +126,10 @@ class Extender:
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
             return self._refuse(pod, candidates, query, rows, at, fits)
-        positions = np.flatnonzero(fits)
-        chosen = (positions if at is None else at[positions])[first].tolist()
-        chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        positions = fits.nonzero()[0][first]
+        chosen = (positions if at is None else at[positions]).tolist()
+        if pod.status.nominated_node_name:
+            chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
         return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
@@ -236,8 +237,12 @@ class Extender:
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        request = read_request(pod, self.state.resource)
-        return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
+        found = read_asking(pod, self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        if found.request is None:
+            return None
+        return self.policies.query(self.state.nodes, found.request, found.cpu_milli, found.memory_bytes)
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Rows of the candidates that have one, and where they stand; None: all have one, in order."""

@@ -23,6 +23,9 @@ class Policies:
 
     Raises:
         PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
+
+    Attributes:
+        learners: The policies in use that learn from what happens to pods.
     """
 
     def __init__(
@@ -35,19 +38,22 @@ class Policies:
         self.node_policy = node_policy
         self.card_policy = card_policy_name
         self._selectors = Selectors()
-        self._made: dict[str, NodePolicy] = {node_policy: make(node_policy, parameters)}
-
-    @property
-    def learners(self) -> list[Learner]:
-        """The policies in use that learn from what happens to pods."""
-        return [policy for policy in self._made.values() if isinstance(policy, Learner)]
+        self._made: dict[str, NodePolicy] = {}
+        self.learners: list[Learner] = []
+        self._add(node_policy, make(node_policy, parameters))
 
     def of(self, request: PodRequest) -> NodePolicy:
         """The policy that ranks nodes for a pod: its own, else the cluster's."""
         name = request.node_policy or self.node_policy
         policy = self._made.get(name)
         if policy is None:
-            policy = self._made[name] = make(name)
+            policy = self._add(name, make(name))
+        return policy
+
+    def _add(self, name: str, policy: NodePolicy) -> NodePolicy:
+        self._made[name] = policy
+        if isinstance(policy, Learner):
+            self.learners.append(policy)
         return policy
 
     def query(self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Query:

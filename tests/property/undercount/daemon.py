@@ -75,9 +75,14 @@ class ModelDaemon(Plugin):
             self.ledger.set_healthy(self.cards[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
+        self.seen: set[str] = set()
         self.lost = self.synced = False
         self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
+
+    def has_seen(self, uid: str) -> bool:
+        """Whether it knew the pod since its start, and hears of the API server."""
+        return self.synced and not self.away and uid in self.seen
 
     # The kubelet's calls.
 
@@ -117,6 +122,7 @@ class ModelDaemon(Plugin):
                 continue
             for _ in range(2 if self.random.random() < 0.02 else 1):
                 self.pods.event(event.kind, pod.object, str(event.version))
+            self.seen.add(pod.uid)
             return True
         return False
 
@@ -150,6 +156,7 @@ class ModelDaemon(Plugin):
         pods, version, cursor = self.view
         self.view = None
         self.pods.replace(pods, str(version))
+        self.seen |= {pod.metadata.uid for pod in pods}
         if not self.synced:
             self.look_at_cgroups()
         self.cursor, self.lost, self.synced = cursor, False, True

@@ -16,6 +16,9 @@ from allocator.ledger import BookEntry
 
 from .world import RESOURCE, ModelPod, World
 
+AWAITED_S = 9.0
+"""The kubelet hears of a deletion within this time; a node keeps the pod's place a little longer."""
+
 START_S = 8.0
 """A container that the kubelet has begun to start runs by then, though its pod was deleted."""
 
@@ -47,7 +50,9 @@ class ModelKubelet:
         running: pods with a container's cgroup.
         starting: pods that are gone and whose containers may come up all the same, until when.
         refused: pods that failed admission for want of devices, with the reason.
-        late: pods deleted before they were admitted, or whose Node was deleted with all that it said.
+        late: pods deleted before they were admitted, that nobody could wait for; or whose Node was deleted
+            with all that it said.
+        awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
         sick: IDs that the plugin calls unhealthy.
     """
 
@@ -73,6 +78,7 @@ class ModelKubelet:
         self.refused: list[tuple[ModelPod, str]] = []
         self.finished: set[str] = set()
         self.late: set[str] = set()
+        self.awaited: set[str] = set()
         self.sick: frozenset[str] = frozenset()
 
     # Its book.
@@ -198,6 +204,11 @@ class ModelKubelet:
 
     def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin") -> None:
         uid = admission.pod.uid
+        deleted_at = self.world.deleted_at.get(uid, self.now)
+        if daemon.has_seen(uid) and self.now < deleted_at + AWAITED_S:
+            self.awaited.add(uid)
+        else:
+            self.awaited.discard(uid)
         mine = self.devices.setdefault(uid, {})
         if name not in mine:
             if not self.batch:
@@ -233,7 +244,7 @@ class ModelKubelet:
 
     def _admitted(self, uid: str) -> None:
         known = self.world.pods.get(self.known[uid].name)
-        if known is None or known.uid != uid:
+        if (known is None or known.uid != uid) and uid not in self.awaited:
             self.late.add(uid)
         self.admitted.add(uid)
         self.to_run.append(uid)
@@ -367,6 +378,10 @@ class ModelKubelet:
 
 class Plugin:
     """What the kubelet calls: the device plugin's two decisions."""
+
+    def has_seen(self, uid: str) -> bool:
+        """Whether it knew the pod before, and sees what becomes of it."""
+        raise NotImplementedError
 
     def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int

@@ -200,6 +200,43 @@ def _give_up_at_once(extender: ModelExtender, binding: Any) -> None:
     extender._roll_back(binding.commitment)
 
 
+BUSY_WITHOUT_RESTARTS = {
+    **dict.fromkeys(("create", "publish"), 2.0),
+    **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears", "admit"), 3.0),
+    "force_delete": 8.0,
+    "run": 4.0,
+    "kubelet_hears": 0.15,
+    "sleep": 0.2,
+    "finish": 0.3,
+    **dict.fromkeys(("stop_daemon", "restart_kubelet", "restart_extender", "away", "delete_node"), 0.0),
+}
+"""Pods come, are deleted and come again quickly, the kubelet hears of it late, and nobody restarts."""
+
+OTHERS_BIND_TOO = {
+    "daemon_hears": 0.3,
+    "view": 0.1,
+    "bookmark": 0.2,
+    "publish": 3.0,
+    "foreign": 10.0,
+    "cordon": 4.0,
+    "admit": 0.5,
+    **dict.fromkeys(
+        (
+            "force_delete",
+            "stop_daemon",
+            "tear",
+            "fall_sick",
+            "pressure",
+            "restart_extender",
+            "sleep",
+            "away",
+            "delete_node",
+        ),
+        0.0,
+    ),
+}
+"""Other schedulers bind pods, cards are cordoned, and the daemon hears of pods late."""
+
 MUTANTS = (
     Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1000),
     Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", _nothing, seed=1001),
@@ -276,6 +313,22 @@ MUTANTS = (
         "is_dead",
         _dead_whenever_looked,
         seed=7219,
+    ),
+    Mutant(
+        "node: a pod that is gone keeps its turn",
+        release,
+        "waits_its_turn",
+        _no,
+        seed=270,
+        more=BUSY_WITHOUT_RESTARTS,
+    ),
+    Mutant(
+        "node: who goes elsewhere waits for all pods",
+        choice,
+        "is_displaced",
+        _no,
+        seed=495,
+        more=OTHERS_BIND_TOO,
     ),
     Mutant("node: the book must lack the pod", release, "is_unlisted", _yes, seed=1008),
     Mutant(

@@ -86,7 +86,7 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
         self.now += seconds
-        self.extender.now = self.now
+        self.world.now = self.extender.now = self.now
         for node in self.nodes:
             node.daemon.now = node.kubelet.now = self.now
             book = self.extender.state.books.get(node.name)

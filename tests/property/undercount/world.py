@@ -139,7 +139,9 @@ class Event:
 class World:
     """What is true in etcd, and how it came about."""
 
+    now: float = 0.0
     version: int = 0
+    deleted_at: dict[str, float] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, NodeLite] = field(default_factory=dict)
     pod_events: list[Event] = field(default_factory=list)
@@ -179,6 +181,7 @@ class World:
         pod = self.pods.get(name)
         if pod is None or pod.uid != uid:
             return False
+        self.deleted_at[uid] = self.now
         self.version += 1
         del self.pods[name]
         self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))
