@@ -89,17 +89,17 @@ def _build(folder: Path, objects: list[Json]) -> list[Json]:
         _patch(folder, patch, objects)
     for image in plan.get("images", []):
         for one in objects:
-            _tag(one, image["name"], image["newTag"])
+            _tag(one, image["name"], f"{image.get('newName', image['name'])}:{image['newTag']}")
     if "namespace" in plan:
         for one in objects:
             _move(one, plan["namespace"])
     return objects
 
 
-def _tag(one: Json, name: str, tag: str) -> None:
+def _tag(one: Json, name: str, image: str) -> None:
     for container in one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
         if container["image"].partition(":")[0] == name:
-            container["image"] = f"{name}:{tag}"
+            container["image"] = image
 
 
 def _documents(path: Path) -> Iterator[Json]:
