@@ -39,6 +39,9 @@ QUEUE_GATE = f"{DOMAIN}/queue"
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
 
+# Node label written by users: the DaemonSet's nodes.
+NODE_LABEL = f"{DOMAIN}/node"
+
 # Node annotations.
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"

@@ -81,7 +81,7 @@ def test_victims(
         for victim in found.victims:
             assert not fits([each for each in found.victims if each is not victim])
         after = place(
-            room.after([*leaving, *(each.uid for each in found.victims)]), pod.request, "least-used"
+            room.after([*leaving, *(each.uid for each in found.victims)]), pod.request, query.ask.card_policy
         )
         assert after is not None
         assert found.reservation.units == after.charge

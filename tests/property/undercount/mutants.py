@@ -286,7 +286,7 @@ MUTANTS = (
     ),
     Mutant("node: IDs of two pods count for both", charges, "charged", _ids_once, seed=1174),
     Mutant("node: an Allocate counts before the book shows it", charges, "charged", _no_grants, seed=1040),
-    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no, seed=1126),
+    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no, seed=2029),
     Mutant(
         "node: what holds said before the start is charged",
         Ledger,
