@@ -127,10 +127,7 @@ def test_every_name_has_its_line(page: str) -> None:
     said = {*reference.names_of(page, "Resources"), *reference.names_of(page, "Annotations and labels")}
     assert ours - prefixes - said == set()
     assert [each for each in prefixes if not any(name.startswith(each) for name in said)] == []
-    # The label of the DaemonSet is the manifests' own name.
-    assert {name for name in said if name not in ours and not name.startswith(tuple(prefixes))} == {
-        "gpupack.io/node"
-    }
+    assert {name for name in said if name not in ours and not name.startswith(tuple(prefixes))} == set()
 
 
 def event_reasons() -> set[str]:
