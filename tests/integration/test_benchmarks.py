@@ -26,15 +26,26 @@ def test_the_extender_s_last_line() -> None:
 def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
-    def measure(*options: int) -> dict[str, list[float]]:
+    def measure(*options: int) -> dict[str, list[throughput.Round]]:
         asked.append(options)
-        return {"none": [60, 62.04, 90], "extender": [80, 70, 75]}
+        return {
+            "none": [throughput.Round(rate, {"etcd": 1.5}) for rate in (60, 62.04, 90)],
+            "extender": [
+                throughput.Round(rate, {"etcd": 2.0, "extender": cpu_ms})
+                for rate, cpu_ms in ((80, 1.2), (70, 1.304), (75, 1.4))
+            ],
+        }
 
     monkeypatch.setattr(throughput, "measure", measure)
     monkeypatch.setattr(sys, "argv", ["throughput", "--nodes", "5000", "--pods", "400"])
     throughput.main()
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == {"nodes": 5000, "pods_per_s": {"none": 62.0, "extender": 75}}
+    lines = capsys.readouterr().out.splitlines()
+    assert json.loads(lines[-1]) == {
+        "nodes": 5000,
+        "pods_per_s": {"none": 62.0, "extender": 75},
+        "cpu_ms_per_pod": {"none": {"etcd": 1.5}, "extender": {"etcd": 2.0, "extender": 1.3}},
+    }
+    assert "processor ms a pod, extender: etcd 2.00, extender 1.30" in lines
     assert [options[:2] for options in asked] == [(5000, 400)]
 
 
