@@ -42,6 +42,10 @@ NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
 NODE_DAEMON = f"{DOMAIN}/daemon"
 
+# What chooses where nobody said: one for the node daemon, the extender, the demo and the simulator.
+DEFAULT_NODE_POLICY = "fragmentation"
+DEFAULT_CARD_POLICY = "fragmentation"
+
 MIB_PER_GIB = 1024
 MAX_UNIT_MIB = (1 << 24) - 1
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from allocator.names import DEFAULT_NODE_POLICY
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", default="1,2,4,100", help="processes, by commas (default: %(default)s)")
     parser.add_argument("--nodes", default="1000,5000,15000", help="nodes of the working table")
     parser.add_argument("--pods", type=int, default=400, help="pods of the working table")
-    parser.add_argument("--policy", default="fragmentation", help="node policy of the working table")
+    parser.add_argument("--policy", default=DEFAULT_NODE_POLICY, help="node policy of the working table")
     options = parser.parse_args(arguments)
     workers = [int(part) for part in options.workers.split(",")]
     cores = len(os.sched_getaffinity(0))

@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from allocator.names import NODE_CARDS, NODE_HOLDS, POD_ASSIGNED, resource_name
+from allocator.names import DEFAULT_NODE_POLICY, NODE_CARDS, NODE_HOLDS, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
 from benchmarks.machine import machine, percentile, resident_mib
@@ -45,7 +45,7 @@ def main() -> None:
     """Run the benchmark as its command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.extender", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000, help="fake nodes (default 5000)")
-    parser.add_argument("--policy", default="least-requested", help="node policy (default least-requested)")
+    parser.add_argument("--policy", default=DEFAULT_NODE_POLICY, help="node policy (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=1000, help="pairs of calls measured (default 1000)")
     parser.add_argument("--shuffle", action="store_true", help="send the names in a new order every time")
     options = parser.parse_args()

@@ -5,8 +5,8 @@ cluster-trace-gpu-v2023 of alibaba/clusterdata (Weng et al., USENIX ATC 2023). E
 with every seed by the published protocol; printed are GPUs allocated in percent, mean over the seeds and
 standard deviation, when pods asking for 100 % and for 130 % of the GPUs have arrived. The last line is JSON.
 
-`fragmentation` knows beforehand what the whole pod list asks for, as the published FGD does; `fragmentation,
-learning` is what the extender ships: it learns that from the pods as they arrive.
+`fragmentation, trace` knows beforehand what the whole pod list asks for, as the published FGD does;
+`fragmentation, learned` is what the extender ships: it learns that from the pods as they arrive.
 """
 
 import argparse
@@ -14,18 +14,19 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from allocator.names import DEFAULT_CARD_POLICY
 from benchmarks.machine import machine
 from scheduler_plugin.placement.policies import names
 from scheduler_plugin.simulator.app import simulate
-from scheduler_plugin.simulator.options import Options, default_jobs, parse_policies, parse_seeds
+from scheduler_plugin.simulator.options import LEARNED, TRACE, Options, default_jobs, parse_names, parse_seeds
 
 NODES = "openb_node_list_gpu_node.csv"
-LEARNING = "fragmentation, learning"
+KNOWING = "fragmentation, trace"
+LEARNING = "fragmentation, learned"
 
 
 def published(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:
@@ -43,15 +44,13 @@ def ours(folder: Path, trace: str, options: argparse.Namespace) -> dict[str, Any
     run = Options(
         str(folder / NODES),
         str(folder / f"{trace}.csv"),
-        parse_policies(options.policy),
+        parse_names(options.policy),
         card_policy=options.card_policy,
         seeds=parse_seeds(options.seeds),
         jobs=options.jobs,
+        workloads=(TRACE, LEARNED),
     )
     means: dict[str, Any] = simulate(run, lambda _: None, lambda *_: None)["mean"]
-    if "fragmentation" in means:
-        learning = replace(run, policies=("fragmentation",), learn=True)
-        means[LEARNING] = simulate(learning, lambda _: None, lambda *_: None)["mean"]["fragmentation"]
     return means
 
 
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
     parser.add_argument("--traces", required=True, help="folder with the CSV files")
     parser.add_argument("--policy", default=",".join(names()), help="policies (default: all)")
-    parser.add_argument("--card-policy", help="default: fragmentation with fragmentation, else most-used")
+    parser.add_argument("--card-policy", default=DEFAULT_CARD_POLICY, help="default: %(default)s")
     parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bound = 100 - mean["unavoidable_percent"]
             print(f"{short:<24}{policy:<25}{cells}{bound:>9.2f}{mean['wall_s']:>7.2f}", flush=True)
     gains: dict[str, dict[str, float]] = {}
-    for policy in ("fragmentation", LEARNING):
+    for policy in (KNOWING, LEARNING):
         for trace, rows in table.items():
             short = trace.removeprefix("openb_pod_list_")
             if policy in everything[short]:
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{policy} against the published FGD at 130 %: {each}; mean {fmean(mine.values()):+.2f}")
     json.dump(
         {
-            "gain_over_fgd": gains.get("fragmentation", {}),
+            "gain_over_fgd": gains.get(KNOWING, {}),
             "gain_over_fgd_learning": gains.get(LEARNING, {}),
             "allocated_percent_at_130": {
                 trace: {policy: round(mean["allocated_percent"]["130"], 3) for policy, mean in means.items()}

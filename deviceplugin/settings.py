@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, resource_name
+from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, resource_name
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
@@ -49,7 +49,7 @@ class Settings:
     device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
     pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     http: str = "127.0.0.1:8911"
-    card_policy: str = "least-used"
+    card_policy: str = DEFAULT_CARD_POLICY
     cdi: bool = False
     cgroup_root: Path = Path("/sys/fs/cgroup")
     quiet_s: float = DEFAULT_QUIET_S

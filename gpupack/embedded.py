@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 import structlog
 
-from allocator.names import MIB_PER_GIB, resource_name
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
@@ -99,8 +99,8 @@ class EmbeddedCluster:
         self,
         profiles: Mapping[str, str],
         *,
-        node_policy: str = "least-requested",
-        card_policy: str = "least-used",
+        node_policy: str = DEFAULT_NODE_POLICY,
+        card_policy: str = DEFAULT_CARD_POLICY,
         seed: int = 1,
         unit_mib: int = MIB_PER_GIB,
     ) -> None:

@@ -24,7 +24,7 @@ It serves /filter /prioritize /bind /preempt to kube-scheduler, and /healthz /re
 
 \b
 Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
-  gpupack scheduler --node-policy least-requested --card-policy most-used
+  gpupack scheduler
 Behind a Service, for a kube-scheduler that is not ours:
   gpupack scheduler --http :8910 --leader-elect \\
     --tls-cert-file tls.crt --tls-key-file tls.key
@@ -37,13 +37,15 @@ SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
 
 Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
 placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
-place, and how the rest is fragmented.
+place, and how the rest is fragmented. With --replay pods come and end at the trace's own times instead.
 
 \b
 Two policies, ten draws, curves:
   gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --seeds 42-51 --plot out
 For scripts:
   gpupack simulate --nodes nodes.csv --pods pods.csv --json -
+Pods that come and end, and how long they wait:
+  gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --replay --load 0.8
 
 Policies are listed below. See docs/policies.
 """

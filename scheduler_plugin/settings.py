@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, SCHEDULER_NAME, resource_name
+from allocator.names import (
+    DEFAULT_CARD_POLICY,
+    DEFAULT_NODE_POLICY,
+    MIB_PER_GIB,
+    SCHEDULER_NAME,
+    resource_name,
+)
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
@@ -50,9 +56,9 @@ class Settings:
     kubeconfig: str | None = None
     http: str = "127.0.0.1:8910"
     metrics_http: str | None = None
-    node_policy: str = "least-requested"
+    node_policy: str = DEFAULT_NODE_POLICY
     node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
-    card_policy: str = "least-used"
+    card_policy: str = DEFAULT_CARD_POLICY
     shortlist: int = 16
     unit_mib: int = MIB_PER_GIB
     tls_cert: str | None = None

@@ -15,7 +15,7 @@ class World:
 
     def __init__(self, shortlist: int = 16, policy: str = "least-requested") -> None:
         self.state = ClusterState()
-        self.policies = Policies(policy)
+        self.policies = Policies(policy, "least-used")
         self.extender = Extender(self.state, self.policies, shortlist)
         self.offers = self.extender.offers
         self.version = 1

@@ -13,6 +13,7 @@ from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, choice, explain, places, release
 from allocator.ledger.facts import BookEntry, BoundPod, Facts, Grant, Held, Mark, Pod, Slot, Units
+from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
 
 _ANSWERS: Final = 8
@@ -27,7 +28,7 @@ class Ledger:
         policy: the cluster's card policy.
     """
 
-    def __init__(self, cards: Sequence[Card], *, policy: str = "least-used") -> None:
+    def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
         self._book_read = False

@@ -9,8 +9,12 @@ A free part of f units on a card costs
     S_m = f (C_m / f)^6                   the same, where it is almost everything
     W   = f - size V(f)                   what no good mix of the demands can use, `pricing.hole_values`
 
-over demands of g_m units with popularity p_m. A request goes where h grows least. The scheduler's node
-policy of this name adds the node's cpu and memory to the same terms.
+over demands of g_m units with popularity p_m. A request goes where h grows least. Where nothing is known of
+the demands, on the node for one, whole cards are kept whole and the fullest card that fits is filled:
+
+    h(f) = 24.5 B(f),   B = f (1.1 - 0.1 f / size), and 0 where the whole card is free
+
+The scheduler's node policy of this name adds the node's cpu and memory to the same terms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +31,26 @@ SHARP_WEIGHT: Final = 3.0
 PRICE_WEIGHT: Final = 20.0
 SHARPNESS: Final = 6
 
-_PARTS: Final = 16
+UNSEEN_WEIGHT: Final = FIT_WEIGHT + CAPACITY_WEIGHT + SHARP_WEIGHT + PRICE_WEIGHT
+"""Weight of B: that of the other terms together, for a rest that nothing fits into."""
+
+_BEST_FIT: Final = 0.1
+"""How much B bends, so that among cards in use the fullest that fits is taken."""
 
 
-def default_demands(size: int) -> dict[int, float]:
-    """Assume demands where none are known: sixteenths of the card, all alike.
+def broken(size: int, free: int) -> float:
+    """Compute B: what pods that ask for a whole card lose by it, whatever its size.
+
+    All that is free on a card in use, and a little more the fuller it is.
 
     Args:
         size: Units of the card.
+        free: Free units of it.
+
+    Returns:
+        `free (1.1 - 0.1 free / size)` in units; 0 where the whole card is free.
     """
-    return {-(-size * part // _PARTS): 1.0 for part in range(1, _PARTS + 1)}
+    return free * (1.0 + _BEST_FIT * (1.0 - free / size)) if free < size else 0.0
 
 
 @lru_cache(maxsize=256)
@@ -45,7 +59,7 @@ def hole_costs(size: int, demands: tuple[tuple[int, float], ...] = ()) -> tuple[
 
     Args:
         size: Units of the card, at least 1.
-        demands: Pairs of units on one card and weight, from `as_demands`; empty: the default demands.
+        demands: Pairs of units on one card and weight, from `as_demands`; where none fits nothing is known.
 
     Returns:
         h(0) .. h(size).
@@ -53,7 +67,9 @@ def hole_costs(size: int, demands: tuple[tuple[int, float], ...] = ()) -> tuple[
     Raises:
         PolicyError: the size is below 1.
     """
-    asked = {units: weight for units, weight in demands if units <= size} or default_demands(size)
+    asked = {units: weight for units, weight in demands if units <= size}
+    if size > 0 and not asked:
+        return tuple(UNSEEN_WEIGHT * broken(size, free) for free in range(size + 1))
     values = hole_values(size, asked)
     total = sum(asked.values())
     shares = [(units, weight / total) for units, weight in asked.items()]
@@ -82,7 +98,7 @@ def fragmentation(
     Args:
         cards: All cards of one node.
         units: Units asked of a card.
-        demands: What is asked of cards in general, from `as_demands`; empty: sixteenths of a card.
+        demands: What is asked of cards in general, from `as_demands`; empty: nothing is known.
     """
     result = []
     for card in cards:
@@ -96,7 +112,7 @@ def fragmentation(
 
 
 class Fragmentation:
-    """The policy for the default demands; see the module's text."""
+    """The policy where the demands are not known; see the module's text."""
 
     by_fill = True
 

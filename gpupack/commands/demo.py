@@ -4,14 +4,15 @@ import asyncio
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.common import FAILED, fail, prepare, version_option
 from gpupack.policies import all_policies
 
 
 @click.command(short_help="Run the main job on this machine, without GPU or cluster.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Makes the run repeat.")
-@click.option("--node-policy", default="least-requested", show_default=True)
-@click.option("--card-policy", default="most-used", show_default=True)
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True)
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @version_option
 def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:

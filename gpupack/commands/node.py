@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY
 from gpupack.commands.common import card_policy_parameter, log_format, prepare, serve, version_option
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
@@ -50,7 +51,7 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."
 )
 @click.option(
-    "--card-policy", default="least-used", show_default=True, help="For pods nobody assigned a card."
+    "--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="For pods nobody assigned a card."
 )
 @card_policy_parameter
 @click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")

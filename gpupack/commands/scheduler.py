@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.common import (
     card_policy_parameter,
     log_format,
@@ -26,7 +27,7 @@ from gpupack.policies import PolicyCommand, all_policies
     metavar="HOST:PORT",
     help="Serve /healthz /readyz /metrics there too: without TLS, without the verbs.",
 )
-@click.option("--node-policy", default="least-requested", show_default=True, help="Ranks nodes.")
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="Ranks nodes.")
 @click.option(
     "--node-policy-parameter",
     "node_policy_parameters",
@@ -35,7 +36,9 @@ from gpupack.policies import PolicyCommand, all_policies
     metavar="NAME=VALUE",
     help="A parameter of the node policy; may be repeated.",
 )
-@click.option("--card-policy", default="least-used", show_default=True, help="Chooses cards on a node.")
+@click.option(
+    "--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="Chooses cards on a node."
+)
 @card_policy_parameter
 @click.option(
     "--shortlist", type=int, default=16, show_default=True, help="Nodes filter returns; 0 for all that fit."

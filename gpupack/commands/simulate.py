@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.common import card_policy_parameter, fail, prepare, version_option
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
@@ -14,16 +15,37 @@ from gpupack.policies import PolicyCommand, all_policies
 @click.option(
     "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
 )
-@click.option("--policy", default="fragmentation", show_default=True, metavar="NAME[,NAME]")
-@click.option(
-    "--card-policy", help="Default: fragmentation with the node policy of that name, else most-used."
-)
+@click.option("--policy", default=DEFAULT_NODE_POLICY, show_default=True, metavar="NAME[,NAME]")
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @card_policy_parameter
 @click.option(
-    "--learn", is_flag=True, help="fragmentation learns from the pods it sees, instead of knowing the list."
+    "--workload",
+    default="learned",
+    show_default=True,
+    metavar="learned|trace[,...]",
+    help="What fragmentation knows: what it learns from pods, as the extender does; the list.",
+)
+@click.option("--replay", is_flag=True, help="Pods come and end at the times of the trace.")
+@click.option(
+    "--load",
+    default="1",
+    show_default=True,
+    metavar="NUMBER|trace",
+    help="With --replay: GPUs asked for at a time, times the cluster's; trace: as it is.",
 )
 @click.option(
-    "--inflation", type=float, default=1.3, show_default=True, help="GPUs asked for, times the cluster's."
+    "--max-pods",
+    type=int,
+    default=20_000,
+    show_default=True,
+    help="With --replay: rather than add more pods for the load, take fewer of the nodes.",
+)
+@click.option(
+    "--inflation",
+    type=float,
+    default=1.3,
+    show_default=True,
+    help="Without --replay: GPUs asked for, times the cluster's.",
 )
 @click.option(
     "--seeds", default="42", show_default=True, metavar="42-51", help="Numbers and ranges, by commas."
@@ -43,8 +65,9 @@ def simulate(**options: Any) -> None:
     from scheduler_plugin.simulator.options import (
         Options,
         default_jobs,
+        parse_load,
+        parse_names,
         parse_parameters,
-        parse_policies,
         parse_seeds,
     )
 
@@ -54,10 +77,13 @@ def simulate(**options: Any) -> None:
             Options(
                 nodes=options["nodes"],
                 pods=options["pods"],
-                policies=parse_policies(options["policy"]),
+                policies=parse_names(options["policy"]),
                 card_policy=options["card_policy"],
                 card_policy_parameters=options["card_policy_parameters"],
-                learn=options["learn"],
+                workloads=parse_names(options["workload"]),
+                replay=options["replay"],
+                load=parse_load(options["load"]),
+                max_pods=options["max_pods"],
                 inflation=options["inflation"],
                 seeds=parse_seeds(options["seeds"]),
                 jobs=default_jobs() if options["jobs"] is None else options["jobs"],

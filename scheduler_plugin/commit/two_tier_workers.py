@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from allocator.installed import adopt_installed
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.place import Placement
 from allocator.policies import CARD_POLICIES
 from allocator.request import PodRequest
@@ -57,8 +58,8 @@ class BatchSettings:
     """
 
     workers: int = 2
-    node_policy: str = "least-requested"
-    card_policy: str = "least-used"
+    node_policy: str = DEFAULT_NODE_POLICY
+    card_policy: str = DEFAULT_CARD_POLICY
     parameters: Mapping[str, str] = field(default_factory=dict)
     shortlist: int = 16
     attempts: int = 5

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.names import POD_NODE_POLICY
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_POLICY
 from allocator.policy import card_policy
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -27,8 +27,8 @@ class Policies:
 
     def __init__(
         self,
-        node_policy: str = "least-requested",
-        card_policy_name: str = "least-used",
+        node_policy: str = DEFAULT_NODE_POLICY,
+        card_policy_name: str = DEFAULT_CARD_POLICY,
         parameters: Mapping[str, str] | None = None,
     ) -> None:
         card_policy(card_policy_name)

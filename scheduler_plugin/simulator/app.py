@@ -15,17 +15,25 @@ from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.placement.policies.registry import NodePolicy
+from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.engine import policy_for, typical
 from scheduler_plugin.simulator.engine import run as run_pods
-from scheduler_plugin.simulator.options import Options
-from scheduler_plugin.simulator.plot import library, plot
+from scheduler_plugin.simulator.engine import typical
+from scheduler_plugin.simulator.options import TRACE, Options, Variant
+from scheduler_plugin.simulator.placer import policy_for
+from scheduler_plugin.simulator.plot import library, plot, plot_replay
+from scheduler_plugin.simulator.replay import replay
+from scheduler_plugin.simulator.replay_report import replay_report
+from scheduler_plugin.simulator.replay_results import replay_means, replay_result
 from scheduler_plugin.simulator.report import report
 from scheduler_plugin.simulator.results import Run, means, run_result
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw, read_nodes, read_pods
 
 Progress = Callable[[int, int], None]
+Task = tuple[Variant, int]
+"""What is run, and its seed."""
 
 
 def run(options: Options, out: Callable[[str], None] = print, progress: Progress | None = None) -> None:
@@ -43,10 +51,12 @@ def run(options: Options, out: Callable[[str], None] = print, progress: Progress
     if options.json == "-" and out is print:
         out = _to_stderr
     everything = simulate(options, _to_stderr, _bar if progress is None else progress)
-    for line in report(everything["mean"]):
+    lines = replay_report(everything) if options.replay else report(everything["mean"])
+    for line in lines:
         out(line)
     if options.plot is not None:
-        for path in plot(everything["runs"], options.plot):
+        draw_curves = plot_replay if options.replay else plot
+        for path in draw_curves(everything["runs"], options.plot):
             out(f"wrote {path}")
     if options.json is not None:
         _write(options.json, json.dumps(everything, indent=1))
@@ -61,8 +71,9 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
         progress: Called with runs done and runs in all.
 
     Returns:
-        `{"runs": [...], "mean": {policy: ...}}`, in the order of policies, then seeds; the same whatever
-        the number of processes, but for `wall_s`.
+        `{"runs": [...], "mean": {label: ...}}`, in the order of policies, their workloads, then seeds; the
+        label is the policy's name, with the workload where there are several. The same whatever the number
+        of processes, but for `wall_s`.
 
     Raises:
         SettingsError: wrong options.
@@ -72,36 +83,60 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     if options.plot is not None:
         library()
     nodes = read_nodes(options.nodes, warn)
-    pods = read_pods(options.pods, nodes, warn)
+    pods = read_pods(options.pods, nodes, warn, timed=options.replay)
     if not any(pod.cards for pod in pods):
         warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
-    tasks = [(policy, seed) for policy in options.policies for seed in options.seeds]
-    one = partial(run_one, options, nodes, pods)
-    runs: dict[tuple[str, int], Run] = {}
+    tasks = [(variant, seed) for variant in options.variants() for seed in options.seeds]
+    one = partial(replay_one if options.replay else run_one, options, nodes, pods)
+    runs: dict[Task, Run] = {}
     _configure(options)
     progress(0, len(tasks))
     for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_prepare, options)):
         runs[task] = result
         progress(len(runs), len(tasks))
     ordered = [runs[task] for task in tasks]
-    return {"runs": ordered, "mean": means(ordered)}
+    return {"runs": ordered, "mean": (replay_means if options.replay else means)(ordered)}
 
 
 def run_one(
-    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], policy: str, seed: int
+    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: Variant, seed: int
 ) -> Run:
-    """Run one policy with one seed."""
+    """Run one policy with one seed, on pods that all come and never end."""
     cluster = Cluster(nodes, options.card_units)
     workload = typical(cluster, pods)
-    ranked = policy_for(policy, options.parameters.get(policy, {}), None if options.learn else workload)
-    card_policy = options.card_policy_of(policy)
+    ranked = _ranked(options, variant, workload)
     drawn = draw(pods, cluster.gpus, options.inflation, seed)
     measure = None
     if options.plot is not None:
         measure = partial(_fragmented, workload)
     last = str(round(100 * options.inflation))
-    outcome = run_pods(cluster, ranked, card_policy, drawn, time.perf_counter, last=last, measure=measure)
-    return run_result(policy, card_policy, seed, outcome, cluster, causes(cluster, workload))
+    outcome = run_pods(
+        cluster, ranked, options.card_policy, drawn, time.perf_counter, last=last, measure=measure
+    )
+    return _named(options, variant, seed) | run_result(outcome, cluster, causes(cluster, workload))
+
+
+def replay_one(
+    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: Variant, seed: int
+) -> Run:
+    """Run one policy with one seed, on pods that come and end."""
+    what = replayed(nodes, pods, options.load, options.max_pods, seed)
+    cluster = Cluster(what.nodes, options.card_units)
+    ranked = _ranked(options, variant, typical(cluster, pods))
+    began = time.perf_counter()
+    story = replay(cluster, ranked, options.card_policy, what.arrivals)
+    wall_s = time.perf_counter() - began
+    return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
+
+
+def _ranked(options: Options, variant: Variant, workload: Workload) -> NodePolicy:
+    known = workload if variant.workload == TRACE else None
+    return policy_for(variant.policy, options.parameters.get(variant.policy, {}), known)
+
+
+def _named(options: Options, variant: Variant, seed: int) -> Run:
+    """How a run is found again."""
+    return {**variant._asdict(), "card_policy": options.card_policy, "seed": seed}
 
 
 def _prepare(options: Options) -> None:
@@ -111,7 +146,7 @@ def _prepare(options: Options) -> None:
 
 
 def _configure(options: Options) -> None:
-    if options.card_policy is not None and options.card_policy_parameters:
+    if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 
 
@@ -120,11 +155,11 @@ def _fragmented(workload: Workload, cluster: Cluster) -> float:
 
 
 def _each(
-    one: Callable[[str, int], Run],
-    tasks: Sequence[tuple[str, int]],
+    one: Callable[[Variant, int], Run],
+    tasks: Sequence[Task],
     jobs: int,
     prepare: Callable[[], None],
-) -> Iterator[tuple[tuple[str, int], Run]]:
+) -> Iterator[tuple[Task, Run]]:
     """Run tasks here or in processes, each of which is prepared first, and give results as they come."""
     if jobs == 1:
         for task in tasks:

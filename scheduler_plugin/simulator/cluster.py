@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PodKind:
-    """What pods with the same request have in common.
+    """What pods with the same request have in common; one object for each such request.
 
     Attributes:
         ask: As policies see it.
@@ -38,7 +38,7 @@ class PodKind:
 
 
 class Cluster:
-    """Nodes of a trace, and pods on them that never end.
+    """Nodes of a trace, and pods on them.
 
     Args:
         nodes: Sorted by name, so that the first of equal rows has the smallest name.
@@ -49,6 +49,7 @@ class Cluster:
         self.card_units = card_units
         self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
         self._cards: dict[int, list[Card]] = {}
+        self._kinds: dict[tuple[object, ...], PodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         for node in nodes:
             row = self.arrays.add(node.name)
@@ -61,7 +62,14 @@ class Cluster:
         )
 
     def kind(self, pod: TracePod, card_policy: str) -> PodKind:
-        """Make a pod's request ready."""
+        """Make a pod's request ready; the same object for equal requests."""
+        key = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_milli, pod.models, card_policy)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(pod, card_policy)
+        return kind
+
+    def _kind(self, pod: TracePod, card_policy: str) -> PodKind:
         units = -(-pod.gpu_milli * self.card_units // CARD)
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
@@ -96,6 +104,28 @@ class Cluster:
             fits &= cards
         return np.flatnonzero(fits)
 
+    def whole_percent(self) -> float:
+        """Cards that are free as a whole, in percent of all."""
+        arrays = self.arrays
+        whole = np.count_nonzero((arrays.free == arrays.size) & (arrays.size > 0))
+        return 100.0 * float(whole) / self.gpus
+
+    def fits(self, kind: PodKind, row: int) -> bool:
+        """Tell whether a row can take a pod now."""
+        arrays, ask = self.arrays, kind.ask
+        if kind.nodes is not None and not kind.nodes[row]:
+            return False
+        for demand in ask.demands:
+            if (
+                demand.cards > len(arrays.free_order)
+                or arrays.free_order[demand.cards - 1, row] < demand.units
+            ):
+                return False
+        return bool(
+            arrays.cpu_capacity[row] - arrays.cpu_used[row] >= ask.cpu_milli
+            and arrays.memory_capacity[row] - arrays.memory_used[row] >= ask.memory_bytes
+        )
+
     def misfit(self, kind: PodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
         arrays, ask = self.arrays, kind.ask
@@ -121,9 +151,16 @@ class Cluster:
 
     def take(self, kind: PodKind, row: int, cards: Sequence[int]) -> None:
         """Put a pod on a row's cards."""
+        self._add(kind, row, cards, 1)
+
+    def give_back(self, kind: PodKind, row: int, cards: Sequence[int]) -> None:
+        """Take a pod away from a row's cards."""
+        self._add(kind, row, cards, -1)
+
+    def _add(self, kind: PodKind, row: int, cards: Sequence[int], times: int) -> None:
         arrays, ask = self.arrays, kind.ask
         if cards:
-            units = ask.demands[0].units
+            units = times * ask.demands[0].units
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
             for card in cards:
@@ -132,7 +169,9 @@ class Cluster:
                     known[card] = replace(known[card], used_units=taken[card])
             arrays.set_assumed(row, taken)
         arrays.set_requested(
-            row, int(arrays.cpu_used[row]) + ask.cpu_milli, int(arrays.memory_used[row]) + ask.memory_bytes
+            row,
+            int(arrays.cpu_used[row]) + times * ask.cpu_milli,
+            int(arrays.memory_used[row]) + times * ask.memory_bytes,
         )
 
     def _with_cards(self, kind: PodKind) -> BoolArray | None:

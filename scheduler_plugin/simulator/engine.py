@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
-from allocator.registry import Parameters
-from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, make
+from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
+from scheduler_plugin.simulator.placer import Place, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
-HELD: Final = "held back by the policy"
+_HALF: Final = 50
+_ALL: Final = 100
+"""Percents asked for at which something is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class Outcome:
         placed: Pods that run.
         curve: Allocation against arrival, one point a percent.
         allocated_percent: By arrived percent, "100" and the last.
+        whole_percent: Cards free as a whole when half of the GPUs had been asked for; None: that never was.
         failed: Dropped pods by reason.
         placed_units, failed_units: Cards asked for, by the units asked of each.
         wall_s: Seconds that placing took.
@@ -44,6 +44,7 @@ class Outcome:
     placed: int = 0
     curve: list[Point] = field(default_factory=list)
     allocated_percent: dict[str, float] = field(default_factory=dict)
+    whole_percent: float | None = None
     failed: Counter[str] = field(default_factory=Counter)
     placed_units: Counter[int] = field(default_factory=Counter)
     failed_units: Counter[int] = field(default_factory=Counter)
@@ -53,20 +54,9 @@ class Outcome:
 def typical(cluster: Cluster, pods: Sequence[TracePod]) -> Workload:
     """The typical workload of a pod list: every kind, by how often it is there."""
     workload = Workload()
-    for pod, count in Counter(replace(pod, name="") for pod in pods).items():
+    for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
         workload.add(cluster.kind(pod, "").ask, count)
     return workload
-
-
-def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
-    """Build a node policy; `fragmentation` without parameters gets the workload, None: it learns its own.
-
-    Raises:
-        PolicyError: unknown name or parameters.
-    """
-    if name == "fragmentation" and not parameters:
-        return Fragmentation(workload)
-    return make(name, parameters)
 
 
 def run(
@@ -94,35 +84,32 @@ def run(
         The outcome; deterministic but for `wall_s`.
     """
     outcome = Outcome(pods=len(pods))
-    kinds: dict[tuple[object, ...], PodKind] = {}
     asked_of = [pod.asked for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.gpus * cluster.card_units
     asked = taken = 0
     next_point = 1
-    learner = policy if isinstance(policy, Learner) else None
-    chooser = policy if isinstance(policy, CardChooser) and card_policy == "fragmentation" else None
+    placer = Placer(cluster, policy, card_policy)
     start = clock()
     apart = 0.0
     for number, pod in enumerate(pods):
-        key = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_milli, pod.models)
-        kind = kinds.get(key)
-        if kind is None:
-            kind = kinds[key] = cluster.kind(pod, card_policy)
-        reason = _place(cluster, policy, learner, chooser, kind, number)
-        if reason is None:
+        kind = cluster.kind(pod, card_policy)
+        placed = placer.place(kind, str(number))
+        if isinstance(placed, Place):
             outcome.placed += 1
             taken += kind.units
         else:
-            outcome.failed[reason] += 1
-        _count(outcome.failed_units if reason else outcome.placed_units, kind)
+            outcome.failed[placed] += 1
+        _count(outcome.placed_units if isinstance(placed, Place) else outcome.failed_units, kind)
         asked += asked_of[number]
         while asked * 100 >= next_point * total:
             paused = clock()
             fragmented = None if measure is None else measure(cluster)
             apart += clock() - paused
             outcome.curve.append(Point(float(next_point), 100.0 * taken / whole, fragmented))
-            if next_point == 100:  # noqa: PLR2004 - the percent that is always told
+            if next_point == _HALF:
+                outcome.whole_percent = cluster.whole_percent()
+            if next_point == _ALL:
                 outcome.allocated_percent["100"] = 100.0 * taken / whole
             next_point += 1
     outcome.wall_s = clock() - start - apart
@@ -131,36 +118,6 @@ def run(
     outcome.curve.append(Point(100.0 * asked / total, allocated, fragmented))
     outcome.allocated_percent[last] = allocated
     return outcome
-
-
-def _place(
-    cluster: Cluster,
-    policy: NodePolicy,
-    learner: Learner | None,
-    chooser: CardChooser | None,
-    kind: PodKind,
-    number: int,
-) -> str | None:
-    """Place one pod; the reason when it cannot be."""
-    arrays, ask = cluster.arrays, kind.ask
-    rows = cluster.fitting(kind)
-    if not rows.size:
-        if learner is not None:
-            learner.pending(str(number), arrays, ask, np.arange(arrays.row_count))
-        return cluster.misfit(kind)
-    scores = policy.score(arrays, ask, rows)
-    best = int(scores.argmin())
-    if not scores[best] < np.inf:
-        return HELD
-    row = int(rows[best])
-    cards: Sequence[int] = ()
-    if ask.demands:
-        chosen = None if chooser is None else chooser.choose_cards(arrays, ask, row)
-        cards = cluster.choose(kind, row) if chosen is None else chosen[0]
-    cluster.take(kind, row, cards)
-    if learner is not None:
-        learner.settled(str(number), ask)
-    return None
 
 
 def _count(units: Counter[int], kind: PodKind) -> None:

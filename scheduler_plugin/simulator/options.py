@@ -3,18 +3,34 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from allocator.errors import AllocatorError
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.placement.policies import names
 from scheduler_plugin.placement.policies.registry import make
+from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 
 MAX_SEEDS: Final = 10_000
 MAX_INFLATION: Final = 100.0
 MAX_CARD_UNITS: Final = 1_000_000
+MAX_PODS: Final = 10_000_000
+
+LEARNED: Final = "learned"
+TRACE: Final = "trace"
+WORKLOADS: Final = (LEARNED, TRACE)
+"""Where `fragmentation` has its typical workload from: the pods it sees, as in the extender, or the list."""
+
+
+class Variant(NamedTuple):
+    """A policy and where it has its workload from (None: it knows of none), under a name of its own."""
+
+    policy: str
+    workload: str | None
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +41,7 @@ class Options:
         nodes: Path of the node list.
         pods: Path of the pod list.
         policies: Node policies, each run with every seed.
-        card_policy: Card policy; None: `fragmentation` for the node policy of that name, else `most-used`.
+        card_policy: Card policy.
         card_policy_parameters: Its parameters, text by name.
         inflation: GPUs to ask for, as a multiple of the cluster's.
         seeds: Of the random draws.
@@ -34,14 +50,16 @@ class Options:
         plot: Folder for PNG files.
         json: File for everything, `-`: standard output.
         parameters: Of node policies, text by policy and name.
-        learn: `fragmentation` learns from the pods that it sees, as in the extender; else, unless parameters
-            say otherwise, it knows what the whole pod list asks for.
+        workloads: Of WORKLOADS; `fragmentation` is run with each, unless it has parameters.
+        replay: Pods come and end at the times of the trace, instead of all coming and none ending.
+        load: In a replay, GPUs asked for at a time, as a multiple of the cluster's; None: the trace as it is.
+        max_pods: In a replay, pods for which the cluster is made smaller rather than add more.
     """
 
     nodes: str
     pods: str
-    policies: tuple[str, ...] = ("fragmentation",)
-    card_policy: str | None = None
+    policies: tuple[str, ...] = (DEFAULT_NODE_POLICY,)
+    card_policy: str = DEFAULT_CARD_POLICY
     card_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     inflation: float = 1.3
     seeds: tuple[int, ...] = (42,)
@@ -50,11 +68,20 @@ class Options:
     plot: str | None = None
     json: str | None = None
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    learn: bool = False
+    workloads: tuple[str, ...] = (LEARNED,)
+    replay: bool = False
+    load: float | None = 1.0
+    max_pods: int = 20_000
 
-    def card_policy_of(self, policy: str) -> str:
-        """The card policy that goes with a node policy."""
-        return self.card_policy or ("fragmentation" if policy == "fragmentation" else "most-used")
+    def variants(self) -> list["Variant"]:
+        """What is run with every seed."""
+        result = []
+        for policy in self.policies:
+            known = knows_workloads(policy, self.parameters.get(policy, {}))
+            for workload in self.workloads if known else (None,):
+                label = f"{policy}, {workload}" if known and len(self.workloads) > 1 else policy
+                result.append(Variant(policy, workload, label))
+        return result
 
     def check(self) -> None:
         """Check everything.
@@ -79,13 +106,10 @@ class Options:
             f"parameters for policy {policy!r}, which is not run; allowed are {', '.join(self.policies)}"
             for policy in sorted(set(self.parameters) - set(self.policies))
         ]
-        if self.card_policy is not None:
-            try:
-                CARD_POLICIES.make(self.card_policy, self.card_policy_parameters)
-            except AllocatorError as error:
-                faults.append(str(error))
-        elif self.card_policy_parameters:
-            faults.append("parameters for a card policy, and no card policy; allowed are both")
+        try:
+            CARD_POLICIES.make(self.card_policy, self.card_policy_parameters)
+        except AllocatorError as error:
+            faults.append(str(error))
         return faults
 
     def _number_faults(self) -> list[str]:
@@ -94,6 +118,14 @@ class Options:
             faults.append(f"inflation {self.inflation:g}: allowed is more than 0 up to {MAX_INFLATION:g}")
         if not 1 <= len(self.seeds) <= MAX_SEEDS:
             faults.append(f"{len(self.seeds)} seeds: allowed are 1 to {MAX_SEEDS}")
+        if not self.workloads or set(self.workloads) - set(WORKLOADS):
+            faults.append(
+                f"workload {','.join(self.workloads)!r}: allowed are {', '.join(WORKLOADS)}, or both"
+            )
+        if self.load is not None and not 0 < self.load <= MAX_INFLATION:
+            faults.append(f"load {self.load:g}: allowed is more than 0 up to {MAX_INFLATION:g}, or trace")
+        if not 1 <= self.max_pods <= MAX_PODS:
+            faults.append(f"max pods {self.max_pods}: allowed are 1 to {MAX_PODS}")
         if self.jobs < 1:
             faults.append(f"jobs {self.jobs}: allowed is 1 or more")
         if not 1 <= self.card_units <= MAX_CARD_UNITS:
@@ -120,9 +152,23 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def parse_policies(text: str) -> tuple[str, ...]:
-    """Read a comma list of policies, in order, without repetitions."""
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read a comma list of names, in order, without repetitions."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_load(text: str) -> float | None:
+    """Read a load: a number, or `trace` (None).
+
+    Raises:
+        SettingsError: anything else.
+    """
+    if text.strip() == TRACE:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise SettingsError(f"load {text!r}: allowed is a number like 0.9, or {TRACE}") from error
 
 
 def parse_parameters(texts: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -5,10 +5,18 @@ from statistics import fmean
 from typing import Any, Final
 
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.simulator.replay_results import SERIES
 from scheduler_plugin.simulator.results import Run
 
 FILES: Final = {"allocation": 1, "fragmentation": 2}
 """PNG files by name, and the column of a run's curve that each shows."""
+
+REPLAY_FILES: Final = {
+    "replay-allocation": ("allocated_percent", "GPUs allocated, % of the cluster"),
+    "replay-waiting": ("waiting", "pods that wait"),
+    "replay-refused": ("turned_away", "pods that found no place when they came"),
+}
+"""PNG files of a replay by name: the column of its series that each shows, and what it is called."""
 
 _LABELS: Final = {
     "allocation": "GPUs allocated, % of the cluster",
@@ -47,32 +55,64 @@ def plot(runs: list[Run], folder: str) -> list[Path]:
     Raises:
         SettingsError: matplotlib is missing, or a file cannot be written.
     """
-    pyplot = library()
+    library()
+    arrived = "GPUs asked for by the pods that have arrived, % of the cluster"
+    return [
+        _draw(Path(folder) / f"{name}.png", curves(runs, column), arrived, _LABELS[name])
+        for name, column in FILES.items()
+    ]
+
+
+def plot_replay(runs: list[Run], folder: str) -> list[Path]:
+    """Do the same for replays: `REPLAY_FILES`, over time."""
+    library()
     written = []
-    for name, column in FILES.items():
-        figure, axes = pyplot.subplots(figsize=(8, 5))
-        for policy, points in curves(runs, column).items():
-            axes.plot([x for x, _ in points], [y for _, y in points], label=policy)
-        axes.set_xlabel("GPUs asked for by the pods that have arrived, % of the cluster")
-        axes.set_ylabel(_LABELS[name])
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend()
-        path = Path(folder) / f"{name}.png"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=120, bbox_inches="tight")
-        except OSError as error:
-            raise SettingsError(f"plot {path}: {error}") from error
-        finally:
-            pyplot.close(figure)
-        written.append(path)
+    for name, (column, label) in REPLAY_FILES.items():
+        lines = over_time(runs, column)
+        if name == "replay-allocation":
+            lines = {"asked for": over_time(runs, "asked_percent")[runs[0]["label"]], **lines}
+        days = "days from when a tenth of the pods has come"
+        written.append(_draw(Path(folder) / f"{name}.png", lines, days, label))
     return written
+
+
+def _draw(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
+    pyplot = library()
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for label, points in lines.items():
+        style = {"color": "black", "linewidth": 0.8, "linestyle": ":"} if label == "asked for" else {}
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
+    axes.set_xlabel(along)
+    axes.set_ylabel(up)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+    except OSError as error:
+        raise SettingsError(f"plot {path}: {error}") from error
+    finally:
+        pyplot.close(figure)
+    return path
+
+
+def over_time(runs: list[Run], column: str) -> dict[str, list[tuple[float, float]]]:
+    """Mean of a column of each policy's series, by day."""
+    at = SERIES.index(column)
+    result = {}
+    for label in dict.fromkeys(run["label"] for run in runs):
+        tables = [run["series"] for run in runs if run["label"] == label]
+        result[label] = [
+            (fmean(point[0] for point in points), fmean(point[at] for point in points))
+            for points in zip(*tables, strict=True)
+        ]
+    return result
 
 
 def curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]:
     """Mean curve of each policy over the whole percents that all its runs have reached."""
     result: dict[str, list[tuple[float, float]]] = {}
-    for policy in dict.fromkeys(run["policy"] for run in runs):
+    for label in dict.fromkeys(run["label"] for run in runs):
         tables = [
             {
                 point[0]: point[column]
@@ -80,8 +120,8 @@ def curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]
                 if point[column] is not None and point[0] % 1 == 0
             }
             for run in runs
-            if run["policy"] == policy
+            if run["label"] == label
         ]
         shared = sorted(set.intersection(*(set(table) for table in tables)))
-        result[policy] = [(at, fmean(table[at] for table in tables)) for at in shared]
+        result[label] = [(at, fmean(table[at] for table in tables)) for at in shared]
     return result

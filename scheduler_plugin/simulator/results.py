@@ -12,21 +12,17 @@ Run = dict[str, Any]
 """One run, ready for JSON; see `run_result`."""
 
 
-def run_result(
-    policy: str, card_policy: str, seed: int, outcome: Outcome, cluster: Cluster, split: dict[str, float]
-) -> Run:
+def run_result(outcome: Outcome, cluster: Cluster, split: dict[str, float]) -> Run:
     """Write a run down.
 
     Args:
-        policy: Node policy.
-        card_policy: Card policy.
-        seed: Of the draw.
         outcome: Of the engine.
         cluster: As the run left it.
         split: Of `causes`.
 
     Returns:
-        `policy, card_policy, seed, pods, placed, allocated_percent {"100": x, "130": y}, failed {reason: n},
+        `pods, placed, allocated_percent {"100": x, "130": y}, whole_percent` (cards free as a
+        whole when half of the GPUs had been asked for, or null), `failed {reason: n},
         free_percent, unavoidable_percent` (of all GPUs: free in every placement of the same pods),
         `fragmentation {cause: percent}, curve [[arrived, allocated, fragmented or null]], wall_s`.
     """
@@ -34,12 +30,10 @@ def run_result(
     free = 100.0 * (whole - int(cluster.arrays.gpu_used.sum())) / whole
     waste = unavoidable_waste(cluster.card_units, cluster.gpus, outcome.placed_units, outcome.failed_units)
     return {
-        "policy": policy,
-        "card_policy": card_policy,
-        "seed": seed,
         "pods": outcome.pods,
         "placed": outcome.placed,
         "allocated_percent": {at: round(value, 6) for at, value in outcome.allocated_percent.items()},
+        "whole_percent": None if outcome.whole_percent is None else round(outcome.whole_percent, 6),
         "failed": dict(sorted(outcome.failed.items())),
         "free_percent": round(free, 6),
         "unavoidable_percent": round(min(free, 100.0 * waste / whole), 6),
@@ -53,22 +47,23 @@ def run_result(
 
 
 def means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Average the runs of each policy.
+    """Average the runs of each label.
 
     Returns:
-        By policy: `card_policy, runs, pods, allocated_percent, spread` (standard deviation over the seeds),
-        `failed, free_percent, unavoidable_percent, fragmentation, wall_s`.
+        By label: `card_policy, runs, pods, allocated_percent, spread` (standard deviation over the seeds),
+        `whole_percent, failed, free_percent, unavoidable_percent, fragmentation, wall_s`.
     """
     result: dict[str, dict[str, Any]] = {}
-    for policy in dict.fromkeys(run["policy"] for run in runs):
-        mine = [run for run in runs if run["policy"] == policy]
+    for label in dict.fromkeys(run["label"] for run in runs):
+        mine = [run for run in runs if run["label"] == label]
         allocated = [run["allocated_percent"] for run in mine]
-        result[policy] = {
+        result[label] = {
             "card_policy": mine[0]["card_policy"],
             "runs": len(mine),
             "pods": round(fmean(run["pods"] for run in mine), 1),
             "allocated_percent": _means(allocated),
             "spread": {at: _spread([each[at] for each in allocated]) for at in _keys(allocated)},
+            "whole_percent": _mean_if_any([run["whole_percent"] for run in mine]),
             "failed": _totals([run["failed"] for run in mine]),
             "free_percent": round(fmean(run["free_percent"] for run in mine), 6),
             "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in mine), 6),
@@ -76,6 +71,11 @@ def means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "wall_s": round(fmean(run["wall_s"] for run in mine), 3),
         }
     return result
+
+
+def _mean_if_any(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 6) if known else None
 
 
 def _spread(values: Sequence[float]) -> float:

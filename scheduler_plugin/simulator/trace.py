@@ -7,9 +7,9 @@ file useless stops with such a line.
 import csv
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler_plugin.errors import TraceError
 
@@ -19,10 +19,14 @@ CARD: Final = 1000
 NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MODELS_COLUMN: Final = "gpu_spec"
+CREATED_COLUMN: Final = "creation_time"
+DELETED_COLUMN: Final = "deletion_time"
+SCHEDULED_COLUMN: Final = "scheduled_time"
 
 _MAX_CPU: Final = 10**8
 _MAX_MEMORY: Final = 10**9
 _MAX_CARDS: Final = 64
+_MAX_TIME: Final = 10**12
 _SHOWN: Final = 64
 
 Warn = Callable[[str], None]
@@ -39,9 +43,16 @@ class TraceNode:
     model: str
 
 
+class Times(NamedTuple):
+    """When a pod came, in seconds of the trace, and how long it runs; None: to the end."""
+
+    arrives_s: int
+    runs_s: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models it accepts."""
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, its models and times."""
 
     name: str
     cpu_milli: int
@@ -49,6 +60,7 @@ class TracePod:
     cards: int
     gpu_milli: int
     models: tuple[str, ...] = ()
+    times: Times | None = None
 
     @property
     def asked(self) -> int:
@@ -85,13 +97,15 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
     return [nodes[name] for name in sorted(nodes)]
 
 
-def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn) -> list[TracePod]:
+def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool = False) -> list[TracePod]:
     """Read the pod list, in the file's order.
 
     Args:
         path: CSV file with the columns of `POD_COLUMNS`, and `gpu_spec` (models, `A|B`) where there is one.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
+        timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
+            (empty: never), and `scheduled_time`, from which a pod ran, where there is one.
 
     Raises:
         TraceError: the file cannot be read, lacks a column, or has no usable row.
@@ -99,8 +113,12 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn) -> list[TracePo
     known = {node.model for node in nodes}
     possible: dict[tuple[int, int, int, tuple[str, ...]], bool] = {}
     pods = []
-    for where, row in _rows(path, POD_COLUMNS):
+    columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
+    for where, row in _rows(path, columns):
         pod, fault = _pod(where, row)
+        if pod is not None and timed:
+            times, fault = _times(where, row)
+            pod = None if times is None else replace(pod, times=times)
         if pod is None:
             warn(f"{fault}; the pod is left out")
             continue
@@ -174,6 +192,22 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
     text = row.get(MODELS_COLUMN) or ""
     models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
     return TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ()), ""
+
+
+def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
+    """Read when a pod came and how long it ran: since it was scheduled, or if it never was since it came."""
+    created, fault = _number(where, CREATED_COLUMN, row, _MAX_TIME)
+    if fault:
+        return None, fault
+    if not (row[DELETED_COLUMN] or "").strip():
+        return Times(created, None), ""
+    deleted, fault = _number(where, DELETED_COLUMN, row, _MAX_TIME)
+    began = created
+    if not fault and (row.get(SCHEDULED_COLUMN) or "").strip():
+        began, fault = _number(where, SCHEDULED_COLUMN, row, _MAX_TIME)
+    if not fault and not created <= began <= deleted:
+        fault = f"{where}: created {created}, scheduled {began}, deleted {deleted}; allowed are growing times"
+    return (None, fault) if fault else (Times(created, deleted - began), "")
 
 
 def _could_run(pod: TracePod, node: TraceNode) -> bool:

@@ -128,7 +128,9 @@ async def test_a_node(world, number):
     assert "level=error" not in "".join(lines)
     assert "Traceback" not in "".join(lines)
     # The effective settings are there, once.
-    assert len([line for line in lines if "unit_mib=1024" in line and "card_policy=least-used" in line]) == 1
+    assert (
+        len([line for line in lines if "unit_mib=1024" in line and "card_policy=fragmentation" in line]) == 1
+    )
 
 
 @contextmanager

@@ -206,7 +206,7 @@ def test_all_faults_at_once(run, folder):
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
         ({"http": "{taken}"}, "Address already in use"),
         ({"node-policy": "best"}, 'node policy "best": allowed are balanced, '),
-        ({"node-policy-parameter": "alpha=1"}, "takes no parameters"),
+        ({"node-policy-parameter": "alpha=1"}, 'parameter "alpha" does not exist; allowed are workload'),
         ({"card-policy": "best"}, 'card policy "best": allowed are '),
         ({"shortlist": -1}, "shortlist -1: allowed are 0 (all) to 100000 nodes"),
         ({"unit-mib": -5}, "unit of -5 MiB: allowed are 1 to 16777215 MiB"),

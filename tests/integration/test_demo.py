@@ -16,6 +16,7 @@ from gpupack.demo import NODES, PODS, DemoFailedError, play
 from gpupack.embedded import EmbeddedCluster
 from standins.scheduler import Unschedulable
 
+SPREAD = ["--node-policy", "least-requested", "--card-policy", "least-used"]
 TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
 
 
@@ -77,7 +78,7 @@ def test_the_demo():
 
 def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
     done = subprocess.run(
-        [sys.executable, "-m", "gpupack", "demo", "-v", "--card-policy", "least-used"],
+        [sys.executable, "-m", "gpupack", "demo", "-v", *SPREAD],
         capture_output=True,
         text=True,
         check=False,

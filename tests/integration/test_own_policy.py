@@ -108,7 +108,9 @@ def test_simulate_runs_them_in_all_its_processes(command, trace):
 
 @pytest.mark.usefixtures("installed")
 async def test_filter_and_bind_follow_them():
-    async with EmbeddedCluster({"large": "4xl40s", "small": "2xt4"}) as cluster:
+    profiles = {"large": "4xl40s", "small": "2xt4"}
+    spread = {"node_policy": "least-requested", "card_policy": "least-used"}
+    async with EmbeddedCluster(profiles, **spread) as cluster:
 
         async def run(name, **annotations):
             manifest = cluster.pod_manifest(name, [4])

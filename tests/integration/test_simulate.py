@@ -10,8 +10,9 @@ from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import (
     Options,
     default_jobs,
+    parse_load,
+    parse_names,
     parse_parameters,
-    parse_policies,
     parse_seeds,
 )
 
@@ -54,7 +55,7 @@ def test_results_do_not_depend_on_the_number_of_processes(trace):
         ("fragmentation", 42),
         ("fragmentation", 43),
     ]
-    assert [each["card_policy"] for each in runs] == ["most-used"] * 2 + ["fragmentation"] * 2
+    assert [each["card_policy"] for each in runs] == ["fragmentation"] * 4
     for each in runs:
         assert set(each["allocated_percent"]) == {"100", "130"}
         assert each["pods"] == each["placed"] + sum(each["failed"].values())
@@ -77,6 +78,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     assert told["runs"][0]["card_policy"] == "least-used"
     assert lines[0].startswith("GPUs allocated, %")
     assert any("no placement of the same pods could have used" in line for line in lines)
+    assert any(line.startswith("  cards whole when half of the GPUs had been asked for: ") for line in lines)
     run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
     out, err = capsys.readouterr()
     assert json.loads(out)["mean"]["least-requested"]["runs"] == 1
@@ -101,8 +103,8 @@ def test_plots_need_matplotlib(trace, tmp_path, monkeypatch):
 
 def test_curves_are_means_over_shared_percents():
     runs = [
-        {"policy": "a", "curve": [[1.0, 2.0, None], [2.0, 4.0, None], [2.5, 4.0, None]]},
-        {"policy": "a", "curve": [[1.0, 4.0, None]]},
+        {"label": "a", "curve": [[1.0, 2.0, None], [2.0, 4.0, None], [2.5, 4.0, None]]},
+        {"label": "a", "curve": [[1.0, 4.0, None]]},
     ]
     assert plots.curves(runs, 1) == {"a": [(1.0, 3.0)]}
 
@@ -139,6 +141,11 @@ def test_a_useless_trace_stops(trace):
         ({"seeds": ()}, "0 seeds"),
         ({"jobs": 0}, "jobs 0"),
         ({"card_units": 0}, "card units 0"),
+        ({"workloads": ()}, "workload '': allowed are learned, trace, or both"),
+        ({"workloads": ("learned", "x")}, "workload 'learned,x': allowed are learned, trace"),
+        ({"load": 0.0}, "load 0: allowed is more than 0 up to 100, or trace"),
+        ({"load": float("nan")}, "load nan: allowed is more than 0"),
+        ({"max_pods": 0}, "max pods 0: allowed are 1 to"),
         ({"parameters": {"balanced": {}}}, "parameters for policy 'balanced', which is not run"),
         ({"policies": ("best-fit",), "parameters": {"best-fit": {"mode": "x"}}}, "mode is 'x'"),
     ],
@@ -157,9 +164,12 @@ def test_all_faults_at_once():
 def test_seeds_policies_and_parameters():
     assert parse_seeds("42") == (42,)
     assert parse_seeds("1, 42-44,43") == (1, 42, 43, 44)
-    assert parse_policies("a, b,a,") == ("a", "b")
+    assert parse_names("a, b,a,") == ("a", "b")
     assert parse_parameters(["a.b=c=d", "a.e=f"]) == {"a": {"b": "c=d", "e": "f"}}
     assert default_jobs() >= 1
+    assert (parse_load("0.9"), parse_load(" trace ")) == (0.9, None)
+    with pytest.raises(SettingsError, match=r"load .high.: allowed is a number"):
+        parse_load("high")
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-", "-5", "9-1", "1-100000", "9" * 30])

@@ -1,7 +1,7 @@
 import pytest
 
 from allocator.cards import Card
-from allocator.policies.fragmentation import as_demands, default_demands, fragmentation, hole_costs
+from allocator.policies.fragmentation import as_demands, broken, fragmentation, hole_costs
 from allocator.policy import choose
 
 
@@ -38,12 +38,31 @@ def test_never_where_it_does_not_fit():
     assert choose(cards([95, 94]), 6, 1, "fragmentation") == (1,)
 
 
-def test_defaults_are_sixteenths():
-    assert sorted(default_demands(80)) == list(range(5, 81, 5))
-    assert default_demands(3) == {1: 1.0, 2: 1.0, 3: 1.0}
-    assert choose(cards([50, 0]), 50, 1, "fragmentation") == (0,)
+def test_nothing_is_known_so_cards_are_kept_whole():
+    # f (1.1 - 0.1 f / size), and 24.5 = 1 + 0.5 + 3 + 20 of it.
+    assert [broken(100, free) for free in (0, 50, 100)] == [0, 50 * 1.05, 0]
+    assert hole_costs(100)[50] == pytest.approx(24.5 * 52.5)
+    assert choose(cards([0, 10, 40, 0]), 4, 1, "fragmentation") == (2,)
+    # 60 fit on the card in use only just, and on a whole one: no whole one is opened.
+    assert choose(cards([0, 40]), 60, 1, "fragmentation") == (1,)
+
+
+def test_nothing_is_known_so_the_smallest_whole_card_is_opened():
+    whole = [Card(i, f"GPU-{i}", "A", size, 0) for i, size in enumerate([79, 14, 44])]
+    assert choose(whole, 4, 1, "fragmentation") == (1,)
+    assert choose(whole, 20, 1, "fragmentation") == (2,)
+
+
+def test_eight_pods_of_4_gib_take_one_l40s():
+    used = [0, 0, 0, 0]
+    for _ in range(8):
+        (card,) = choose(cards(used, 44), 4, 1, "fragmentation")
+        used[card] += 4
+    assert sorted(used) == [0, 0, 0, 32]
 
 
 def test_demands_beyond_the_card_are_left_out():
     assert hole_costs(10, as_demands({5: 1, 20: 5})) == hole_costs(10, as_demands({5: 1}))
     assert as_demands({0: 1, 3: 0, 2: 1}) == ((2, 1),)
+    # Of a card that none of them fits on nothing is known.
+    assert hole_costs(10, as_demands({20: 5})) == hole_costs(10)

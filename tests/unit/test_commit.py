@@ -14,7 +14,7 @@ from tests.cluster_builders import container, node, pod, pod_object, uuid
 class World:
     def __init__(self, policy: str = "least-requested") -> None:
         self.state = ClusterState()
-        self.policies = Policies(policy)
+        self.policies = Policies(policy, "least-used")
         self.committer = Committer(self.state, self.policies)
         self.state.apply_node(node("n", (16, 16), (8, 0), version=2), 0)
         self.state.apply_pod(pod("p", 8, version=3), 0)

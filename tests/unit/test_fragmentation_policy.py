@@ -7,6 +7,7 @@ from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import make
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
+from scheduler_plugin.placement.policies.fragmentation_scores import Scores
 from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS
 from scheduler_plugin.placement.policies.fragmentation_workload import MAX_SHAPES, Workload
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
@@ -273,17 +274,20 @@ def test_it_learns_from_pods_bound_and_pending_each_once():
     assert policy.epoch == 0
     policy.pending("p7", arrays, one(70), rows)
     assert policy.epoch == 1
-    # Only 70s are asked for: 30 beside one of them are worth nothing, 50 neither.
-    assert policy.value(arrays, rows) == pytest.approx(
-        Fragmentation(Workload.of([one(70)] * 8)).value(arrays, rows)
-    )
-    # Nothing new: the scores are kept.
-    for number in range(8, 13):
+    # Only 70s are asked for, and what else may come: (16 / (16 + 8))^2 of it.
+    known = Scores(Workload.of([one(70)] * 8), 4 / 9)
+    known.follow(arrays)
+    assert policy.value(arrays, rows) == pytest.approx(known.value(rows))
+    for number in range(8, 200):
         policy.settled(f"p{number}", one(70))
-    assert policy.epoch == 1
-    for number in range(13, 19):
+    # Nothing new: the scores are kept.
+    learned = policy.epoch
+    for number in range(200, 1000):
+        policy.settled(f"p{number}", one(70))
+    assert policy.epoch == learned
+    for number in range(1000, 1600):
         policy.settled(f"p{number}", one(30))
-    assert policy.epoch == 2
+    assert policy.epoch > learned
 
 
 def test_pods_without_gpu_teach_nothing():

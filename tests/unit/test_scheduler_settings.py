@@ -34,7 +34,10 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"http": "h:65536"}, "a port from 0 to 65535"),
         ({"http": "h:-1"}, "http 'h:-1'"),
         ({"node_policy": "fastest"}, 'node policy "fastest": allowed are'),
-        ({"node_policy_parameters": {"speed": "11"}}, 'takes no parameters, got "speed"'),
+        (
+            {"node_policy": "balanced", "node_policy_parameters": {"speed": "11"}},
+            'takes no parameters, got "speed"',
+        ),
         ({"card_policy": "any"}, 'card policy "any": allowed are'),
         ({"unit_mib": 0}, "unit of 0 MiB"),
         ({"shortlist": -1}, "shortlist -1: allowed are 0"),

@@ -7,7 +7,8 @@ from scheduler_plugin.placement.policies.registry import make
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.engine import HELD, policy_for, run, typical
+from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.placer import HELD, policy_for
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 
 NODES = [
@@ -82,6 +83,8 @@ def test_the_curve_has_a_point_a_percent_and_measuring_costs_no_time():
     assert [point.arrived for point in outcome.curve] == [*map(float, range(1, 201)), 200.0]
     assert outcome.curve[99].allocated == outcome.allocated_percent["100"] == pytest.approx(60.0)
     assert outcome.allocated_percent["200"] == pytest.approx(60.0)
+    # Of six cards five pods of 0.6 have taken five when half of the GPUs had been asked for.
+    assert outcome.whole_percent == pytest.approx(100 / 6)
     assert {point.fragmented for point in outcome.curve} == {7.0}
     # The fake clock ticks once a call: start, end, and two a point, of which one is taken off.
     assert outcome.wall_s == 201.0

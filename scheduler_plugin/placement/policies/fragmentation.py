@@ -1,9 +1,9 @@
 """fragmentation: put a pod where it strands the least GPU for the typical workload.
 
-Score: the increase of `fragmentation_terms`' F + 0.5 C + 3 S + 20 W by placing the pod on its best cards;
-ties by least free GPU, then least free cpu. With a card policy other than `fragmentation` the score is that
-of the cards which that policy takes. Scores are cached by node state, so a pod of a shape seen before costs
-only the nodes that changed since.
+Score: the increase of `fragmentation_terms`' (1 - u) (F + 0.5 C + 3 S + 20 W) + 24.5 u B by placing the pod
+on its best cards; ties by least free GPU, then least free cpu. With a card policy other than `fragmentation`
+the score is that of the cards which that policy takes. Scores are cached by node state, so a pod of a shape
+seen before costs only the nodes that changed since.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,6 @@ from scheduler_plugin.placement.policies.fragmentation_scores import Scores, by_
 from scheduler_plugin.placement.policies.fragmentation_workload import (
     DemandShape,
     Workload,
-    assumed,
     distance,
 )
 from scheduler_plugin.placement.policies.registry import Ask
@@ -29,14 +28,22 @@ _LESSON_GROWTH: Final = 1.5
 _LESSON_WORTH: Final = 0.05
 """A lesson costs the scores kept so far: one that moves less of the popularity than this is skipped."""
 
+_UNSEEN_PODS: Final = 16
+_LEAST_UNSEEN: Final = 0.05
+"""u, the share of shapes not seen yet in the pods to come: `(16 / (16 + pods seen))^2`, never less than this.
+
+At one in twenty a learner that has only ever seen pods of one size still fills a card before it opens another
+(a test goes through all sizes), and on production traces it allocates less than 0.1 points less than at none.
+"""
+
 
 class Fragmentation:
     """The node policy; see the module's text.
 
     Args:
         workload: The typical workload. None: it is learned from the pods seen, in lessons ever further
-            apart and only when there is something new; before the first, whole cards, halves, quarters and
-            eighths are assumed.
+            apart and only when there is something new. Cards are kept whole for what was not seen yet:
+            before the first lesson that is the whole score, later ever less of it.
     """
 
     def __init__(self, workload: Workload | None = None) -> None:
@@ -46,7 +53,8 @@ class Fragmentation:
         self._next_lesson = _FIRST_LESSON
         self._learned: dict[DemandShape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
-        self._scores: Scores | None = None if workload is None else Scores(workload)
+        self._unseen = 0.0 if workload is not None else 1.0
+        self._scores = Scores(self._seen, self._unseen)
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
@@ -79,18 +87,17 @@ class Fragmentation:
         if len(self._pods) > _PODS:
             self._pods.popitem(last=False)
         self._seen.add(ask)
-        if self._seen.total < self._next_lesson or not self._seen.popularity():
+        if self._seen.total < self._next_lesson or not self._seen.gpu_pods:
             return
         self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
         popularity = self._seen.popularity()
-        if distance(popularity, self._learned) > _LESSON_WORTH:
-            self._learned = popularity
-            self._scores = Scores(self._seen)
+        unseen = max(_LEAST_UNSEEN, (_UNSEEN_PODS / (_UNSEEN_PODS + self._seen.gpu_pods)) ** 2)
+        if distance(popularity, self._learned) + abs(unseen - self._unseen) > _LESSON_WORTH:
+            self._learned, self._unseen = popularity, unseen
+            self._scores = Scores(self._seen, unseen)
             self.epoch += 1
 
     def _follow(self, view: ClusterView) -> Scores:
-        if self._scores is None:
-            self._scores = Scores(assumed(max(1, int(view.size.max(initial=1)))))
         self._scores.follow(view)
         return self._scores
 

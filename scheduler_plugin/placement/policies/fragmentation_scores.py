@@ -31,10 +31,11 @@ class Scores:
 
     Args:
         workload: The typical workload.
+        unseen: The share of pods that it does not know of, 0 to 1.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self._terms = Terms(workload)
+    def __init__(self, workload: Workload, unseen: float = 0.0) -> None:
+        self._terms = Terms(workload, unseen)
         self._states = States(self._terms)
         self._generation = 0
         self._known: OrderedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = OrderedDict()

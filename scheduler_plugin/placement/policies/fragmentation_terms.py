@@ -6,11 +6,15 @@ For a node with `free` units on its cards and shape m (k_m cards of g_m units, c
     C_m = free - q_m k_m g_m                  S_m = free (C_m / free)^6
     W   = sum over cards of f - size V(f), the part of each card's rest that no good mix of demands can use
 
-    fragmentation = sum_m p_m (F_m + 0.5 C_m + 3 S_m) + 20 W
+    B   = sum over cards of f (1.1 - 0.1 f / size), 0 for a card that is free as a whole
+
+    fragmentation = (1 - u) (sum_m p_m (F_m + 0.5 C_m + 3 S_m) + 20 W) + u 24.5 B
 
 F is the published measure, C and S count capacity instead of one more pod, and W prices rests by the duals of
-the cutting-stock problem (`allocator.pricing`). What one card adds to q, F, free and W depends on its kind
-(model, size) and free units only, so it is a row of a table, and a node is the sum of its cards' rows.
+the cutting-stock problem (`allocator.pricing`). B keeps cards whole for pods of shapes not seen yet, whose
+share is u; without it a learner that knows nothing would break every card. What one card adds to q, F, free,
+W and B depends on its kind (model, size) and free units only, so it is a row of a table, and a node is the
+sum of its cards' rows.
 """
 
 from typing import Final
@@ -22,6 +26,8 @@ from allocator.policies.fragmentation import (
     FIT_WEIGHT,
     PRICE_WEIGHT,
     SHARP_WEIGHT,
+    UNSEEN_WEIGHT,
+    broken,
 )
 from allocator.pricing import hole_values
 from scheduler_plugin.cluster.arrays import FloatArray, LongArray, RowArray
@@ -38,14 +44,15 @@ class Terms:
 
     Columns of the card table, G groups of (units, cards, selector):
         [0, G) pods of the group that the card takes; [G, 2G) 1 where it takes at least one;
-        [2G, 3G) free units lost to the group; 3G free units; 3G + 1 W.
-    All but W are whole numbers in float64, so sums are exact in any order.
+        [2G, 3G) free units lost to the group; 3G free units; 3G + 1 what W and B add to the result.
+    All but the last are whole numbers in float64, so sums are exact in any order.
 
     Args:
         workload: The typical workload.
+        unseen: u, the share of pods that the workload does not know of: 0 to 1.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, unseen: float = 0.0) -> None:
         shares = workload.shares()
         groups = list(dict.fromkeys((s.shape.units, s.shape.cards, s.shape.selector) for s in shares))
         where = {group: index for index, group in enumerate(groups)}
@@ -57,7 +64,8 @@ class Terms:
         self._group_of = np.array(
             [where[s.shape.units, s.shape.cards, s.shape.selector] for s in shares], dtype=np.intp
         )
-        self._popularity = np.array([s.popularity for s in shares], dtype=np.float64)
+        self._unseen = unseen
+        self._popularity = (1.0 - unseen) * np.array([s.popularity for s in shares], dtype=np.float64)
         self._pod_units = np.array([s.shape.units * s.shape.cards for s in shares], dtype=np.float64)
         self._total_popularity = float(self._popularity.sum())
         self._taken_weight = self._popularity * self._pod_units
@@ -100,9 +108,7 @@ class Terms:
         row[groups : 2 * groups] = pods > 0
         row[2 * groups : 3 * groups] = np.where(pods > 0, 0, free)
         row[3 * groups] = free
-        if size not in self._values and size > 0:
-            self._values[size] = hole_values(size, self._demands)
-        row[3 * groups + 1] = free - size * self._values[size][free] if size > 0 else 0.0
+        row[3 * groups + 1] = self._priced(size, free)
         self.card_free[index] = free
         self.card_size[index] = size
         self.card_model.append(model)
@@ -175,9 +181,18 @@ class Terms:
             FIT_WEIGHT * (lost @ self._popularity)
             + CAPACITY_WEIGHT * capacity
             + SHARP_WEIGHT * free * (sharp @ self._popularity)
-            + PRICE_WEIGHT * sums[:, 3 * groups + 1]
+            + sums[:, 3 * groups + 1]
         )
         return result
+
+    def _priced(self, size: int, free: int) -> float:
+        """What a card adds to the result whatever else is on its node."""
+        if size <= 0:
+            return 0.0
+        if size not in self._values:
+            self._values[size] = hole_values(size, self._demands)
+        waste = free - size * self._values[size][free]
+        return (1.0 - self._unseen) * PRICE_WEIGHT * waste + self._unseen * UNSEEN_WEIGHT * broken(size, free)
 
     def _admits(self, model: str) -> LongArray:
         """Which groups accept a model: int64[G], 0 or 1."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Self
 
 from allocator.selector import Selector
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.placement.policies.registry import Ask
 
 MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
@@ -78,6 +78,11 @@ class Workload:
             for shape, count in sorted(ranked, key=lambda item: _key(item[0]))
         ]
 
+    @property
+    def gpu_pods(self) -> int:
+        """Pods counted that ask for a GPU, once for each of their demands."""
+        return self._counts.total()
+
     def popularity(self) -> dict[DemandShape, float]:
         """Pods of each shape for one pod seen."""
         return {shape: count / self.total for shape, count in self._counts.items()}
@@ -101,16 +106,3 @@ def distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, floa
     """How much popularity must move to make one workload the other: 0 to 1."""
     shapes = {**left, **right}
     return sum(abs(left.get(shape, 0.0) - right.get(shape, 0.0)) for shape in shapes) / 2
-
-
-def assumed(size: int) -> Workload:
-    """What is assumed before pods were seen: a whole card, a half, a quarter and an eighth, all alike.
-
-    Args:
-        size: Units of the largest card.
-    """
-    workload = Workload()
-    for parts in (1, 2, 4, 8):
-        demand = CardDemand(max(1, size // parts), 1)
-        workload.add(Ask(cpu_milli=0, memory_bytes=0, demands=(demand,)))
-    return workload

@@ -10,6 +10,7 @@ which grows by at least one whenever anything about a row changes, also when a r
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
@@ -40,7 +41,7 @@ class Ask:
     memory_bytes: int
     demands: tuple[CardDemand, ...]
     admits: BoolArray | None = None
-    card_policy: str = "least-used"
+    card_policy: str = DEFAULT_CARD_POLICY
     selector: Selector = ANY_CARD
 
     @property

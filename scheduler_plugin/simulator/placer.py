@@ -1,0 +1,83 @@
+"""Puts one pod where the policies say: the step that every kind of run is made of."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from allocator.registry import Parameters
+from scheduler_plugin.placement.placing import CHOSEN_BY_NODE_POLICY
+from scheduler_plugin.placement.policies.fragmentation import Fragmentation
+from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, make
+from scheduler_plugin.simulator.cluster import Cluster, PodKind
+
+HELD: Final = "held back by the policy"
+
+
+class Place(NamedTuple):
+    """Where a pod is: a row, and positions of its cards there."""
+
+    row: int
+    cards: Sequence[int]
+
+
+class Placer:
+    """Places pods on a cluster.
+
+    Args:
+        cluster: Changed by what is placed.
+        policy: Ranks nodes.
+        card_policy: Chooses cards, unless the node policy does.
+    """
+
+    def __init__(self, cluster: Cluster, policy: NodePolicy, card_policy: str) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._learner = policy if isinstance(policy, Learner) else None
+        by_node = isinstance(policy, CardChooser) and card_policy == CHOSEN_BY_NODE_POLICY
+        self._chooser = policy if by_node and isinstance(policy, CardChooser) else None
+
+    def place(self, kind: PodKind, uid: str) -> Place | str:
+        """Place a pod; the reason when it cannot be."""
+        cluster, ask = self._cluster, kind.ask
+        rows = cluster.fitting(kind)
+        if not rows.size:
+            if self._learner is not None:
+                self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))
+            return cluster.misfit(kind)
+        scores = self._policy.score(cluster.arrays, ask, rows)
+        best = int(scores.argmin())
+        if not scores[best] < np.inf:
+            return HELD
+        row = int(rows[best])
+        cards: Sequence[int] = ()
+        if ask.demands:
+            chosen = None if self._chooser is None else self._chooser.choose_cards(cluster.arrays, ask, row)
+            cards = cluster.choose(kind, row) if chosen is None else chosen[0]
+        cluster.take(kind, row, cards)
+        if self._learner is not None:
+            self._learner.settled(uid, ask)
+        return Place(row, cards)
+
+    def end(self, kind: PodKind, place: Place, uid: str) -> None:
+        """Take a pod away that has ended."""
+        self._cluster.give_back(kind, place.row, place.cards)
+        if self._learner is not None:
+            self._learner.settled(uid, None)
+
+
+def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
+    """Build a node policy; `fragmentation` without parameters gets the workload, None: it learns its own.
+
+    Raises:
+        PolicyError: unknown name or parameters.
+    """
+    if knows_workloads(name, parameters):
+        return Fragmentation(workload)
+    return make(name, parameters)
+
+
+def knows_workloads(name: str, parameters: Parameters) -> bool:
+    """Tell whether a policy can be given a typical workload or left to learn it."""
+    return name == "fragmentation" and not parameters

@@ -1,0 +1,173 @@
+"""One replay: pods come and end at the trace's own times; who finds no place waits.
+
+First come, first served, with backfill, as kube-scheduler does it for pods of one priority: whenever pods
+have ended, those that wait are tried in the order in which they came, and one that still does not fit keeps
+none of the later ones back. From the moment at which it is placed a pod runs as long as it did in the trace.
+"""
+
+import heapq
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler_plugin.placement.policies.registry import NodePolicy
+from scheduler_plugin.simulator.arrivals import Arrival
+from scheduler_plugin.simulator.cluster import Cluster, PodKind
+from scheduler_plugin.simulator.placer import HELD, Place, Placer
+
+
+class Sample(NamedTuple):
+    """The cluster from a moment on: units in use, pods that wait, cards' thousandths they ask for."""
+
+    at_s: float
+    used: int
+    waiting: int
+    waiting_milli: int
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened in a replay.
+
+    Attributes:
+        samples: One for each moment at which something changed, in order.
+        placed_s: When each arrival was placed; None: never.
+        turned_away: Numbers of the arrivals that found no place when they came, and waited.
+        impossible: Numbers of those that no node could take even when it is empty; they do not wait.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    placed_s: list[float | None] = field(default_factory=list)
+    turned_away: list[int] = field(default_factory=list)
+    impossible: set[int] = field(default_factory=set)
+
+
+class _Running(NamedTuple):
+    """A pod that ends; sorted by when, then in the order of arrival."""
+
+    ends_s: float
+    number: int
+    kind: PodKind
+    place: Place
+
+
+class _Replaying:
+    """The state of one replay."""
+
+    def __init__(self, cluster: Cluster, placer: Placer, arrivals: Sequence[Arrival]) -> None:
+        self.story = Story(placed_s=[None] * len(arrivals))
+        self._cluster = cluster
+        self._placer = placer
+        self._arrivals = arrivals
+        self._running: list[_Running] = []
+        self._queues: dict[PodKind, deque[int]] = {}
+        self._held: set[PodKind] = set()
+        self._possible: dict[PodKind, bool] = {}
+        self._used = self._waiting = self._waiting_milli = 0
+
+    def arrive(self, number: int, kind: PodKind) -> None:
+        """Place a pod that comes, or let it wait."""
+        if not self._possible[kind]:
+            self.story.impossible.add(number)
+            return
+        now = self._arrivals[number].at_s
+        # A pod of the same kind that waits comes first, and it has just found no place.
+        if self._queues.get(kind) or not self._try(number, kind, now):
+            self._queues.setdefault(kind, deque()).append(number)
+            self._waiting += 1
+            self._waiting_milli += kind.asked
+            self.story.turned_away.append(number)
+            if kind in self._held:
+                self._backfill(now, set())
+
+    def look(self, kinds: Iterable[PodKind]) -> None:
+        """Find out which pods an empty cluster can take; before the first arrives."""
+        for kind in kinds:
+            if kind not in self._possible:
+                self._possible[kind] = bool(self._cluster.fitting(kind).size)
+
+    def end_until(self, now: float) -> None:
+        """Let everything happen that ends before or at a time."""
+        while self._running and self._running[0].ends_s <= now:
+            at = self._running[0].ends_s
+            rows: set[int] = set()
+            while self._running and self._running[0].ends_s == at:
+                ended = heapq.heappop(self._running)
+                self._placer.end(ended.kind, ended.place, str(ended.number))
+                self._used -= ended.kind.units
+                rows.add(ended.place.row)
+            self._backfill(at, rows)
+            self.sample(at)
+
+    def sample(self, at: float) -> None:
+        """Note how the cluster is from a moment on."""
+        sample = Sample(at, self._used, self._waiting, self._waiting_milli)
+        if self.story.samples and self.story.samples[-1].at_s == at:
+            self.story.samples.pop()
+        self.story.samples.append(sample)
+
+    def _backfill(self, now: float, rows: set[int]) -> None:
+        """Try those that wait, oldest first; only rows where something ended can have become free enough."""
+        queues = self._queues
+        ready = [
+            (queue[0], order, kind)
+            for order, (kind, queue) in enumerate(queues.items())
+            if kind in self._held or any(self._cluster.fits(kind, row) for row in rows)
+        ]
+        heapq.heapify(ready)
+        while ready:
+            number, order, kind = heapq.heappop(ready)
+            if not self._try(number, kind, now):
+                continue
+            queue = queues[kind]
+            queue.popleft()
+            self._waiting -= 1
+            self._waiting_milli -= kind.asked
+            if queue:
+                heapq.heappush(ready, (queue[0], order, kind))
+            else:
+                del queues[kind]
+
+    def _try(self, number: int, kind: PodKind, now: float) -> bool:
+        placed = self._placer.place(kind, str(number))
+        if not isinstance(placed, Place):
+            (self._held.add if placed == HELD else self._held.discard)(kind)
+            return False
+        self._held.discard(kind)
+        self.story.placed_s[number] = now
+        self._used += kind.units
+        runs = self._arrivals[number].runs_s
+        ends = math.inf if runs is None else now + runs
+        heapq.heappush(self._running, _Running(ends, number, kind, placed))
+        return True
+
+
+def replay(
+    cluster: Cluster,
+    policy: NodePolicy,
+    card_policy: str,
+    arrivals: Sequence[Arrival],
+) -> Story:
+    """Run one replay, until the last pod that waits has been placed or nothing ends any more.
+
+    Args:
+        cluster: Empty.
+        policy: Ranks nodes.
+        card_policy: Chooses cards, unless the node policy does.
+        arrivals: In order of their times.
+
+    Returns:
+        What happened; the same for the same arguments.
+    """
+    kinds = [cluster.kind(arrival.pod, card_policy) for arrival in arrivals]
+    replaying = _Replaying(cluster, Placer(cluster, policy, card_policy), arrivals)
+    replaying.look(kinds)
+    for number, (arrival, kind) in enumerate(zip(arrivals, kinds, strict=True)):
+        replaying.end_until(arrival.at_s)
+        replaying.arrive(number, kind)
+        replaying.sample(arrival.at_s)
+    replaying.end_until(sys.float_info.max)
+    return replaying.story

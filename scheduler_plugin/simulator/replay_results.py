@@ -1,0 +1,169 @@
+"""Results of replays as plain values: what the JSON holds, and their means."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from scheduler_plugin.simulator.arrivals import Replay
+from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.replay import Story
+from scheduler_plugin.simulator.results import Run
+from scheduler_plugin.simulator.trace import CARD, TracePod
+
+if TYPE_CHECKING:
+    from scheduler_plugin.cluster.arrays import FloatArray
+
+POINTS: Final = 240
+"""Of a curve; each is the mean over its part of the time that counts."""
+
+_DAY_S: Final = 86_400.0
+_P95: Final = 0.95
+
+SERIES: Final = ("day", "asked_percent", "allocated_percent", "waiting", "turned_away")
+"""Columns of `series`: days since the time that counts began, then means and, at last, pods of that point."""
+
+FIGURES: Final = (
+    "load",
+    "allocated_percent",
+    "turned_away_percent",
+    "waiting",
+    "waiting_most",
+    "waiting_gpus_percent",
+    "impossible",
+    "never_placed",
+    "gpu_pods",
+    "wall_s",
+)
+
+
+def replay_result(story: Story, replay: Replay, cluster: Cluster, wall_s: float) -> Run:
+    """Write a replay down. Pods count that ask for a GPU and came in the time that counts.
+
+    Args:
+        story: What happened.
+        replay: What was replayed.
+        cluster: Of the run.
+        wall_s: Seconds it took.
+
+    Returns:
+        `nodes, gpus, copies, pods, gpu_pods; load` (GPUs asked for at a time if none waited, as a multiple of
+        the cluster's), `allocated_percent` (mean over the time that counts), `turned_away_percent` (pods that
+        found no place when they came), `wait_s {mean, median, p95, most}`, `wait_mean_s {size: mean}`,
+        `waiting` and `waiting_most` (pods at a time), `waiting_gpus_percent` (what they ask for, of the
+        cluster's GPUs), `impossible` (pods that no empty node takes), `never_placed` (pods that waited to the
+        end), `series [[SERIES]], wall_s`. Waits are seconds, of all pods that were placed, 0 included.
+    """
+    first, last = replay.from_s, replay.until_s
+    counted = [
+        number
+        for number, arrival in enumerate(replay.arrivals)
+        if arrival.pod.cards and first <= arrival.at_s <= last
+    ]
+    waits = {
+        number: placed - replay.arrivals[number].at_s
+        for number in counted
+        if (placed := story.placed_s[number]) is not None
+    }
+    mine = set(counted)
+    away = [number for number in story.turned_away if number in mine]
+    edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
+    times = [sample.at_s for sample in story.samples]
+    whole = 100.0 / (cluster.gpus * cluster.card_units)
+    asked = _asked(replay, edges) * (100.0 / cluster.gpus)
+    used = _means(times, [sample.used * whole for sample in story.samples], edges)
+    waiting = _means(times, [float(sample.waiting) for sample in story.samples], edges)
+    milli = _means(times, [float(sample.waiting_milli) for sample in story.samples], edges)
+    came = np.histogram([replay.arrivals[number].at_s for number in away], edges)[0]
+    days = (edges[:-1] - first) / _DAY_S
+    in_time = [sample.waiting for sample in story.samples if first <= sample.at_s <= last]
+    return {
+        "nodes": len(replay.nodes),
+        "gpus": cluster.gpus,
+        "copies": round(replay.copies, 4),
+        "pods": len(replay.arrivals),
+        "gpu_pods": len(counted),
+        "load": round(float(asked.mean()) / 100.0, 4),
+        "allocated_percent": round(float(used.mean()), 4),
+        "turned_away_percent": round(100.0 * len(away) / max(1, len(counted)), 4),
+        "wait_s": _waits(list(waits.values())),
+        "wait_mean_s": {
+            size: round(
+                fmean([wait for number, wait in waits.items() if _size(replay.arrivals[number].pod) == size]),
+                1,
+            )
+            for size in sorted({_size(replay.arrivals[number].pod) for number in waits})
+        },
+        "waiting": round(float(waiting.mean()), 3),
+        "waiting_most": max(in_time, default=0),
+        "waiting_gpus_percent": round(float(milli.mean()) / (CARD * cluster.gpus) * 100.0, 4),
+        "impossible": len(story.impossible & mine),
+        "never_placed": len(counted) - len(waits) - len(story.impossible & mine),
+        "series": [
+            [round(float(value), 4) for value in row]
+            for row in zip(days, asked, used, waiting, came, strict=True)
+        ],
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def replay_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Average the runs of each label: `card_policy, runs`, FIGURES, `spread` of allocation, the waits."""
+    result: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(run["label"] for run in runs):
+        mine = [run for run in runs if run["label"] == label]
+        result[label] = {
+            "card_policy": mine[0]["card_policy"],
+            "runs": len(mine),
+            **{name: round(fmean(run[name] for run in mine), 4) for name in FIGURES},
+            "spread": round(pstdev(run["allocated_percent"] for run in mine), 4),
+            "wait_s": _mean_of([run["wait_s"] for run in mine]),
+            "wait_mean_s": _mean_of([run["wait_mean_s"] for run in mine]),
+        }
+    return result
+
+
+def _size(pod: TracePod) -> str:
+    if pod.cards > 1:
+        return "several cards"
+    return "a whole card" if pod.gpu_milli == CARD else "part of a card"
+
+
+def _waits(waits: list[float]) -> dict[str, float]:
+    """Mean, median, p95 (the least wait that 95 % do not pass) and the longest."""
+    if not waits:
+        return {"mean": 0.0, "median": 0.0, "p95": 0.0, "most": 0.0}
+    ranked = sorted(waits)
+    p95 = ranked[min(len(ranked) - 1, int(_P95 * len(ranked)))]
+    found = {"mean": fmean(ranked), "median": median(ranked), "p95": p95, "most": ranked[-1]}
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def _mean_of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean by key over the tables that have it."""
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
+
+
+def _means(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
+    """Mean between edges of a step function that is 0 before its first time."""
+    at = np.array([edges[0], *times, max(edges[-1], times[-1] if times else edges[-1])], dtype=np.float64)
+    at[0] = min(at[0], at[1])
+    steps = np.array([0.0, *values], dtype=np.float64)
+    area = np.concatenate(([0.0], np.cumsum(steps * np.diff(at))))
+    result: FloatArray = np.diff(np.interp(edges, at, area)) / np.diff(edges)
+    return result
+
+
+def _asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
+    """Cards that would be in use if no pod ever waited, mean between edges."""
+    changes: list[tuple[float, int]] = []
+    for at, runs, pod in replay.arrivals:
+        if pod.asked:
+            changes.append((at, pod.asked))
+            if runs is not None:
+                changes.append((at + runs, -pod.asked))
+    changes.sort()
+    now = np.cumsum([amount for _, amount in changes]) / CARD
+    return _means([at for at, _ in changes], now.tolist(), edges)

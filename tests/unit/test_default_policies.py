@@ -1,0 +1,83 @@
+"""One default for every part, and the documents say which."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from allocator.ledger.ledger import Ledger
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from allocator.policies import CARD_POLICIES
+from benchmarks import extender as extender_benchmark
+from deviceplugin.settings import Settings as NodeSettings
+from gpupack.cli import cli
+from gpupack.embedded import EmbeddedCluster
+from scheduler_plugin.commit.two_tier_workers import BatchSettings
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.settings import Settings as SchedulerSettings
+from scheduler_plugin.simulator.options import Options
+
+ROOT = Path(__file__).resolve().parents[2]
+BOTH = (DEFAULT_NODE_POLICY, DEFAULT_CARD_POLICY)
+
+
+def test_they_exist() -> None:
+    assert DEFAULT_NODE_POLICY in NODE_POLICIES.names()
+    assert DEFAULT_CARD_POLICY in CARD_POLICIES.names()
+
+
+@pytest.mark.parametrize("command", ["node", "scheduler", "demo", "simulate"])
+def test_the_commands_agree(command: str) -> None:
+    defaults = {option.name: option.default for option in cli.commands[command].params}
+    node = defaults.get("policy" if command == "simulate" else "node_policy")
+    assert node == (None if command == "node" else DEFAULT_NODE_POLICY)
+    assert defaults["card_policy"] == DEFAULT_CARD_POLICY
+
+
+def test_the_parts_agree() -> None:
+    assert (SchedulerSettings().node_policy, SchedulerSettings().card_policy) == BOTH
+    assert NodeSettings(node_name="n").card_policy == DEFAULT_CARD_POLICY
+    assert (Policies().node_policy, Policies().card_policy) == BOTH
+    assert (BatchSettings().node_policy, BatchSettings().card_policy) == BOTH
+    assert (Options("n", "p").policies, Options("n", "p").card_policy) == (BOTH[:1], BOTH[1])
+    assert Ask(0, 0, ()).card_policy == DEFAULT_CARD_POLICY
+    assert inspect.signature(Ledger).parameters["policy"].default == DEFAULT_CARD_POLICY
+    embedded = inspect.signature(EmbeddedCluster).parameters
+    assert (embedded["node_policy"].default, embedded["card_policy"].default) == BOTH
+    assert "default=DEFAULT_NODE_POLICY" in inspect.getsource(extender_benchmark)
+
+
+def test_the_manifests_name_no_other() -> None:
+    named = re.compile(r"^--(node|card)-policy(?:=|$)")
+    for path in (ROOT / "manifests").rglob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            assert not [text for text in _texts(document) if named.match(text)], path
+
+
+def test_the_documents_agree() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert f"--node-policy {DEFAULT_NODE_POLICY} --card-policy {DEFAULT_CARD_POLICY}" in readme
+    choosing = " ".join((ROOT / "docs/policies/choosing.md").read_text().split())
+    assert (
+        f"The default is `{DEFAULT_NODE_POLICY}` for nodes and `{DEFAULT_CARD_POLICY}` for cards" in choosing
+    )
+    claimed = re.compile(
+        r"[Dd]efault(?:s| policies| node policy| card policy)? (?:is|are) `([a-z]+-?[a-z]*)`"
+    )
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in claimed.findall(path.read_text()):
+            if name in {*NODE_POLICIES.names(), *CARD_POLICIES.names()}:
+                assert name in BOTH, path
+
+
+def _texts(value: object) -> list[str]:
+    """Every text in a manifest."""
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in _texts(each)]
+    if isinstance(value, list):
+        return [text for each in value for text in _texts(each)]
+    return [value] if isinstance(value, str) else []
