@@ -35,6 +35,7 @@ QUEUE_GATE = f"{DOMAIN}/queue"
 # Pod annotations written by gpupack.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
+POD_PLANNED = f"{DOMAIN}/planned"
 
 # Node annotations.
 NODE_CARDS = f"{DOMAIN}/cards"

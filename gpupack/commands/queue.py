@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.common import FAILED, fail, serve, version_option
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
@@ -19,8 +20,8 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
 @click.option(
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of health, metrics, status."
 )
-@click.option("--node-policy", default="least-requested", show_default=True, help="As of the scheduler.")
-@click.option("--card-policy", default="least-used", show_default=True, help="As of the scheduler.")
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the scheduler.")
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="As of the scheduler.")
 @click.option("--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit.")
 @click.option("--leader-elect/--no-leader-elect", default=False, help="Only the leader releases pods.")
 @click.option("--lease-namespace", default="kube-system", show_default=True)

@@ -72,6 +72,12 @@ class SpreadConstraint(Struct):
     when_unsatisfiable: str = ""
 
 
+class Gate(Struct):
+    """One of `spec.schedulingGates`."""
+
+    name: str = ""
+
+
 class PodSpec(Struct):
     """`spec` of a pod."""
 
@@ -83,6 +89,7 @@ class PodSpec(Struct):
     priority: int | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
+    scheduling_gates: list[Gate] | None = None
 
 
 class PodStatus(Struct):

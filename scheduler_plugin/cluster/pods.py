@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError, RequestError
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED
+from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
@@ -43,6 +44,8 @@ class PodRecord:
             ask for without the annotations. None when it does not ask.
         assigned: Cards that its Binding names; None when there are none or they cannot be read.
         allocated: Cards that the node says it got.
+        gated: It wears scheduling gates; kube-scheduler has not begun with it.
+        planned: UUIDs of the cards that the queue had in mind for it; a wish, taken where they are free.
     """
 
     uid: str
@@ -59,6 +62,8 @@ class PodRecord:
     charged: PodRequest | None
     assigned: Assignment | None
     allocated: Assignment | None
+    gated: bool = False
+    planned: frozenset[str] = frozenset()
 
     @property
     def version(self) -> int:
@@ -129,6 +134,8 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         charged=charged,
         assigned=assigned,
         allocated=allocated,
+        gated=bool(pod.spec.scheduling_gates),
+        planned=_planned(meta.annotations),
     )
 
 
@@ -210,6 +217,11 @@ def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, As
         if allocation is not None and allocation.uid == uid:
             allocated = allocation.containers
     return assigned, allocated
+
+
+def _planned(annotations: dict[str, str] | None) -> frozenset[str]:
+    text = annotations.get(POD_PLANNED) if annotations else None
+    return frozenset(text.split(",", MAX_CARDS)) if text else frozenset()
 
 
 Shape = Hashable

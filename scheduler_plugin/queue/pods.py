@@ -44,12 +44,6 @@ class QueueMetadata(Metadata):
     owner_references: list[Owner] | None = None
 
 
-class Gate(Struct):
-    """One of `spec.schedulingGates`."""
-
-    name: str = ""
-
-
 class RequiredNodes(Struct):
     """The required half of a node affinity."""
 
@@ -71,7 +65,6 @@ class QueueAffinity(Affinity):
 class QueueSpec(PodSpec):
     """`spec` with what the queue needs."""
 
-    scheduling_gates: list[Gate] | None = None
     node_selector: dict[str, str] | None = None
     affinity: QueueAffinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -145,6 +138,7 @@ class Ticket:
         ending: It is being deleted.
         unschedulable: kube-scheduler found no node for it.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
+        annotated: It has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
 
@@ -160,6 +154,7 @@ class Ticket:
     ending: bool
     unschedulable: bool
     affinity: "Affinities"
+    annotated: bool
     fault: str
 
 
@@ -187,6 +182,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
             for each in pod.status.conditions or ()
         ),
         affinity=_affinities(pod),
+        annotated=bool(meta.annotations),
         fault=fault,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, resource_name
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
@@ -41,8 +41,8 @@ class QueueSettings:
     config: str
     kubeconfig: str | None = None
     http: str = "127.0.0.1:8911"
-    node_policy: str = "least-requested"
-    card_policy: str = "least-used"
+    node_policy: str = DEFAULT_NODE_POLICY
+    card_policy: str = DEFAULT_CARD_POLICY
     unit_mib: int = MIB_PER_GIB
     leader_elect: bool = False
     lease_namespace: str = "kube-system"
