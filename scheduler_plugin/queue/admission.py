@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.queue.ahead import Ahead
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.lending import Case, Choice, Tenant, by_share, pick
 from scheduler_plugin.queue.locality import Locality
@@ -79,6 +80,7 @@ class Admission:
         self.config = config
         self.tenants = tenants
         self.room = room
+        self.ahead = Ahead(room)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
@@ -162,18 +164,11 @@ class Admission:
             fits = fits & look.with_idle_slots()
         if task.data and not relaxed and self.config.locality.enabled:
             fits = fits & look.near_rows(task.data)
-        best: list[int] = self.room.best(wants, np.flatnonzero(fits)).tolist()
-        for each in best:
-            if self.room.take(uid, wants, each, now):
-                return names[each]
-        return ""
+        return self.ahead.place(uid, wants, fits, now)
 
     def place(self, uid: str, wants: Wants, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        for row in self.room.best(wants, np.flatnonzero(self.room.fits(wants))).tolist():
-            if self.room.take(uid, wants, row, now):
-                return str(self.room.state.nodes.names[row])
-        return ""
+        return self.ahead.place(uid, wants, self.room.fits(wants), now)
 
     def _undo(self, uid: str, now: float) -> None:
         take = self.room.state.taken(uid)
