@@ -84,6 +84,8 @@ class Admission:
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
+        self._near: dict[frozenset[str], BoolArray] = {}
+        self._near_key: object = None
 
     def decide(self, now: float) -> Iterator[Release]:
         """Release what can be released; each is taken before it is yielded.
@@ -170,6 +172,20 @@ class Admission:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
         return self.ahead.place(uid, wants, self.room.fits(wants), now)
 
+    def near_rows(self, data: frozenset[str]) -> BoolArray:
+        """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
+        nodes = self.room.state.nodes
+        key = (self.locality, self.locality.version, nodes.row_count)
+        if key != self._near_key:
+            self._near.clear()
+            self._near_key = key
+        near = self._near.get(data)
+        if near is None:
+            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
+            names = self.locality.nodes_near(data)
+            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
+        return near
+
     def _undo(self, uid: str, now: float) -> None:
         take = self.room.state.taken(uid)
         if take is not None:
@@ -229,7 +245,6 @@ class Look:
         self._admission = admission
         self._order = order
         self._fits: dict[tuple[Wants, str], tuple[BoolArray, bool]] = {}
-        self._near: dict[frozenset[str], BoolArray] = {}
         self._near_somewhere: dict[tuple[Wants, frozenset[str]], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
         self.able = self._able()
@@ -270,13 +285,7 @@ class Look:
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
-        near = self._near.get(data)
-        if near is None:
-            nodes = self._admission.room.state.nodes
-            names = self._admission.locality.nodes_near(data)
-            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
-            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
-        return near
+        return self._admission.near_rows(data)
 
     def with_idle_slots(self) -> BoolArray:
         """Rows with an idle slot of any type: bool[R]."""
