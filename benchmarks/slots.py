@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     both = {"without borrowing": rounds(borrowing=False), "with borrowing": rounds(borrowing=True)}
     plot_slots(options.file, both)
-    figures = {}
+    figures: dict[str, dict[str, float]] = {}
     for name, slots in both.items():
         busy = [bool(task) for slot in slots for task in slot]
         figures[name] = {"rounds": len(slots[0]), "busy_percent": 100 * sum(busy) / len(busy)}

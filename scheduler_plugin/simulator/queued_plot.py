@@ -1,6 +1,6 @@
 """Pictures of replays through queues, and of the headline of the queue's algorithm."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def _bars(path: Path, means: dict[str, Any]) -> Path:
     return save(figure, axes, path)
 
 
-def plot_slots(path: Path, rounds: dict[str, Sequence[Sequence[str]]]) -> Path:
+def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
     """Draw which task sits in which slot, round by round.
 
     Args:

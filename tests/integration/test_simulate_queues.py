@@ -46,7 +46,7 @@ def options(trace, config=COHORT, **more):
 
 
 def test_borrowing_fills_the_cluster_and_the_lender_waits(trace):
-    """a has two cards of its own and takes four rounds with them. With b's idle ones two, but for its last pod:
+    """a takes four rounds with its own two cards. With b's idle ones two, but for its last pod:
     the cards come free at 100 s, and b, which has nothing, gets one of them for its pod first."""
     lent, own = simulate(options(trace), quiet, quiet)["runs"]
     assert (lent["label"], own["label"]) == ("best-fit, borrowing", "best-fit, own quota only")
