@@ -38,6 +38,7 @@ QUEUE_GATE = f"{DOMAIN}/queue"
 # Pod annotations written by gpupack.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
+POD_PLANNED = f"{DOMAIN}/planned"
 
 # Node label written by users: the DaemonSet's nodes.
 NODE_LABEL = f"{DOMAIN}/node"

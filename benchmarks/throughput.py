@@ -1,11 +1,12 @@
-"""Pods bound per second through the real kube-scheduler, with gpupack's extender and without it.
+"""Pods bound per second through the real kube-scheduler: alone, with gpupack's extender, behind its queue.
 
-`python -m benchmarks.throughput --nodes N --pods P`, as root: a control plane on this machine, fake nodes of
-eight 80 GiB cards that carry packed words, and rounds that take turns, so that a slow minute of the machine
-hurts both sides. Both sides run the same KubeSchedulerConfiguration but for `extenders`. A round's figure is
-its pods over the time from the scheduler's first binding to its last. How fast that is depends on who else
-uses the machine; what does not is the processor time that each process uses meanwhile, printed beside the
-rate in milliseconds a pod. The last line is JSON.
+`python -m benchmarks.throughput --nodes N --pods P [--sides none,extender,batch]`, as root: a control plane
+on this machine, fake nodes of eight 80 GiB cards that carry packed words, and rounds that take turns, so that
+a slow minute of the machine hurts all sides. All sides run the same KubeSchedulerConfiguration but for
+`extenders`. With `batch` the pods are born with the gate, and `gpupack queue` in batch mode, started last,
+releases them. A round's figure is its pods over the time from the scheduler's first binding to its last. How
+fast that is depends on who else uses the machine; what does not is the processor time that each process uses
+meanwhile, printed beside the rate in milliseconds a pod. The last line is JSON.
 """
 
 import argparse
@@ -20,18 +21,21 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.machine import cpu_s, machine
 from tests.cluster.harness import Api, Cluster, until, workload
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import RESOURCE, free_ports
+from tests.cluster.harness.daemons import QueueController
 
 CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender")
+SIDES = ("none", "extender", "batch")
 PROGRAMS = ("kube-scheduler", "kube-apiserver", "etcd")
 EXTENDER = "extender"
+QUEUE = "queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +61,26 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000, help="pods a round (default 1000)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds a side (default 9)")
     parser.add_argument(
+        "--sides", default="none,extender", help=f"of {','.join(SIDES)} (default %(default)s)"
+    )
+    parser.add_argument(
         "--shortlist", type=int, default=1, help="the extender's (default 1, as manifests/scheduler has it)"
     )
     options = parser.parse_args()
     if min(options.nodes, options.pods, options.rounds) < 1 or options.pods < 2:
         parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
+    sides = tuple(options.sides.split(","))
+    if not set(sides) <= set(SIDES) or len(set(sides)) != len(sides):
+        parser.error(f"--sides {options.sides!r}: allowed are {', '.join(SIDES)}, by commas, each once")
     print(machine())
     print(f"shortlist {options.shortlist}")
-    rounds = measure(options.nodes, options.pods, options.rounds, options.shortlist)
-    rates = {side: round(statistics.median(each.pods_per_s for each in rounds[side]), 1) for side in SIDES}
-    cpu_ms = {side: median_cpu_ms(rounds[side]) for side in SIDES}
-    print(f"with the extender / without: {rates['extender'] / rates['none']:.2f}")
-    for side in SIDES:
+    rounds = measure(options.nodes, options.pods, options.rounds, options.shortlist, sides)
+    rates = {side: round(statistics.median(each.pods_per_s for each in rounds[side]), 1) for side in sides}
+    cpu_ms = {side: median_cpu_ms(rounds[side]) for side in sides}
+    if "none" in sides:
+        for side in sides:
+            print(f"{side} / none: {rates[side] / rates['none']:.2f}")
+    for side in sides:
         print(f"processor ms a pod, {side}: {listed(cpu_ms[side])}")
     print(json.dumps({"nodes": options.nodes, "pods_per_s": rates, "cpu_ms_per_pod": cpu_ms}))
 
@@ -85,7 +97,9 @@ def listed(cpu_ms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in cpu_ms.items())
 
 
-def measure(nodes: int, pods: int, rounds: int, shortlist: int) -> dict[str, list[Round]]:
+def measure(
+    nodes: int, pods: int, rounds: int, shortlist: int, sides: Sequence[str]
+) -> dict[str, list[Round]]:
     """Run all rounds on one control plane.
 
     Returns:
@@ -93,13 +107,13 @@ def measure(nodes: int, pods: int, rounds: int, shortlist: int) -> dict[str, lis
     """
     cluster = Cluster(with_node=False)
     cluster.extender.flags = ["--shortlist", str(shortlist)]
-    results: dict[str, list[Round]] = {side: [] for side in SIDES}
+    results: dict[str, list[Round]] = {side: [] for side in sides}
     try:
         cluster.control.start_without_controllers()
         in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))
         print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
         for number in range(rounds):
-            for side in SIDES if number % 2 == 0 else reversed(SIDES):
+            for side in sides if number % 2 == 0 else reversed(sides):
                 results[side].append(one_round(cluster, pods, side))
                 print(f"round {number + 1} {side}: {results[side][-1]}", flush=True)
     finally:
@@ -108,27 +122,44 @@ def measure(nodes: int, pods: int, rounds: int, shortlist: int) -> dict[str, lis
 
 
 def one_round(cluster: Cluster, pods: int, side: str) -> Round:
-    """Create pods, start kube-scheduler (and the extender), wait until all are bound, and clean up."""
+    """Create pods, start kube-scheduler (and what belongs to the side), wait until all are bound."""
     control, api = cluster.control, cluster.api
-    control.configure_scheduler(cluster.extender.url if side == "extender" else None)
-    if side == "extender":
+    control.configure_scheduler(cluster.extender.url if side != "none" else None)
+    queue = queue_of(cluster) if side == "batch" else None
+    if side != "none":
         cluster.extender.start()
-    in_parallel(pods, lambda index: api.post("/api/v1/namespaces/default/pods", fake_pod(index)))
+    in_parallel(
+        pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, gated=queue is not None))
+    )
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
     try:
         control.start_scheduler()
         pids = {name: control.running[name].pid for name in PROGRAMS}
-        if side == "extender":
+        if side != "none":
             pids[EXTENDER] = cluster.extender.pid
+        if queue is not None:
+            queue.start(ready=False)
+            pids[QUEUE] = queue.pid
         first, last = binding_times(api, start, pods, pids)
     finally:
         control.kill("kube-scheduler")
         cluster.extender.kill()
+        if queue is not None:
+            queue.kill()
     api.delete("/api/v1/namespaces/default/pods", grace_s=0)
     until(lambda: not api.get("/api/v1/namespaces/default/pods", limit=1)["items"], "pods deleted", 120)
     more = pods - 1
     cpu_ms = {name: 1000 * (last.cpu_s[name] - first.cpu_s[name]) / more for name in pids}
     return Round(more / (last.at_s - first.at_s), cpu_ms)
+
+
+def queue_of(cluster: Cluster) -> QueueController:
+    """`gpupack queue` in batch mode with one queue, not started."""
+    control = cluster.control
+    (port,) = free_ports(1)
+    queue = QueueController(control.admin_config, cluster.home, control.log_dir, port)
+    queue.config.write_text("mode: batch\nqueues: [{name: bench}]\n")
+    return queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +257,16 @@ def inventory(node: int) -> Sequence[dict[str, Any]]:
     ]
 
 
-def fake_pod(index: int) -> dict[str, Any]:
-    """A pod with one container, of the request shapes in turn."""
+def fake_pod(index: int, *, gated: bool = False) -> dict[str, Any]:
+    """A pod with one container, of the request shapes in turn; with the gate of the queue or without it."""
     container = workload.container(
         gib=REQUESTS_GIB[index % len(REQUESTS_GIB)], limits={"cpu": "100m", "memory": "256Mi"}
     )
-    return workload.pod(f"pod-{index:05d}", container)
+    pod = workload.pod(f"pod-{index:05d}", container)
+    if gated:
+        pod["metadata"]["labels"] = {QUEUE_NAME: "bench"}
+        pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+    return pod
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ SIMULATE_HELP: Final = """Run node policies over a trace of nodes and pods.
 
 Pods are drawn from the list until the GPUs asked for reach --inflation times the cluster's, shuffled and
 placed one by one with the very policy code of the extender. Prints the GPUs allocated, why pods found no
-place, and how the rest is fragmented. With --replay pods come and end at the trace's own times instead.
+place, and how the rest is fragmented. With --replay pods come and end at the trace's own times instead;
+with --queues FILE they go through the queues of `gpupack queue`.
 
 \b
 Two policies, ten draws, curves:

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,10 +67,12 @@ class Client:
         assert status == 200
         return answer["Error"]  # type: ignore[no-any-return]
 
-    def make_pod(self, name: str, units: int, **options: Any) -> dict[str, Any]:
+    def make_pod(self, name: str, units: int, *, gates: Sequence[str] = (), **options: Any) -> dict[str, Any]:
         """Create a pod and return it with the identity that the API server gave it."""
         made = pod_object(name, units, **options)
         del made["metadata"]["uid"], made["metadata"]["resourceVersion"], made["status"]  # type: ignore[attr-defined]
+        if gates:
+            made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]  # type: ignore[index]
         return self.api.add_pod(made)
 
     def make_node(self, name: str, *args: Any, **options: Any) -> None:

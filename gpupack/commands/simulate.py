@@ -26,6 +26,7 @@ from gpupack.policies import PolicyCommand, all_policies
     help="What fragmentation knows: what it learns from pods, as the extender does; the list.",
 )
 @click.option("--replay", is_flag=True, help="Pods come and end at the times of the trace.")
+@click.option("--queues", metavar="FILE", help="With --replay: through these queues, as of gpupack queue.")
 @click.option(
     "--load",
     default="1",
@@ -82,6 +83,7 @@ def simulate(**options: Any) -> None:
                 card_policy_parameters=options["card_policy_parameters"],
                 workloads=parse_names(options["workload"]),
                 replay=options["replay"],
+                queues=options["queues"],
                 load=parse_load(options["load"]),
                 max_pods=options["max_pods"],
                 inflation=options["inflation"],

@@ -90,6 +90,12 @@ class SpreadConstraint(Struct):
     when_unsatisfiable: str = ""
 
 
+class Gate(Struct):
+    """One of `spec.schedulingGates`."""
+
+    name: str = ""
+
+
 class PodSpec(Struct):
     """`spec` of a pod."""
 
@@ -102,6 +108,7 @@ class PodSpec(Struct):
     preemption_policy: str | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
+    scheduling_gates: list[Gate] | None = None
 
 
 class PodStatus(Struct):

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError, RequestError
-from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED
+from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
@@ -21,7 +22,7 @@ from scheduler_plugin.cluster.objects import (
 from scheduler_plugin.cluster.versions import version_number
 
 _OURS: Final = "gpupack.io/"
-_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION})
+_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED})
 """Annotations that say which cards a pod got; it asks for the same with or without them."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -62,6 +63,8 @@ class PodRecord:
         start_time: When the kubelet took it, as the API writes times; empty before.
         labels: Its labels.
         mirrored: It stands for a static pod of the kubelet, which no eviction ends.
+        gated: It wears scheduling gates; kube-scheduler has not begun with it.
+        planned: UUIDs of the cards that the queue had in mind for it; a wish, taken where they are free.
     """
 
     uid: str
@@ -83,6 +86,8 @@ class PodRecord:
     start_time: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     mirrored: bool = False
+    gated: bool = False
+    planned: frozenset[str] = frozenset()
 
     @property
     def version(self) -> int:
@@ -233,6 +238,8 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
         mirrored=asked and MIRROR in (meta.annotations or {}),
+        gated=bool(pod.spec.scheduling_gates),
+        planned=_planned(meta.annotations),
     )
 
 
@@ -322,6 +329,11 @@ def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, As
         if allocation is not None and allocation.uid == uid:
             allocated = allocation.containers
     return assigned, allocated
+
+
+def _planned(annotations: dict[str, str] | None) -> frozenset[str]:
+    text = annotations.get(POD_PLANNED) if annotations else None
+    return frozenset(text.split(",", MAX_CARDS)) if text else frozenset()
 
 
 Shape = Hashable

@@ -5,13 +5,14 @@ still fits is all that counts, and choosing its cards answers it, whether or not
 filter looked. `two_tier` has the committer for lists of nodes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.place import Placement
+from allocator.place import Placement, place
 from allocator.records import Assignment, dump_assigned
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Take
 from scheduler_plugin.cluster.state import ClusterState
@@ -77,7 +78,7 @@ class Committer:
         except RequestError as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
-            placement = self._place(query, node, row)
+            placement = self._place(pod, query, node, row)
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.take(uid, node, assigned, now)
@@ -101,7 +102,7 @@ class Committer:
             )
         return pod
 
-    def _place(self, query: Query, node: str, row: int) -> Placement:
+    def _place(self, pod: PodRecord, query: Query, node: str, row: int) -> Placement:
         """Choose the cards on the node's latest record.
 
         Raises:
@@ -109,7 +110,7 @@ class Committer:
         """
         nodes = self.state.nodes
         busy = node in self.state.busy_nodes(query.wanted)
-        placement = None if busy else self._choose(query, row)
+        placement = None if busy else self._as_planned(pod, query, row) or self._choose(query, row)
         if placement is None:
             misfit = Misfit.BUSY
             if not busy:
@@ -117,6 +118,20 @@ class Committer:
             why = reason(misfit, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
+
+    def _as_planned(self, pod: PodRecord, query: Query, row: int) -> Placement | None:
+        """Choose among the cards that the queue planned; None where it planned none, or they are not free.
+
+        Pods that it released together fit together on their cards, and need not in another order of binding.
+        """
+        nodes = self.state.nodes
+        if not pod.planned or not nodes.usable[row]:
+            return None
+        cards = [
+            card if card.uuid in pod.planned else replace(card, used_units=card.size_units)
+            for card in cards_of(nodes, row)
+        ]
+        return place(cards, query.request, query.ask.card_policy)
 
     def _choose(self, query: Query, row: int) -> Placement | None:
         """Choose the cards: the node policy's where it chooses any, else the card policy's."""

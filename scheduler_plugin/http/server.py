@@ -156,8 +156,8 @@ class Service:
         """POST /bind."""
         began = perf_counter()
         args = decode_bind(body)
-        # kube-scheduler may have read of the pod before us.
-        await self.patience.news.until(lambda: args.pod_uid in self.extender.state.pods, BIND_WAIT_S)
+        # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
+        await self.patience.news.until(lambda: self._is_released(args.pod_uid), BIND_WAIT_S)
         error = self.watcher.stale or await self.binder.bind(
             args.pod_namespace, args.pod_name, args.pod_uid, args.node
         )
@@ -167,6 +167,11 @@ class Service:
         else:
             self.reporter.bound(args, perf_counter() - began)
         return self._done("bind", began, encode_bind(error))
+
+    def _is_released(self, uid: str) -> bool:
+        """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
+        pod = self.extender.state.pods.get(uid)
+        return pod is not None and not pod.gated
 
     async def preempt(self, body: bytes) -> Answer:
         """POST /preempt."""

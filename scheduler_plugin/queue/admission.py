@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.queue.ahead import Ahead
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.lending import Case, Choice, Tenant, by_share, pick
 from scheduler_plugin.queue.locality import Locality
@@ -79,9 +80,12 @@ class Admission:
         self.config = config
         self.tenants = tenants
         self.room = room
+        self.ahead = Ahead(room)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
+        self._near: dict[frozenset[str], BoolArray] = {}
+        self._near_key: object = None
 
     def decide(self, now: float) -> Iterator[Release]:
         """Release what can be released; each is taken before it is yielded.
@@ -162,18 +166,25 @@ class Admission:
             fits = fits & look.with_idle_slots()
         if task.data and not relaxed and self.config.locality.enabled:
             fits = fits & look.near_rows(task.data)
-        best: list[int] = self.room.best(wants, np.flatnonzero(fits)).tolist()
-        for each in best:
-            if self.room.take(uid, wants, each, now):
-                return names[each]
-        return ""
+        return self.ahead.place(uid, wants, fits, now)
 
     def place(self, uid: str, wants: Wants, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        for row in self.room.best(wants, np.flatnonzero(self.room.fits(wants))).tolist():
-            if self.room.take(uid, wants, row, now):
-                return str(self.room.state.nodes.names[row])
-        return ""
+        return self.ahead.place(uid, wants, self.room.fits(wants), now)
+
+    def near_rows(self, data: frozenset[str]) -> BoolArray:
+        """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
+        nodes = self.room.state.nodes
+        key = (self.locality, self.locality.version, nodes.row_count)
+        if key != self._near_key:
+            self._near.clear()
+            self._near_key = key
+        near = self._near.get(data)
+        if near is None:
+            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
+            names = self.locality.nodes_near(data)
+            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
+        return near
 
     def _undo(self, uid: str, now: float) -> None:
         take = self.room.state.taken(uid)
@@ -234,7 +245,6 @@ class Look:
         self._admission = admission
         self._order = order
         self._fits: dict[tuple[Wants, str], tuple[BoolArray, bool]] = {}
-        self._near: dict[frozenset[str], BoolArray] = {}
         self._near_somewhere: dict[tuple[Wants, frozenset[str]], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
         self.able = self._able()
@@ -275,13 +285,7 @@ class Look:
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
-        near = self._near.get(data)
-        if near is None:
-            nodes = self._admission.room.state.nodes
-            names = self._admission.locality.nodes_near(data)
-            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
-            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
-        return near
+        return self._admission.near_rows(data)
 
     def with_idle_slots(self) -> BoolArray:
         """Rows with an idle slot of any type: bool[R]."""

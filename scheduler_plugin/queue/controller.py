@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Protocol
 
 import structlog
@@ -84,6 +85,7 @@ class Controller:
         self._ready = ready
         self._news = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(UNDER_WAY)
         self._told: dict[str, Reason] = {}
         self._reclaimer = Reclaimer(queue)
 
@@ -145,7 +147,8 @@ class Controller:
         if entry is None:
             return
         node = member.node if self.queue.config.mode == "batch" else ""
-        written = await self._writer.release(entry, node)
+        async with self._turns:
+            written = await self._writer.release(entry, node, planned(self.queue, member.uid))
         if written is not Written.DONE:
             log.info("not released", pod=_name(entry), queue=release.tenant, outcome=written.name.lower())
             self.queue.not_released(member.uid, self._clock())
@@ -227,6 +230,13 @@ class Controller:
     def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
         record = entry.record
         self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
+
+
+def planned(queue: Queue, uid: str) -> list[str]:
+    """UUIDs of the cards that are taken for a released pod, in order."""
+    take = queue.state.taken(uid)
+    shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
+    return sorted({uuid for uuid, _ in shares})
 
 
 def told(release: Release, member: Member) -> str:

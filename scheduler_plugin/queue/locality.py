@@ -11,10 +11,14 @@ class Locality:
 
     Args:
         form: The labels.
+
+    Attributes:
+        version: Grows when what is near may have changed.
     """
 
     def __init__(self, form: LocalityForm) -> None:
         self.form = form
+        self.version = 0
         self._data: dict[str, frozenset[str]] = {}
         self._racks: dict[str, str] = {}
         self._in_rack: dict[str, Counter[str]] = {}
@@ -22,7 +26,14 @@ class Locality:
 
     def set_node(self, name: str, labels: Mapping[str, str] | None) -> None:
         """Take a node's labels, None when it is gone."""
+        prefix = self.form.label_prefix
+        data = frozenset(key[len(prefix) :] for key in labels or () if key.startswith(prefix))
+        rack = (labels or {}).get(self.form.rack_label, "")
+        if labels is not None and (self._data.get(name), self._racks.get(name)) == (data, rack):
+            # Nodes change with every pod; their data seldom does.
+            return
         self._near.clear()
+        self.version += 1
         old_rack = self._racks.pop(name, "")
         old = self._data.pop(name, frozenset())
         if old and old_rack:
@@ -33,9 +44,6 @@ class Locality:
                 del self._in_rack[old_rack]
         if labels is None:
             return
-        prefix = self.form.label_prefix
-        data = frozenset(key[len(prefix) :] for key in labels if key.startswith(prefix))
-        rack = labels.get(self.form.rack_label, "")
         self._data[name], self._racks[name] = data, rack
         if data and rack:
             self._in_rack.setdefault(rack, Counter()).update(data)

@@ -42,12 +42,6 @@ class QueueMetadata(PodMetadata):
     owner_references: list[Owner] | None = None
 
 
-class Gate(Struct):
-    """One of `spec.schedulingGates`."""
-
-    name: str = ""
-
-
 class RequiredNodes(Struct):
     """The required half of a node affinity."""
 
@@ -69,7 +63,6 @@ class QueueAffinity(Affinity):
 class QueueSpec(PodSpec):
     """`spec` with what the queue needs."""
 
-    scheduling_gates: list[Gate] | None = None
     node_selector: dict[str, str] | None = None
     affinity: QueueAffinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -143,6 +136,7 @@ class Ticket:
         ending: It is being deleted.
         unschedulable: kube-scheduler found no node for it.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
+        annotated: It has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
 
@@ -158,6 +152,7 @@ class Ticket:
     ending: bool
     unschedulable: bool
     affinity: "Affinities"
+    annotated: bool
     fault: str
 
 
@@ -185,6 +180,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
             for each in pod.status.conditions or ()
         ),
         affinity=_affinities(pod),
+        annotated=bool(meta.annotations),
         fault=fault,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.place import place
-from scheduler_plugin.cluster.arrays import BoolArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -114,9 +114,23 @@ class Room:
         Returns:
             intp[k], best first; the policy may hold a pod back from every row.
         """
-        nodes, query = self.state.nodes, self.query(wants)
-        scores = score(self.policies.of(query.request), nodes, query, rows)
-        return rows[best(scores, nodes.name_rank[rows], limit)] if len(rows) else rows
+        ranks = self.state.nodes.name_rank[rows]
+        return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+
+    def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
+        """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
+        query = self.query(wants)
+        if not len(rows):
+            return np.zeros(0, dtype=np.float64)
+        return score(self.policies.of(query.request), self.state.nodes, query, rows)
+
+    def policy(self, wants: Wants) -> str:
+        """Name of the node policy for a pod."""
+        return wants.request.node_policy or self.policies.node_policy
+
+    def epoch(self, wants: Wants) -> int:
+        """Of the weights of that policy: scores of another one cannot be compared."""
+        return self.policies.of(wants.request).epoch
 
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""

@@ -5,13 +5,13 @@ without an answer is done again until there is one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from allocator.names import QUEUE_GATE
+from allocator.names import POD_PLANNED, QUEUE_GATE
 from kubeapi.backoff import Backoff
 from kubeapi.errors import UNREADABLE, Conflict, Invalid, KubeApiError, NotFound, TooManyRequests
 from kubeapi.paths import pod_path
@@ -70,15 +70,16 @@ class Writer:
         self._timeout_s = timeout_s
         self._sleep = sleep
 
-    async def release(self, entry: Entry, node: str = "") -> Written:
+    async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Written:
         """Take our gate off a pod, the only one that it wears.
 
         Args:
             entry: The pod, as the queue saw it.
             node: The one node that it may run on from now on, empty: as it says itself.
+            cards: UUIDs of the cards there that are meant for it.
         """
         path = pod_path(entry.record.namespace, entry.record.name)
-        patch = release_patch(entry, node)
+        patch = release_patch(entry, node, cards)
         backoff = Backoff(cap_s=5.0)
         while self._may():
             try:
@@ -125,7 +126,7 @@ class Writer:
         return Written.REFUSED if now.spec.scheduling_gates else Written.DONE
 
 
-def release_patch(entry: Entry, node: str = "") -> list[dict[str, Any]]:
+def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Write the JSON patch that releases a pod, to any node or to one.
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
@@ -136,7 +137,21 @@ def release_patch(entry: Entry, node: str = "") -> list[dict[str, Any]]:
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
     ]
-    return patch + _only_node(entry, node) if node else patch
+    return patch + _only_node(entry, node) + _planned(entry, cards) if node else patch
+
+
+def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
+    """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
+    text = ",".join(cards)
+    if not text:
+        return []
+    if entry.ticket.annotated:
+        path = "/metadata/annotations/" + POD_PLANNED.replace("~", "~0").replace("/", "~1")
+        return [{"op": "add", "path": path, "value": text}]
+    return [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
+    ]
 
 
 def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:

@@ -16,15 +16,19 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import NodePolicy
+from scheduler_plugin.queue.configfile import ConfigFile
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.engine import run as run_pods
 from scheduler_plugin.simulator.engine import typical
 from scheduler_plugin.simulator.options import TRACE, Options, Variant
-from scheduler_plugin.simulator.placer import policy_for
+from scheduler_plugin.simulator.placer import Placer, policy_for
 from scheduler_plugin.simulator.plot import library, plot, plot_replay
-from scheduler_plugin.simulator.replay import replay
+from scheduler_plugin.simulator.queued import QueuedReplaying, check, without_borrowing
+from scheduler_plugin.simulator.queued_plot import plot_queues
+from scheduler_plugin.simulator.queued_results import queued_means, queued_report, queued_result
+from scheduler_plugin.simulator.replay import follow, replay
 from scheduler_plugin.simulator.replay_report import replay_report
 from scheduler_plugin.simulator.replay_results import replay_means, replay_result
 from scheduler_plugin.simulator.report import report
@@ -54,9 +58,15 @@ def run(options: Options, out: Callable[[str], None] = print, progress: Progress
     lines = replay_report(everything) if options.replay else report(everything["mean"])
     for line in lines:
         out(line)
+    if options.queues is not None:
+        for line in queued_report(everything["mean"]):
+            out(line)
     if options.plot is not None:
         draw_curves = plot_replay if options.replay else plot
-        for path in draw_curves(everything["runs"], options.plot):
+        paths = draw_curves(everything["runs"], options.plot)
+        if options.queues is not None:
+            paths += plot_queues(everything, options.plot)
+        for path in paths:
             out(f"wrote {path}")
     if options.json is not None:
         _write(options.json, json.dumps(everything, indent=1))
@@ -84,6 +94,8 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
         library()
     nodes = read_nodes(options.nodes, warn)
     pods = read_pods(options.pods, nodes, warn, timed=options.replay)
+    if options.queues is not None:
+        check(ConfigFile(options.queues).load(), pods)
     if not any(pod.cards for pod in pods):
         warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
     tasks = [(variant, seed) for variant in options.variants() for seed in options.seeds]
@@ -95,7 +107,11 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
         runs[task] = result
         progress(len(runs), len(tasks))
     ordered = [runs[task] for task in tasks]
-    return {"runs": ordered, "mean": (replay_means if options.replay else means)(ordered)}
+    mean = (replay_means if options.replay else means)(ordered)
+    if options.queues is not None:
+        more = queued_means(ordered)
+        mean = {label: each | more[label] for label, each in mean.items()}
+    return {"runs": ordered, "mean": mean}
 
 
 def run_one(
@@ -124,9 +140,17 @@ def replay_one(
     cluster = Cluster(what.nodes, options.card_units)
     ranked = _ranked(options, variant, typical(cluster, pods))
     began = time.perf_counter()
-    story = replay(cluster, ranked, options.card_policy, what.arrivals)
-    wall_s = time.perf_counter() - began
-    return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
+    if options.queues is None:
+        story = replay(cluster, ranked, options.card_policy, what.arrivals)
+        wall_s = time.perf_counter() - began
+        return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
+    config = ConfigFile(options.queues).load()
+    used = config if variant.borrowing else without_borrowing(config)
+    placer = Placer(cluster, ranked, options.card_policy)
+    replaying = QueuedReplaying(cluster, placer, what.arrivals, used)
+    story = follow(replaying, [cluster.kind(each.pod, options.card_policy) for each in what.arrivals])
+    result = replay_result(story, what, cluster, time.perf_counter() - began)
+    return _named(options, variant, seed) | result | queued_result(replaying, what, config)
 
 
 def _ranked(options: Options, variant: Variant, workload: Workload) -> NodePolicy:
@@ -136,7 +160,10 @@ def _ranked(options: Options, variant: Variant, workload: Workload) -> NodePolic
 
 def _named(options: Options, variant: Variant, seed: int) -> Run:
     """How a run is found again."""
-    return {**variant._asdict(), "card_policy": options.card_policy, "seed": seed}
+    named = {
+        key: value for key, value in variant._asdict().items() if key != "borrowing" or value is not None
+    }
+    return {**named, "card_policy": options.card_policy, "seed": seed}
 
 
 def _prepare(options: Options) -> None:

@@ -26,11 +26,15 @@ WORKLOADS: Final = (LEARNED, TRACE)
 
 
 class Variant(NamedTuple):
-    """A policy and where it has its workload from (None: it knows of none), under a name of its own."""
+    """A policy and where it has its workload from (None: it knows of none), under a name of its own.
+
+    `borrowing` tells whether queues lend, None where there are none.
+    """
 
     policy: str
     workload: str | None
     label: str
+    borrowing: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Options:
         replay: Pods come and end at the times of the trace, instead of all coming and none ending.
         load: In a replay, GPUs asked for at a time, as a multiple of the cluster's; None: the trace as it is.
         max_pods: In a replay, pods for which the cluster is made smaller rather than add more.
+        queues: In a replay, file with queues that pods go through, with and without borrowing; or None.
     """
 
     nodes: str
@@ -72,6 +77,7 @@ class Options:
     replay: bool = False
     load: float | None = 1.0
     max_pods: int = 20_000
+    queues: str | None = None
 
     def variants(self) -> list["Variant"]:
         """What is run with every seed."""
@@ -81,7 +87,13 @@ class Options:
             for workload in self.workloads if known else (None,):
                 label = f"{policy}, {workload}" if known and len(self.workloads) > 1 else policy
                 result.append(Variant(policy, workload, label))
-        return result
+        if self.queues is None:
+            return result
+        return [
+            each._replace(label=f"{each.label}, {name}", borrowing=borrowing)
+            for each in result
+            for name, borrowing in (("borrowing", True), ("own quota only", False))
+        ]
 
     def check(self) -> None:
         """Check everything.
@@ -126,6 +138,8 @@ class Options:
             faults.append(f"load {self.load:g}: allowed is more than 0 up to {MAX_INFLATION:g}, or trace")
         if not 1 <= self.max_pods <= MAX_PODS:
             faults.append(f"max pods {self.max_pods}: allowed are 1 to {MAX_PODS}")
+        if self.queues is not None and not self.replay:
+            faults.append(f"queues {self.queues!r} without a replay: allowed with --replay only")
         if self.jobs < 1:
             faults.append(f"jobs {self.jobs}: allowed is 1 or more")
         if not 1 <= self.card_units <= MAX_CARD_UNITS:

@@ -58,7 +58,7 @@ def plot(runs: list[Run], folder: str) -> list[Path]:
     library()
     arrived = "GPUs asked for by the pods that have arrived, % of the cluster"
     return [
-        _draw(Path(folder) / f"{name}.png", curves(runs, column), arrived, _LABELS[name])
+        draw(Path(folder) / f"{name}.png", curves(runs, column), arrived, _LABELS[name])
         for name, column in FILES.items()
     ]
 
@@ -72,11 +72,12 @@ def plot_replay(runs: list[Run], folder: str) -> list[Path]:
         if name == "replay-allocation":
             lines = {"asked for": over_time(runs, "asked_percent")[runs[0]["label"]], **lines}
         days = "days from when a tenth of the pods has come"
-        written.append(_draw(Path(folder) / f"{name}.png", lines, days, label))
+        written.append(draw(Path(folder) / f"{name}.png", lines, days, label))
     return written
 
 
-def _draw(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
+def draw(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
+    """Draw lines into a PNG file."""
     pyplot = library()
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for label, points in lines.items():
@@ -84,24 +85,36 @@ def _draw(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, u
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
     axes.set_xlabel(along)
     axes.set_ylabel(up)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    return save(figure, axes, path)
+
+
+def save(figure: Any, axes: Any, path: Path) -> Path:
+    """Write a picture, with a legend where there are axes for it.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    if axes is not None:
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120, bbox_inches="tight")
     except OSError as error:
         raise SettingsError(f"plot {path}: {error}") from error
     finally:
-        pyplot.close(figure)
+        library().close(figure)
     return path
 
 
-def over_time(runs: list[Run], column: str) -> dict[str, list[tuple[float, float]]]:
+def over_time(
+    runs: list[Run], column: str | int, series: str = "series"
+) -> dict[str, list[tuple[float, float]]]:
     """Mean of a column of each policy's series, by day."""
-    at = SERIES.index(column)
+    at = column if isinstance(column, int) else SERIES.index(column)
     result = {}
     for label in dict.fromkeys(run["label"] for run in runs):
-        tables = [run["series"] for run in runs if run["label"] == label]
+        tables = [run[series] for run in runs if run["label"] == label]
         result[label] = [
             (fmean(point[0] for point in points), fmean(point[at] for point in points))
             for points in zip(*tables, strict=True)

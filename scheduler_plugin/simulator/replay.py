@@ -45,7 +45,7 @@ class Story:
     impossible: set[int] = field(default_factory=set)
 
 
-class _Running(NamedTuple):
+class Running(NamedTuple):
     """A pod that ends; sorted by when, then in the order of arrival."""
 
     ends_s: float
@@ -54,15 +54,15 @@ class _Running(NamedTuple):
     place: Place
 
 
-class _Replaying:
-    """The state of one replay."""
+class Replaying:
+    """The state of one replay; who waits is tried in the order of arrival."""
 
     def __init__(self, cluster: Cluster, placer: Placer, arrivals: Sequence[Arrival]) -> None:
         self.story = Story(placed_s=[None] * len(arrivals))
         self._cluster = cluster
         self._placer = placer
-        self._arrivals = arrivals
-        self._running: list[_Running] = []
+        self.arrivals = arrivals
+        self._running: list[Running] = []
         self._queues: dict[PodKind, deque[int]] = {}
         self._held: set[PodKind] = set()
         self._possible: dict[PodKind, bool] = {}
@@ -73,7 +73,7 @@ class _Replaying:
         if not self._possible[kind]:
             self.story.impossible.add(number)
             return
-        now = self._arrivals[number].at_s
+        now = self.arrivals[number].at_s
         # A pod of the same kind that waits comes first, and it has just found no place.
         if self._queues.get(kind) or not self._try(number, kind, now):
             self._queues.setdefault(kind, deque()).append(number)
@@ -96,11 +96,15 @@ class _Replaying:
             rows: set[int] = set()
             while self._running and self._running[0].ends_s == at:
                 ended = heapq.heappop(self._running)
-                self._placer.end(ended.kind, ended.place, str(ended.number))
-                self._used -= ended.kind.units
+                self.end(ended)
                 rows.add(ended.place.row)
             self._backfill(at, rows)
             self.sample(at)
+
+    def end(self, ended: Running) -> None:
+        """Take a pod away that has ended."""
+        self._placer.end(ended.kind, ended.place, str(ended.number))
+        self._used -= ended.kind.units
 
     def sample(self, at: float) -> None:
         """Note how the cluster is from a moment on."""
@@ -139,9 +143,9 @@ class _Replaying:
         self._held.discard(kind)
         self.story.placed_s[number] = now
         self._used += kind.units
-        runs = self._arrivals[number].runs_s
+        runs = self.arrivals[number].runs_s
         ends = math.inf if runs is None else now + runs
-        heapq.heappush(self._running, _Running(ends, number, kind, placed))
+        heapq.heappush(self._running, Running(ends, number, kind, placed))
         return True
 
 
@@ -163,9 +167,18 @@ def replay(
         What happened; the same for the same arguments.
     """
     kinds = [cluster.kind(arrival.pod, card_policy) for arrival in arrivals]
-    replaying = _Replaying(cluster, Placer(cluster, policy, card_policy), arrivals)
+    return follow(Replaying(cluster, Placer(cluster, policy, card_policy), arrivals), kinds)
+
+
+def follow(replaying: Replaying, kinds: Sequence[PodKind]) -> Story:
+    """Let all arrivals come, and wait for what can still be placed.
+
+    Args:
+        replaying: With the arrivals.
+        kinds: Of each arrival.
+    """
     replaying.look(kinds)
-    for number, (arrival, kind) in enumerate(zip(arrivals, kinds, strict=True)):
+    for number, (arrival, kind) in enumerate(zip(replaying.arrivals, kinds, strict=True)):
         replaying.end_until(arrival.at_s)
         replaying.arrive(number, kind)
         replaying.sample(arrival.at_s)

@@ -17,7 +17,8 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
     nodes, gpus, pods = (fmean(run[name] for run in runs) for name in ("nodes", "gpus", "pods"))
     load, copies = (fmean(run[name] for run in runs) for name in ("load", "copies"))
     yield f"{pods:.0f} pods, {copies:.2f} times the list, come and end on {nodes:.0f} nodes, {gpus:.0f} GPUs"
-    yield f"they ask for {100 * load:.1f} % of the GPUs at a time; first come, first served, with backfill"
+    how = "through the queues" if "queues" in runs[0] else "first come, first served, with backfill"
+    yield f"they ask for {100 * load:.1f} % of the GPUs at a time; {how}"
     yield "counted are pods with a GPU from when a tenth of all has come until the last comes"
     yield "wait, %: GPUs waited for at a time, of the cluster's; pods: that wait at a time; most: of them"
     yield ""
@@ -34,7 +35,8 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
         "s/run",
     )
     head = "".join(f"{name:>{max(9, len(name) + 2)}}" for name in columns)
-    yield f"{'policy':<24}{'cards by':<15}{head}"
+    wide = max(24, *(len(label) + 2 for label in means))
+    yield f"{'policy':<{wide}}{'cards by':<15}{head}"
     for label, mean in means.items():
         waits = mean["wait_s"]
         cells = (
@@ -48,7 +50,7 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
             f"{mean['wall_s']:.1f}",
         )
         row = "".join(f"{cell:>{max(9, len(name) + 2)}}" for name, cell in zip(columns, cells, strict=True))
-        yield f"{label:<24}{mean['card_policy']:<15}{row}"
+        yield f"{label:<{wide}}{mean['card_policy']:<15}{row}"
     yield ""
     for label, mean in means.items():
         sizes = ", ".join(f"{size} {duration(wait)}" for size, wait in mean["wait_mean_s"].items())

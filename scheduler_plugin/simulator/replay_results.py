@@ -72,9 +72,9 @@ def replay_result(story: Story, replay: Replay, cluster: Cluster, wall_s: float)
     times = [sample.at_s for sample in story.samples]
     whole = 100.0 / (cluster.gpus * cluster.card_units)
     asked = _asked(replay, edges) * (100.0 / cluster.gpus)
-    used = _means(times, [sample.used * whole for sample in story.samples], edges)
-    waiting = _means(times, [float(sample.waiting) for sample in story.samples], edges)
-    milli = _means(times, [float(sample.waiting_milli) for sample in story.samples], edges)
+    used = step_means(times, [sample.used * whole for sample in story.samples], edges)
+    waiting = step_means(times, [float(sample.waiting) for sample in story.samples], edges)
+    milli = step_means(times, [float(sample.waiting_milli) for sample in story.samples], edges)
     came = np.histogram([replay.arrivals[number].at_s for number in away], edges)[0]
     days = (edges[:-1] - first) / _DAY_S
     in_time = [sample.waiting for sample in story.samples if first <= sample.at_s <= last]
@@ -87,7 +87,7 @@ def replay_result(story: Story, replay: Replay, cluster: Cluster, wall_s: float)
         "load": round(float(asked.mean()) / 100.0, 4),
         "allocated_percent": round(float(used.mean()), 4),
         "turned_away_percent": round(100.0 * len(away) / max(1, len(counted)), 4),
-        "wait_s": _waits(list(waits.values())),
+        "wait_s": wait_figures(list(waits.values())),
         "wait_mean_s": {
             size: round(
                 fmean([wait for number, wait in waits.items() if _size(replay.arrivals[number].pod) == size]),
@@ -130,7 +130,7 @@ def _size(pod: TracePod) -> str:
     return "a whole card" if pod.gpu_milli == CARD else "part of a card"
 
 
-def _waits(waits: list[float]) -> dict[str, float]:
+def wait_figures(waits: list[float]) -> dict[str, float]:
     """Mean, median, p95 (the least wait that 95 % do not pass) and the longest."""
     if not waits:
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "most": 0.0}
@@ -146,7 +146,7 @@ def _mean_of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
 
 
-def _means(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
+def step_means(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
     """Mean between edges of a step function that is 0 before its first time."""
     at = np.array([edges[0], *times, max(edges[-1], times[-1] if times else edges[-1])], dtype=np.float64)
     at[0] = min(at[0], at[1])
@@ -166,4 +166,4 @@ def _asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
                 changes.append((at + runs, -pod.asked))
     changes.sort()
     now = np.cumsum([amount for _, amount in changes]) / CARD
-    return _means([at for at, _ in changes], now.tolist(), edges)
+    return step_means([at for at, _ in changes], now.tolist(), edges)

@@ -19,6 +19,7 @@ CARD: Final = 1000
 NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MODELS_COLUMN: Final = "gpu_spec"
+QUEUE_COLUMN: Final = "queue"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
 SCHEDULED_COLUMN: Final = "scheduled_time"
@@ -52,7 +53,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, its models and times."""
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue."""
 
     name: str
     cpu_milli: int
@@ -61,6 +62,7 @@ class TracePod:
     gpu_milli: int
     models: tuple[str, ...] = ()
     times: Times | None = None
+    queue: str = ""
 
     @property
     def asked(self) -> int:
@@ -101,7 +103,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`, and `gpu_spec` (models, `A|B`) where there is one.
+        path: CSV file with the columns of `POD_COLUMNS`, `gpu_spec` (models, `A|B`), `queue` where they are.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -191,7 +193,9 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
         return None, fault
     text = row.get(MODELS_COLUMN) or ""
     models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
-    return TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ()), ""
+    pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
+    queue = (row.get(QUEUE_COLUMN) or "").strip()
+    return replace(pod, queue=queue) if queue else pod, ""
 
 
 def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:

@@ -13,9 +13,10 @@ import pytest
 import structlog
 from pytest_mock import MockerFixture
 
-from allocator.names import NODE_HOLDS, POD_ASSIGNED
+from allocator.names import NODE_HOLDS, POD_ASSIGNED, QUEUE_GATE
 from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.http.patience import News
 from scheduler_plugin.http.server import FAULT, MAX_BODY
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
@@ -120,6 +121,30 @@ async def test_a_pod_that_changes_while_its_binding_is_on_the_way_is_refused_and
     assert "nodeName" not in client.api.pod("default", "p")["spec"]
     assert await client.bind(pod, "b") == ""
     assert client.state.nodes.assumed.sum() == 9
+
+
+async def test_a_pod_whose_gate_goes_is_bound_once_that_is_known(
+    client: Client, mocker: MockerFixture
+) -> None:
+    """kube-scheduler may see before us that the queue has released a pod; a refusal costs it a second."""
+    first = client.make_pod("first", 1)
+    await client.knows(first["metadata"]["uid"])
+    assert await client.bind(first, "a") == ""
+    waits = mocker.spy(News, "until")
+    pod = client.make_pod("p", 9, gates=[QUEUE_GATE])
+    uid = pod["metadata"]["uid"]
+
+    async def gated() -> bool:
+        return uid in client.state.pods and client.state.pods[uid].gated
+
+    async def waiting() -> bool:
+        return bool(waits.called)
+
+    await until(gated)
+    binding = asyncio.create_task(client.bind(pod, "b"))
+    await until(waiting)
+    client.api.patch_pod("default", "p", {"spec": {"schedulingGates": None}})
+    assert await binding == ""
 
 
 async def test_events_of_both_kinds_reach_the_state(client: Client) -> None:

@@ -56,6 +56,18 @@ def test_a_node_whose_device_plugin_ended_since_the_filter_is_refused(world: Wor
     assert world.begin().node == "n"
 
 
+def test_the_cards_that_the_queue_planned(world: World) -> None:
+    """Taken while they are free: otherwise pods released together would not fit in every order."""
+    for name, version in (("q", 4), ("r", 5)):
+        planned = {"gpupack.io/planned": f"{uuid('n', 0)},rubbish"}
+        world.state.apply_pod(pod(name, 8, version=version, annotations=planned), 0)
+    first, second = world.begin("q"), world.begin("r")
+    assert (first.assigned, second.assigned) == (
+        f'{{"main":[["{uuid("n", 0)}",8]]}}',
+        f'{{"main":[["{uuid("n", 1)}",8]]}}',
+    )
+
+
 def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
     world.state.apply_pod(pod("q", 4, version=4, annotations={"gpupack.io/card-policy": "most-used"}), 0)
     made = world.begin("q")

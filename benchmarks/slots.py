@@ -1,0 +1,71 @@
+"""The headline of the queue's slots as a picture: `python -m benchmarks.slots FILE.png`.
+
+One queue has two local and two free slots; a job of eight local tasks and then four free ones, each of which
+takes one round. Without borrowing a task runs in slots of its own type only. The picture is drawn from the
+choices of `scheduler_plugin.queue.lending`. The last line is JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scheduler_plugin.queue.lending import pick
+from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.simulator.queued_plot import plot_slots
+
+SLOTS = (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE)
+
+
+@dataclass
+class Owner:
+    """The only tenant."""
+
+    name: str = "owner"
+    weight: float = 1.0
+    allocated: float = 0.0
+    waiting: Waiting[str] = field(default_factory=Waiting)
+
+
+def rounds(*, borrowing: bool) -> list[list[str]]:
+    """Run the job; of each slot the tasks that sat in it, empty where it was idle."""
+    owner = Owner()
+    for number in range(8):
+        owner.waiting.add(Task(f"m{number + 1}", Kind.LOCAL, number, "one", frozenset({"d"}), "job"))
+    for number in range(4):
+        owner.waiting.add(Task(f"r{number + 1}", Kind.FREE, number, "one", job="job"))
+    sat: list[list[str]] = [[] for _ in SLOTS]
+    while len(owner.waiting):
+        running = []
+        for at, slot in enumerate(SLOTS):
+
+            def may(_: object, group: Group[str], slot: Kind = slot) -> bool:
+                return borrowing or group.key.kind is slot
+
+            choice = pick(slot, [owner], near=lambda _: True, may=may)
+            sat[at].append("" if choice is None else choice.task.uid)
+            if choice is not None:
+                owner.waiting.remove(choice.task.uid)
+                running.append(choice.task)
+        for task in running:
+            owner.waiting.finished(task.uid, task.job)
+    return sat
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the picture."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slots", description=__doc__)
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    both = {"without borrowing": rounds(borrowing=False), "with borrowing": rounds(borrowing=True)}
+    plot_slots(options.file, both)
+    figures: dict[str, dict[str, float]] = {}
+    for name, slots in both.items():
+        busy = [bool(task) for slot in slots for task in slot]
+        figures[name] = {"rounds": len(slots[0]), "busy_percent": 100 * sum(busy) / len(busy)}
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

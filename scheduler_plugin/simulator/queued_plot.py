@@ -1,0 +1,64 @@
+"""Pictures of replays through queues, and of the headline of the queue's algorithm."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scheduler_plugin.simulator.plot import draw, library, over_time, save
+
+
+def plot_queues(everything: dict[str, Any], folder: str) -> list[Path]:
+    """Draw `queue-fairness.png`, Jain's index over time, and `queue-waiting.png`, the p95 wait of each queue.
+
+    Args:
+        everything: `{"runs": [...], "mean": {label: ...}}`.
+        folder: Made if it is not there.
+
+    Raises:
+        SettingsError: matplotlib is missing, or a file cannot be written.
+    """
+    runs, means = everything["runs"], everything["mean"]
+    days = "days from when a tenth of the pods has come"
+    lines = over_time(runs, 1, series="fairness_series")
+    return [
+        draw(Path(folder) / "queue-fairness.png", lines, days, "Jain's index of GPUs by weight"),
+        _bars(Path(folder) / "queue-waiting.png", means),
+    ]
+
+
+def _bars(path: Path, means: dict[str, Any]) -> Path:
+    figure, axes = library().subplots(figsize=(8, 5))
+    width = 0.8 / len(means)
+    for at, (label, mean) in enumerate(means.items()):
+        names = list(mean["queues"])
+        places = [place + at * width for place in range(len(names))]
+        for key, alpha in (("p95", 0.4), ("median", 1.0)):
+            hours = [mean["queues"][name]["wait_s"][key] / 3600 for name in names]
+            axes.bar(places, hours, width, color=f"C{at}", alpha=alpha, label=f"{label}, {key}")
+        axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names)
+    axes.set_ylabel("hours that pods wait, median and p95")
+    return save(figure, axes, path)
+
+
+def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
+    """Draw which task sits in which slot, round by round.
+
+    Args:
+        path: The PNG file.
+        rounds: By what to call it; of each slot its tasks in order, empty: idle.
+    """
+    pyplot = library()
+    figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
+    for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
+        busy = [task for slot in slots for task in slot]
+        share = 100 * sum(map(bool, busy)) / len(busy)
+        axes.set_title(f"{title}: {len(slots[0])} rounds, {share:.0f} % busy")
+        axes.set_yticks(range(4), ["local 1", "local 2", "free 1", "free 2"])
+        axes.set_xlabel("round")
+        for at, slot in enumerate(slots):
+            for number, task in enumerate(slot):
+                if task:
+                    color = "C0" if task.startswith("m") else "C1"
+                    axes.barh(at, 0.95, left=number + 0.5, height=0.85, color=color)
+                    axes.text(number + 0.97, at, task, ha="center", va="center", color="white")
+    return save(figure, None, path)

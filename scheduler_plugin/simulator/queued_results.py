@@ -1,0 +1,108 @@
+"""What replays through queues showed: waiting by queue, fairness over time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scheduler_plugin.queue.config import QueueConfig
+from scheduler_plugin.simulator.arrivals import Replay
+from scheduler_plugin.simulator.queued import QueuedReplaying
+from scheduler_plugin.simulator.replay_report import duration
+from scheduler_plugin.simulator.replay_results import POINTS, step_means, wait_figures
+from scheduler_plugin.simulator.results import Run
+
+if TYPE_CHECKING:
+    from scheduler_plugin.cluster.arrays import FloatArray
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of shares: 1 where all are equal, 1 / n where one has everything; 1 for nobody."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfig) -> Run:
+    """Write down what is not in `replay_result`.
+
+    Args:
+        replaying: After the replay.
+        replay: What was replayed.
+        config: The queues.
+
+    Returns:
+        `queues {name: {weight, pods, wait_s}}`; `fairness`, the mean of Jain's index over the time that
+        counts, of what each queue has by its weight, over the queues that have or want something;
+        `fairness_series [[day, index]]`.
+    """
+    waits: dict[str, list[float]] = {name: [] for name in config.queues}
+    pods = dict.fromkeys(config.queues, 0)
+    for number, arrival in enumerate(replay.arrivals):
+        if arrival.pod.cards and replay.from_s <= arrival.at_s <= replay.until_s:
+            placed = replaying.story.placed_s[number]
+            pods[replaying.queues[number]] += 1
+            if placed is not None:
+                waits[replaying.queues[number]].append(placed - arrival.at_s)
+    edges = np.linspace(replay.from_s, max(replay.until_s, replay.from_s + 1), POINTS + 1)
+    fair = _fairness(replaying, config, edges)
+    days = (edges[:-1] - replay.from_s) / 86_400.0
+    return {
+        "queues": {
+            name: {"weight": form.weight, "pods": pods[name], "wait_s": wait_figures(waits[name])}
+            for name, form in config.queues.items()
+        },
+        "fairness": round(float(fair.mean()), 4),
+        "fairness_series": [
+            [round(float(day), 4), round(float(value), 4)] for day, value in zip(days, fair, strict=True)
+        ],
+    }
+
+
+def _fairness(replaying: QueuedReplaying, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
+    weights = [form.weight for form in config.queues.values()]
+    values = []
+    for share in replaying.shares:
+        active = [
+            used / weight
+            for used, waiting, weight in zip(share.used, share.waiting, weights, strict=True)
+            if used or waiting
+        ]
+        values.append(jain(active))
+    return step_means([share.at_s for share in replaying.shares], values, edges)
+
+
+def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Average the runs of each label: `fairness`, and `queues {name: {weight, pods, wait_s}}`."""
+    result: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(run["label"] for run in runs):
+        mine = [run for run in runs if run["label"] == label]
+        result[label] = {
+            "fairness": round(fmean(run["fairness"] for run in mine), 4),
+            "queues": {name: _queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]},
+        }
+    return result
+
+
+def _queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    waits = [each["wait_s"] for each in found]
+    return {
+        "weight": found[0]["weight"],
+        "pods": round(fmean(each["pods"] for each in found), 1),
+        "wait_s": {name: round(fmean(wait[name] for wait in waits), 1) for name in waits[0]},
+    }
+
+
+def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Write lines about queues."""
+    yield ""
+    yield f"{'policy':<40}{'queue':<20}{'weight':>8}{'pods':>9}{'median wait':>13}{'p95':>10}"
+    for label, mean in means.items():
+        for name, each in mean["queues"].items():
+            median, p95 = (duration(each["wait_s"][key]) for key in ("median", "p95"))
+            row = f"{each['weight']:>8g}{each['pods']:>9.0f}{median:>13}{p95:>10}"
+            yield f"{label:<40}{name:<20}{row}"
+    yield ""
+    for label, mean in means.items():
+        busy = f"{mean['allocated_percent']:.2f} % of the GPUs allocated"
+        yield f"{label}: {busy}, Jain's index {mean['fairness']:.3f}"

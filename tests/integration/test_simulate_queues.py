@@ -1,0 +1,127 @@
+"""`gpupack simulate --replay --queues`: a trace through the borrowing queue."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks import slots
+from scheduler_plugin.errors import QueueConfigError, SettingsError
+from scheduler_plugin.queue.config import parse_config
+from scheduler_plugin.simulator.app import run, simulate
+from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.queued import queue_of
+from scheduler_plugin.simulator.queued_results import jain
+from scheduler_plugin.simulator.trace import TracePod
+
+COHORT = "queues: [{name: a, cohort: x, nominalQuota: 2000}, {name: b, cohort: x, nominalQuota: 2000}]"
+
+
+def quiet(*_):
+    pass
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """One node of four cards; eight pods of a card come for a, each for 100 s; b's one comes later."""
+    (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nn1,32000,65536,4,T4\n")
+    rows = [f"p{number},1000,1024,1,1000,{number // 8},{number // 8 + 100},a" for number in range(8)]
+    rows += ["late,1000,1024,1,1000,50,150,b"]
+    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,queue"
+    (tmp_path / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
+    return tmp_path
+
+
+def options(trace, config=COHORT, **more):
+    (trace / "queues.yaml").write_text(config)
+    return Options(
+        str(trace / "nodes.csv"),
+        str(trace / "pods.csv"),
+        policies=("best-fit",),
+        replay=True,
+        load=None,
+        queues=str(trace / "queues.yaml"),
+        **more,
+    )
+
+
+def test_borrowing_fills_the_cluster_and_the_lender_waits(trace):
+    """a takes four rounds with its own two cards. With b's idle ones two, but for its last pod:
+    the cards come free at 100 s, and b, which has nothing, gets one of them for its pod first."""
+    lent, own = simulate(options(trace), quiet, quiet)["runs"]
+    assert (lent["label"], own["label"]) == ("best-fit, borrowing", "best-fit, own quota only")
+    assert lent["queues"]["a"]["wait_s"]["most"] == 200
+    assert lent["queues"]["a"]["wait_s"]["median"] == 50
+    assert lent["queues"]["b"]["wait_s"]["most"] == 50
+    assert own["queues"]["a"]["wait_s"]["most"] == 300
+    assert own["queues"]["b"]["wait_s"]["most"] == 0
+    assert lent["allocated_percent"] == pytest.approx(100)
+    assert own["allocated_percent"] == pytest.approx(50)
+    assert (lent["fairness"], own["fairness"]) == (1, 1)
+
+
+def test_weights_share_what_everybody_wants(trace):
+    """Who weighs three times as much waits less."""
+    rows = [
+        f"p{number},1000,1024,1,1000,{number % 2},{number % 2 + 10},{'ab'[number % 2]}"
+        for number in range(80)
+    ]
+    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,queue"
+    (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
+    lent, _ = simulate(options(trace, "queues: [{name: a, weight: 3}, {name: b}]"), quiet, quiet)["runs"]
+    median = {name: each["wait_s"]["median"] for name, each in lent["queues"].items()}
+    assert median["a"] < median["b"]
+    assert lent["never_placed"] == 0
+
+
+def test_report_json_and_pictures(trace):
+    pytest.importorskip("matplotlib")
+    lines = []
+    run(options(trace, plot=str(trace), json=str(trace / "out.json")), lines.append, quiet)
+    text = "\n".join(lines)
+    assert re.search(r"best-fit, borrowing +a +1 +8 +", text)
+    assert "best-fit, own quota only: 50.00 % of the GPUs allocated, Jain's index 1.000" in text
+    for name in ("queue-fairness.png", "queue-waiting.png", "replay-allocation.png"):
+        assert (trace / name).read_bytes().startswith(b"\x89PNG")
+    mean = json.loads((trace / "out.json").read_text())["mean"]
+    assert mean["best-fit, borrowing"]["queues"]["b"]["wait_s"]["p95"] == 50
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured: allowed are a"),
+        ("slots: {}\nqueues: [{name: a}, {name: b}]", SettingsError, "slots cannot be replayed"),
+        ("queues: [{name: a, weight: 0}]", QueueConfigError, "weight"),
+    ],
+)
+def test_bad_input(trace, config, error, message):
+    with pytest.raises(error, match=message):
+        simulate(options(trace, config), quiet, quiet)
+
+
+def test_queues_need_a_replay(trace):
+    with pytest.raises(SettingsError, match="without a replay"):
+        Options("n", "p", queues="queues.yaml").check()
+
+
+def test_pods_without_a_queue_are_spread_by_weight():
+    config = parse_config("queues", "queues: [{name: a, weight: 3}, {name: b}]")
+    pods = [TracePod(f"pod-{number}", 0, 0, 1, 1000) for number in range(2000)]
+    of_a = sum(queue_of(pod, config) == "a" for pod in pods)
+    assert 1400 < of_a < 1600
+    assert queue_of(TracePod("p", 0, 0, 1, 1000, queue="b"), config) == "b"
+
+
+def test_jain_s_index():
+    assert [jain(shares) for shares in ([], [0, 0], [2, 2], [1, 0, 0, 0], [3])] == [1, 1, 1, 0.25, 1]
+
+
+def test_the_headline_as_a_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    slots.main([str(tmp_path / "slots.png")])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
+        "without borrowing": {"rounds": 6, "busy_percent": 50},
+        "with borrowing": {"rounds": 3, "busy_percent": 100},
+    }
+    assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
