@@ -198,11 +198,11 @@ class Admission:
 
     # Pods that do not fit.
 
-    def keep_room(self, uids: Iterable[str]) -> list[tuple[str, str]]:
+    def keep_room(self, waiting: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Keep cards free for pods that waited too long; one for each tenant.
 
         Args:
-            uids: Of tasks, those that waited longest first.
+            waiting: UIDs of tasks and their tenants, those that waited longest first.
 
         Returns:
             UID and node of those for which cards are kept from now on.
@@ -213,15 +213,17 @@ class Admission:
         for uid in [uid for uid in self.room.keeping if uid not in by_tenant]:
             self.room.give_up(uid)
         served = {tenant.name for tenant in by_tenant.values()}
-        kept = []
-        for uid in uids:
-            tenant = next((each for each in self.tenants if uid in each.waiting), None)
-            task = tenant.waiting.get(uid) if tenant is not None else None
-            if tenant is None or task is None or tenant.name in served or isinstance(task.wants, GangWants):
+        kept: list[tuple[str, str]] = []
+        roomy: set[Needs] = set()
+        for uid, name in waiting:
+            tenant = self.tenants[name]
+            task = tenant.waiting.get(uid) if name not in served and tenant.is_open else None
+            if task is None or isinstance(task.wants, GangWants) or task.wants in roomy:
                 continue
-            if tenant.waiting.is_held(uid) or not tenant.is_open:
+            if tenant.waiting.is_held(uid) or not self.tenants.allows(name, task.wants.units):
                 continue
-            if not self.tenants.allows(tenant.name, task.wants.units) or self.room.fits(task.wants).any():
+            if self.room.fits(task.wants).any():
+                roomy.add(task.wants)
                 continue
             node = self.room.keep(uid, task.wants)
             if node:

@@ -26,6 +26,9 @@ BATCH: Final = 64
 
 TICK_S: Final = 1.0
 
+EXPLAIN_S: Final = 0.02
+"""Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -88,6 +91,7 @@ class Controller:
         self._turns = asyncio.Semaphore(UNDER_WAY)
         self._told: dict[str, Reason] = {}
         self._reclaimer = Reclaimer(queue)
+        self._unexplained: list[str] = []
 
     def note(self) -> None:
         """Something changed: decide again."""
@@ -110,6 +114,9 @@ class Controller:
                 if self._clock() >= next_tick:
                     next_tick = self._clock() + TICK_S
                     self._tick()
+                self._explain_some()
+                # News may be there already; others of this process have their turn all the same.
+                await asyncio.sleep(0)
         finally:
             for task in self._writes:
                 task.cancel()
@@ -174,11 +181,23 @@ class Controller:
             message = f"it waits long and fits nowhere: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
             log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
-        for entry in self.queue.entries.values():
-            if entry.phase is Phase.GATED:
-                self._explain(entry, now)
+        if not self._unexplained:
+            self._unexplained = [
+                uid for uid, entry in self.queue.entries.items() if entry.phase is Phase.GATED
+            ]
+            self._unexplained.reverse()
         for uid in [uid for uid in self._told if uid not in self.queue.entries]:
             del self._told[uid]
+
+    def _explain_some(self) -> None:
+        """Say why pods wait, for a moment; then it is looked whether somebody can be released."""
+        until = self._clock() + EXPLAIN_S
+        while self._unexplained and self._clock() < until:
+            entry = self.queue.entries.get(self._unexplained.pop())
+            if entry is not None and entry.phase is Phase.GATED:
+                self._explain(entry, self._clock())
+        if self._unexplained:
+            self.note()
 
     def _check_quotas(self) -> None:
         """Warn when the quotas promise more than the cluster has; cards come and go."""

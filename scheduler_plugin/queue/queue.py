@@ -207,7 +207,7 @@ class Queue:
         limit = now - self.config.keep_room_after_s
         long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
         long.sort(key=lambda entry: (entry.ticket.created, entry.uid))
-        kept = self.admission.keep_room(entry.uid for entry in long)
+        kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
         return [(self.entries[uid], node) for uid, node in kept]
 
     def refusal(self, entry: Entry) -> str:

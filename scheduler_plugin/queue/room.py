@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from allocator.cards import Card
 from allocator.place import place
-from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -19,6 +19,8 @@ from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.labels import Taint
 from scheduler_plugin.queue.wants import Wants
+
+_NEVER: Final = 1 << 40
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
@@ -166,18 +168,37 @@ class Room:
         """
         nodes = self.state.nodes
         taken = {row for row, _ in self._kept.values()}
+        wanted = nodes.usable.copy()
+        wanted[list(taken)] = False
+        if node:
+            wanted &= np.arange(len(wanted)) == nodes.rows.get(node, -1)
+        rows = np.flatnonzero(wanted)
+        bound = self._least_missing(wants, rows)
         found: tuple[int, str, int, tuple[int, ...]] | None = None
-        rows = nodes.rows if not node else {name: row for name, row in nodes.rows.items() if name == node}
-        for name, row in rows.items():
-            if row in taken or not nodes.usable[row] or not self.allowed(wants, name):
-                continue
-            choice = self._least_used(wants, row)
+        for at in np.lexsort((nodes.name_rank[rows], bound)).tolist():
+            row = int(rows[at])
+            name = nodes.names[row]
+            if found is not None and (bound[at], name) > found[:2]:
+                break
+            choice = self._least_used(wants, row) if self.allowed(wants, name) else None
             if choice is not None and (found is None or (choice[0], name) < found[:2]):
                 found = (choice[0], name, row, choice[1])
         if found is None:
             return ""
         self._kept[uid] = (found[2], found[3])
         return found[1]
+
+    def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
+        """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
+        nodes = self.state.nodes
+        demand = max(wants.request.demands, key=lambda each: each.units_per_card * each.cards)
+        units, size = demand.units_per_card, nodes.evictable[rows]
+        missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
+        missing[size < units] = _NEVER
+        if demand.cards > missing.shape[1]:
+            return np.full(len(rows), _NEVER, dtype=np.int64)
+        least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
+        return least
 
     def give_up(self, uid: str) -> bool:
         """Keep nothing for a pod any more; tell whether anything was kept."""

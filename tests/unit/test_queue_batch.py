@@ -1,6 +1,9 @@
-"""Batch mode: what is released together, and what becomes of it."""
+"""Many pods at once: what batch mode releases together, and those that wait."""
 
+import asyncio
+import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -8,8 +11,8 @@ from allocator.names import POD_PLANNED
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.controller import planned
-from scheduler_plugin.queue.writing import release_patch
+from scheduler_plugin.queue.controller import Controller, planned
+from scheduler_plugin.queue.writing import Writer, release_patch
 from tests.cluster_builders import node, pod
 from tests.queue_world import QueueWorld
 
@@ -50,3 +53,58 @@ def test_a_first_annotation_replaces_none_that_was_not_seen() -> None:
     }
     assert paths[bare][-2:] == ["/metadata/resourceVersion", "/metadata/annotations"]
     assert paths[noted][-1] == "/metadata/annotations/gpupack.io~1planned"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
+    """The arrays rule nodes out; whoever is asked one by one says the same."""
+    rng = random.Random(seed)
+    world = QueueWorld()
+    for at in range(30):
+        sizes = tuple(rng.choice((16, 80)) for _ in range(rng.randint(1, 4)))
+        used = [rng.randint(size // 2, size) for size in sizes]
+        world.node(f"n{at:02}", sizes, used, spec={"unschedulable": rng.random() < 0.3})
+    cards = {"gpupack.io/cards": str(rng.randint(1, 3))}
+    wants = world.queue.entries[world.pod("p", rng.choice((12, 60)), annotations=cards)].wants
+    assert wants is not None
+    room = world.queue.room
+    expected = min(
+        (
+            (found[0], name)
+            for name, row in world.state.nodes.rows.items()
+            if room.allowed(wants, name) and (found := room._least_used(wants, row)) is not None
+        ),
+        default=(0, ""),
+    )
+    assert room.keep("uid-p", wants) == expected[1]
+
+
+async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> None:
+    """To say why 100 000 pods wait takes seconds; a freed slot is given on meanwhile."""
+    world = QueueWorld()
+    for at in range(5):
+        world.pod(f"p{at}", 8)
+    said: list[str] = []
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    class Recorder:
+        def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
+            del type_, message
+            said.append(f"{ref.name} {reason}")
+            if len(said) == 5:
+                done.set()
+
+    def ready() -> bool:
+        seen.append(len(said))
+        return True
+
+    times = itertools.count(0.0, 0.015)
+    writer: Any = Writer(None, lambda: True, 1.0)  # type: ignore[arg-type]
+    controller = Controller(world.queue, writer, Recorder(), lambda: next(times), ready)
+    controller.note()
+    running = asyncio.create_task(controller.run())
+    await asyncio.wait_for(done.wait(), 10)
+    running.cancel()
+    assert sorted(said) == [f"p{at} Waiting" for at in range(5)]
+    assert {1, 2, 3, 4} & set(seen)
