@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-unit test-cluster kube-version bench lock proto clean python
+.PHONY: help demo test lint test-unit test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -59,6 +59,9 @@ lock: ## Resolve the dependencies again, with hashes
 
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto standins/kubelet/wire/*.proto
+
+reference: $(VENV)/.dev ## Write the tables of docs/reference.md from the code again
+	@$(BIN)/python -m tests.scripts.reference
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

@@ -1,7 +1,8 @@
-"""Device IDs: what the kubelet hands out, one for each unit of a card.
+"""Device IDs: what the kubelet hands out, one for each unit of a card, and one for each percent.
 
-An ID is `<card uuid>::<slot>`, the slot a decimal number counted from 0. The kubelet accepts at most 63
-characters and wants every ID to be unique over all resources of a node, which the UUID sees to.
+An ID is `<card uuid>::<slot>`, slots counted from 0 in decimal; `<card uuid>::p<slot>` is a percent.
+The kubelet accepts at most 63 characters and wants every ID to be unique over all resources of a node, which
+the UUID and the letter see to.
 """
 
 import re
@@ -10,6 +11,15 @@ from typing import Final
 from allocator.errors import DeviceIdError, shown
 
 MAX_ID_LENGTH: Final = 63
+
+PERCENT_IDS: Final = 200
+"""Percent IDs of a card.
+
+A share of p percent is charged floor(p * size / 100) units, 1 or more, and so has p < 200 * units / size.
+Shares whose units fit on a card therefore need fewer than 200 IDs there, and can be more than 100 percent:
+three times 34 percent of 44 units are 42 units. With 100 IDs the kubelet would refuse what has room.
+"""
+
 _SEPARATOR: Final = "::"
 # No comma, colon or blank: UUIDs also stand in comma lists and in `uuid:units` pairs.
 UUID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}"
@@ -33,6 +43,18 @@ def device_id(uuid: str, slot: int) -> str:
     if slot < 0:
         raise DeviceIdError(f"slot {slot} of card {uuid}: allowed is 0 or more")
     text = f"{uuid}{_SEPARATOR}{slot}"
+    if len(text) > MAX_ID_LENGTH:
+        raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
+    return text
+
+
+def percent_id(uuid: str, slot: int) -> str:
+    """Name the percent `slot` (0 or more) of the card `uuid`.
+
+    Raises:
+        DeviceIdError: as `device_id`.
+    """
+    text = device_id(uuid, slot).replace(_SEPARATOR, f"{_SEPARATOR}p")
     if len(text) > MAX_ID_LENGTH:
         raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
     return text

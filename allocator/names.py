@@ -7,7 +7,10 @@ from allocator.errors import QuantityError
 DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
 
-RESOURCE_PREFIX = f"{DOMAIN}/gpu-memory-"
+# What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
+GPU_PREFIX = f"{DOMAIN}/gpu-"
+RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
+PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"
@@ -36,6 +39,9 @@ QUEUE_GATE = f"{DOMAIN}/queue"
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
 POD_PLANNED = f"{DOMAIN}/planned"
+
+# Node label written by users: the DaemonSet's nodes.
+NODE_LABEL = f"{DOMAIN}/node"
 
 # Node annotations.
 NODE_CARDS = f"{DOMAIN}/cards"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from allocator.cards import Card
-from allocator.policy import choose
+from allocator.policy import Asked, choose, units_asked
 from allocator.request import PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -40,19 +40,19 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
     Raises:
         PolicyError: there is no such policy.
     """
-    demands = [(demand.units_per_card, demand.cards) for demand in request.demands]
+    demands = [(demand.asked, demand.cards) for demand in request.demands]
     chosen = choose_each(cards, demands, request.card_policy or policy, request.selector)
-    return None if chosen is None else placed(request, chosen)
+    return None if chosen is None else placed(request, chosen, [card.size_units for card in cards])
 
 
 def choose_each(
-    cards: Sequence[Card], demands: Iterable[tuple[int, int]], policy: str, selector: Selector = ANY_CARD
+    cards: Sequence[Card], demands: Iterable[tuple[Asked, int]], policy: str, selector: Selector = ANY_CARD
 ) -> list[tuple[int, ...]] | None:
     """Choose cards for one demand after the other, on what the ones before left.
 
     Args:
         cards: all cards of one node, in the order of its words.
-        demands: units on each card and number of cards.
+        demands: units on each card, or units by the card's size, and number of cards.
         policy: the card policy.
         selector: cards that it refuses are left out.
 
@@ -71,23 +71,26 @@ def choose_each(
             return None
         for position in chosen:
             card = left[position]
-            left[position] = replace(card, used_units=card.used_units + units)
+            taken = units_asked(units, card.size_units)
+            left[position] = replace(card, used_units=card.used_units + taken)
             if card.numa is not None:
                 near.add(card.numa)
         result.append(chosen)
     return result
 
 
-def placed(request: PodRequest, chosen: Sequence[Sequence[int]]) -> Placement:
-    """Write the cards chosen for each of a pod's demands as its placement."""
+def placed(request: PodRequest, chosen: Sequence[Sequence[int]], sizes: Sequence[int]) -> Placement:
+    """Write the cards chosen for each of a pod's demands as its placement; `sizes` are units by card."""
     charge: dict[int, int] = {}
     shares: dict[str, CardShares] = {}
-    own_units = {container.name: container.units for container in request.containers}
+    by_name = {container.name: container for container in request.containers}
     for demand, positions in zip(request.demands, chosen, strict=True):
         for position in positions:
-            charge[position] = charge.get(position, 0) + demand.units_per_card
+            charge[position] = charge.get(position, 0) + demand.units_on(sizes[position])
         for name in demand.containers:
-            shares[name] = tuple((position, own_units[name] // demand.cards) for position in positions)
+            shares[name] = tuple(
+                (position, request.units_of(by_name[name], sizes[position])) for position in positions
+            )
     return Placement(
         tuple((container.name, shares[container.name]) for container in request.containers), charge
     )

@@ -5,12 +5,15 @@ taken in order of (cost, not near, position). Policies never see a preference, s
 ties.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.policies import CARD_POLICIES, CardPolicy
 from allocator.selector import ANY_CARD, Selector
+
+Asked = int | Callable[[int], int]
+"""Units asked of a card: a number, or by the card's size."""
 
 
 def card_policy(name: str) -> CardPolicy:
@@ -24,7 +27,7 @@ def card_policy(name: str) -> CardPolicy:
 
 def choose(
     cards: Sequence[Card],
-    units: int,
+    units: Asked,
     count: int,
     policy: str,
     selector: Selector = ANY_CARD,
@@ -34,7 +37,7 @@ def choose(
 
     Args:
         cards: all cards of one node, in the order of its words.
-        units: units asked of each card, at least 1.
+        units: units asked of each card, at least 1; by its size where it depends on that.
         count: number of cards, at least 1.
         policy: a name in `CARD_POLICIES`.
         selector: cards that it refuses are left out.
@@ -49,12 +52,19 @@ def choose(
         RequestError: units or count are below 1.
     """
     costs_of = card_policy(policy).costs
-    if units < 1 or count < 1:
+    needs = [units_asked(units, card.size_units) for card in cards]
+    if count < 1 or min(needs, default=1) < 1 or (isinstance(units, int) and units < 1):
         raise RequestError(f"request of {units} units on {count} cards: allowed is 1 or more of both")
-    fitting = [i for i, card in enumerate(cards) if card.free_units >= units and selector.admits(card)]
+    fitting = [
+        i
+        for i, (card, need) in enumerate(zip(cards, needs, strict=True))
+        if card.free_units >= need and selector.admits(card)
+    ]
     if len(fitting) < count:
         return None
-    costs = costs_of(cards, units)
+    # A policy is asked about one amount; where it depends on the card, once for each.
+    by_need = {need: costs_of(cards, need) for need in {needs[i] for i in fitting}}
+    costs = {i: by_need[needs[i]][i] for i in fitting}
     preferred = set(near)
     chosen: list[int] = []
     for _ in range(count):
@@ -65,3 +75,8 @@ def choose(
         if numa is not None:
             preferred.add(numa)
     return tuple(chosen)
+
+
+def units_asked(units: Asked, size: int) -> int:
+    """Units asked of a card of `size` units."""
+    return units if isinstance(units, int) else units(size)

@@ -133,7 +133,7 @@ def _quick(value: str | int, multipliers: dict[str, int]) -> int | None:
     """Read digits and a suffix of the table without fractions; None sends the rest to the full parser."""
     if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _QUICK_LENGTH:
         return None
-    digits = value.rstrip("mkKMGTPEi")
+    digits = value if value.isdigit() else value.rstrip("mkKMGTPEi")
     multiplier = multipliers.get(value[len(digits) :])
     if multiplier is None or not digits.isdigit():
         return None

@@ -7,6 +7,7 @@ Anybody may have written them, so loading checks everything and says what is wro
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -258,8 +259,15 @@ def join_cards(
     )
 
 
-def charge(request: PodRequest, assignment: Assignment) -> dict[str, int]:
+def charge(
+    request: PodRequest, assignment: Assignment, sizes: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, int]:
     """Add up what a pod costs on each card that its assignment names.
+
+    Args:
+        request: what the pod asks for.
+        assignment: the cards.
+        sizes: units of the node's cards by UUID; what a pod that asks for percent costs depends on them.
 
     Returns:
         Units by card UUID: of a pod whose ordinary init containers ask, the effective units on its one card.
@@ -273,11 +281,13 @@ def charge(request: PodRequest, assignment: Assignment) -> dict[str, int]:
     costs: dict[str, int] = {}
     for container in request.containers:
         shares = assignment[container.name]
-        units = container.units // request.cards
-        if len({uuid for uuid, _ in shares}) != request.cards or any(share != units for _, share in shares):
+        if len({uuid for uuid, _ in shares}) != request.cards or any(
+            share != request.units_of(container, sizes.get(uuid, 0)) for uuid, share in shares
+        ):
+            each = container.units // request.cards
             raise _mismatch(
                 f"container {shown(container.name)} with {shown(list(shares))}",
-                f"{units} units on each of {request.cards} cards",
+                f"{each} {'percent' if request.percent else 'units'} on each of {request.cards} cards",
             )
         for uuid, share in shares:
             costs[uuid] = costs.get(uuid, 0) + share
@@ -285,7 +295,7 @@ def charge(request: PodRequest, assignment: Assignment) -> dict[str, int]:
         return costs
     if len(costs) != 1:
         raise _mismatch(f"cards {shown(sorted(costs))}", "one card for all containers")
-    return dict.fromkeys(costs, request.effective_units)
+    return {uuid: request.demands[0].units_on(sizes.get(uuid, 0)) for uuid in costs}
 
 
 def _checked(assignment: Assignment, annotation: _Annotation[Any], text: str) -> Assignment:

@@ -6,13 +6,14 @@ containers in the order of the kubelet, then annotations.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from allocator.errors import QuantityError, RequestError, shown
 from allocator.names import (
+    PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
     POD_GPU_MODEL,
@@ -26,15 +27,22 @@ from allocator.selector import ANY_CARD, Selector
 Kind = Literal["init", "sidecar", "main"]
 
 MAX_CARDS: Final = 64
-MAX_UNITS: Final = (1 << 24) - 1
-"""Largest request of a container: 16 TiB in units of 1 MiB, and less than what `16Gi` stands for."""
+MAX_UNITS: Final = 1 << 17
+"""Largest request of a container. No node can offer as many: the kubelet takes a list of device IDs of 4 MiB,
+which ends below 100 000. Less than what `1Mi` stands for, so that no amount of bytes is taken for units."""
+
+WHOLE: Final = 100
+"""Percent of a whole card."""
 
 _CARDS: Final = re.compile(r"[1-9][0-9]?")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container that asks: its name, units (1 or more, the total over its cards) and kind."""
+    """One container that asks: its name, units (1 or more, the total over its cards) and kind.
+
+    In a `PodRequest` in percent, percent of a card stand in place of units.
+    """
 
     name: str
     units: int
@@ -43,11 +51,36 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One choice of cards: `units_per_card` on each of `cards` different cards, for these containers."""
+    """One choice of cards: so much on each of several different cards, for these containers.
+
+    Attributes:
+        containers: their names.
+        per_card: units on each card; with `percent`, percent of each card.
+        cards: how many.
+        percent: the request is for shares of cards, whatever their size.
+        least: with `percent`, the smallest share of a container on a card.
+    """
 
     containers: tuple[str, ...]
-    units_per_card: int
+    per_card: int
     cards: int
+    percent: bool = False
+    least: int = 0
+
+    def units_on(self, size: int) -> int:
+        """Units that it takes of a card of `size` units.
+
+        A share is rounded down, so that shares of 100 percent together always fit. Where a container's share
+        is less than one unit this is more than the card has: it cannot be served there.
+        """
+        if not self.percent:
+            return self.per_card
+        return self.per_card * size // WHOLE if self.least * size >= WHOLE else size + 1
+
+    @property
+    def asked(self) -> int | Callable[[int], int]:
+        """What `allocator.policy.choose` is asked for: units, or units by the card's size."""
+        return self.units_on if self.percent else self.per_card
 
 
 @dataclass(frozen=True)
@@ -61,9 +94,10 @@ class PodRequest:
         node_policy: the pod's own node policy, None for the cluster's. Any text: only the scheduler, which
             ranks nodes, knows which there are.
         card_policy: the pod's own card policy, None for the cluster's.
+        percent: the containers ask for percent of a card, whatever its size, in place of units.
 
     Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
-    ordinary init container asks.
+    ordinary init container asks. No card is asked for more than 100 percent.
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -71,6 +105,7 @@ class PodRequest:
     selector: Selector = ANY_CARD
     node_policy: str | None = None
     card_policy: str | None = None
+    percent: bool = False
 
     @cached_property
     def shared(self) -> bool:
@@ -82,7 +117,7 @@ class PodRequest:
 
     @cached_property
     def effective_units(self) -> int:
-        """Units the pod needs at its peak, by the rule of Kubernetes.
+        """Units (or percent) the pod needs at its peak, by the rule of Kubernetes.
 
         The larger of every ordinary init container plus the sidecars started before it, and all main
         containers plus all sidecars.
@@ -101,8 +136,19 @@ class PodRequest:
     def demands(self) -> tuple[Demand, ...]:
         """The choices of cards to make, in order."""
         if self.shared:
-            return (Demand(tuple(c.name for c in self.containers), self.effective_units, 1),)
-        return tuple(Demand((c.name,), c.units // self.cards, self.cards) for c in self.containers)
+            least = min(c.units for c in self.containers) if self.percent else 0
+            names = tuple(c.name for c in self.containers)
+            return (Demand(names, self.effective_units, 1, self.percent, least),)
+        return tuple(
+            Demand((c.name,), each, self.cards, self.percent, each if self.percent else 0)
+            for c in self.containers
+            for each in (c.units // self.cards,)
+        )
+
+    def units_of(self, container: ContainerRequest, size: int) -> int:
+        """Units that one container has of each of its cards, of `size` units."""
+        each = container.units // self.cards
+        return each * size // WHOLE if self.percent else each
 
 
 def parse_pod(
@@ -111,13 +157,13 @@ def parse_pod(
     containers: Sequence[Mapping[str, Any]],
     resource: str,
 ) -> PodRequest | None:
-    """Read a pod's request for `resource`.
+    """Read a pod's request for `resource`, or for percent of cards.
 
     Args:
         metadata_annotations: the pod's annotations.
         init_containers: `spec.initContainers` as mappings with `name`, `restartPolicy`, `resources`.
         containers: `spec.containers`, likewise.
-        resource: name of the extended resource.
+        resource: name of the extended resource that counts units; percent have a fixed one.
 
     Returns:
         The request, or None when no container asks (the annotations are not looked at then).
@@ -127,18 +173,28 @@ def parse_pod(
             what is allowed.
     """
     asking = _asking(init_containers, containers, resource)
-    if not asking:
+    shares = _asking(init_containers, containers, PERCENT_RESOURCE)
+    if asking and shares:
+        raise RequestError(
+            f"container {shown(asking[0].name)} asks for {resource}, container {shown(shares[0].name)} for "
+            f"{PERCENT_RESOURCE}: allowed is one of the two in a pod"
+        )
+    if not asking and not shares:
         return None
-    cards = _cards(metadata_annotations, asking)
-    return PodRequest(
-        containers=asking,
+    cards = _cards(metadata_annotations, asking or shares)
+    request = PodRequest(
+        containers=asking or shares,
         cards=cards,
+        percent=bool(shares),
         node_policy=metadata_annotations.get(POD_NODE_POLICY),
         card_policy=_card_policy(metadata_annotations),
         selector=Selector.parse(
             metadata_annotations.get(POD_GPU_MODEL), metadata_annotations.get(POD_GPU_UUID)
         ),
     )
+    if request.percent:
+        _check_percent(request)
+    return request
 
 
 def _asking(
@@ -211,6 +267,26 @@ def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...])
                 f"{container.units} units: allowed is a multiple of the number of cards"
             )
     return cards
+
+
+def _check_percent(request: PodRequest) -> None:
+    """Refuse more than a whole card of a card.
+
+    Raises:
+        RequestError: a container, or all that share a card, ask for more than 100 percent of each card.
+    """
+    for container in request.containers:
+        if container.units > WHOLE * request.cards:
+            raise RequestError(
+                f"container {shown(container.name)} asks for {PERCENT_RESOURCE}: {container.units} of "
+                f"{request.cards} card(s): allowed is {WHOLE} for each card, and annotation {POD_CARDS} says "
+                "how many"
+            )
+    if request.shared and request.effective_units > WHOLE:
+        raise RequestError(
+            f"containers that share a card with an init container ask for {PERCENT_RESOURCE}: "
+            f"{request.effective_units} together: allowed is {WHOLE}"
+        )
 
 
 def _card_policy(annotations: Mapping[str, str]) -> str | None:

@@ -36,6 +36,18 @@ class Selector:
         uuids, excluded_uuids = _split(POD_GPU_UUID, uuid_text)
         return cls(models, excluded_models, uuids, excluded_uuids)
 
+    def __str__(self) -> str:
+        """For people: what the annotations say, excluding patterns last."""
+        texts = []
+        for name, wanted, excluded in (
+            ("gpu-model", self.models, self.excluded_models),
+            ("gpu-uuid", self.uuids, self.excluded_uuids),
+        ):
+            patterns = [*wanted, *(f"!{pattern}" for pattern in excluded)]
+            if patterns:
+                texts.append(f"{name} is {shown(', '.join(patterns), 128)}")
+        return " and ".join(texts)
+
     @property
     def admits_all(self) -> bool:
         """Whether there is no pattern at all, so that no card needs a look."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from allocator.ledger import Ledger
-from allocator.names import POD_ALLOCATION
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
@@ -19,6 +19,7 @@ from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.folder_lock import FolderLock
+from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
@@ -125,11 +126,18 @@ class Daemon:
         book = BookReader(settings.device_plugin_dir)
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
         pods = PodView(account, settings.resource, POD_ALLOCATION)
-        nodes = NodeView(account, settings.node_name)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
+        nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
+        percent = DevicePlugin(account.percent, observe=metrics.call)
+
+        def devices_changed() -> None:
+            self._plugin.devices_changed()
+            percent.devices_changed()
+
+        # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
@@ -139,7 +147,7 @@ class Daemon:
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
-            on_health=self._plugin.devices_changed,
+            on_health=devices_changed,
             notices=notices,
         )
 
@@ -168,13 +176,21 @@ class Daemon:
             owns=lambda: self._ownership.held,
         )
         self._annotator = Annotator(client, account, pods)
-        self._registrar = Registrar(
-            self._plugin,
-            settings.device_plugin_dir,
-            name_of_our_own(settings.endpoint),
-            settings.resource,
-            on_registered=self._on_registered,
-            on_kubelet_restart=self._reconciler.kubelet_restarted,
+        self._registrar = Registrars(
+            [
+                Registrar(
+                    plugin,
+                    settings.device_plugin_dir,
+                    name_of_our_own(endpoint),
+                    resource,
+                    on_registered=self._on_registered,
+                    on_kubelet_restart=self._reconciler.kubelet_restarted,
+                )
+                for plugin, endpoint, resource in (
+                    (self._plugin, settings.endpoint, settings.resource),
+                    (percent, settings.percent_endpoint, PERCENT_RESOURCE),
+                )
+            ]
         )
         self._pods, self._node_view = pods, nodes
         status = Status(
@@ -206,13 +222,14 @@ class Daemon:
         await _until(stop, _nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
-        clear_left_over(settings.device_plugin_dir, settings.endpoint)
+        for endpoint in (settings.endpoint, settings.percent_endpoint):
+            clear_left_over(settings.device_plugin_dir, endpoint)
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
-            self._register(),
+            *(self._register(registrar) for registrar in self._registrar),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
@@ -239,10 +256,10 @@ class Daemon:
             log.info("the other daemon has ended, going on")
         status.waiting = None
 
-    async def _register(self) -> None:
+    async def _register(self, registrar: Registrar) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
         await self._reconciler.read.wait()
-        await self._registrar.run()
+        await registrar.run()
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
@@ -267,7 +284,8 @@ class Daemon:
         await say_farewell(self._publisher.leave, under_way, self._patience)
 
     def _on_registered(self) -> None:
-        self.ready.set()
+        if self._registrar.registered:
+            self.ready.set()
         if self.account is not None:
             self.account.changed()
 

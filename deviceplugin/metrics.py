@@ -53,6 +53,7 @@ class NodeState:
         ready: /readyz answers 200.
         other_daemon: another gpupack node daemon is, or wants to be, at this node.
         foreign_gpus: what another device plugin offers, by resource.
+        unknown_cordoned: UUIDs of the Node's cordon that are no card of this node.
         xids: XID errors so far, by UUID and code.
     """
 
@@ -60,6 +61,7 @@ class NodeState:
     ready: bool
     other_daemon: bool
     foreign_gpus: Mapping[str, int]
+    unknown_cordoned: int
     xids: Mapping[tuple[str, int], int]
 
 
@@ -164,6 +166,11 @@ class _State(Collector):
             ("other_daemon", "1 where another gpupack node daemon is at this node.", node.other_daemon),
         ):
             yield GaugeMetricFamily(f"gpupack_node_{name}", help_text, value=int(value))
+        yield GaugeMetricFamily(
+            "gpupack_node_unknown_cordoned_cards",
+            "UUIDs of the cordon that are no card of this node.",
+            value=node.unknown_cordoned,
+        )
         foreign = GaugeMetricFamily(
             "gpupack_node_foreign_gpus",
             "GPUs that another device plugin offers on this node; it may give out the same cards.",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, resource_name
+from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
@@ -67,6 +67,11 @@ class Settings:
     def endpoint(self) -> str:
         """What the file name of our socket in the device plugin folder is made of."""
         return f"{self.resource.replace('/', '-')}.sock"
+
+    @property
+    def percent_endpoint(self) -> str:
+        """The same for the socket of the resource that counts percent of cards."""
+        return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
 
     @property
     def host(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deviceplugin.kubelet.cleaning import BookCleaner
-from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -24,7 +24,7 @@ class Status:
 
     settings: Settings
     account: Account
-    registrar: Registrar
+    registrar: Registrars
     cleaner: BookCleaner
     sampler: Sampler
     nodes: NodeView
@@ -81,6 +81,7 @@ class Status:
             ready=not self.not_ready(),
             other_daemon=self.waiting is not None or self.ownership.disputed,
             foreign_gpus=self.neighbours.found,
+            unknown_cordoned=len(self.nodes.unknown_cordoned),
             xids=self.sampler.xids,
         )
 
@@ -98,7 +99,10 @@ class Status:
                 lambda: self.cleaner.errors,
             ),
             "sample_errors": ("Failed measurements of all cards.", lambda: self.sampler.errors),
-            "registrations": ("Registrations with the kubelet.", lambda: self.registrar.registrations),
+            "registrations": (
+                "Registrations of both resources.",
+                lambda: self.registrar.registrations,
+            ),
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
         }

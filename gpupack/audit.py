@@ -103,6 +103,20 @@ def _counted(ids: Iterable[str]) -> dict[str, int]:
     return Counter(parse_device_id(text)[0] for text in ids)
 
 
+def cards_of(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> dict[int, int]:
+    """Units that a pod's running containers got, by position of the card, as the kubelet gave them."""
+    account = node.daemon.account
+    cards = account.ledger.cards() if account is not None else ()
+    position = {card.uuid: number for number, card in enumerate(cards)}
+    given = Counter(
+        parse_device_id(text)[0]
+        for (pod, _), record in node.kubelet.containers.items()
+        if pod == uid and record.running
+        for text in record.devices.get(cluster.resource, ())
+    )
+    return {position[uuid]: units for uuid, units in given.items()}
+
+
 def environment_faults(
     node: str, records: Iterable[ContainerRecord], resource: str, unit_mib: int
 ) -> list[str]:

@@ -8,11 +8,13 @@ import click
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.demo import demo
+from gpupack.commands.migrate import migrate
 from gpupack.commands.node import node
 from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
+from gpupack.commands.uninstall import uninstall
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -49,5 +51,5 @@ def cli() -> None:
     """
 
 
-for command in (demo, node, queue, scheduler, simulate, top):
+for command in (demo, migrate, node, queue, scheduler, simulate, top, uninstall):
     cli.add_command(command)

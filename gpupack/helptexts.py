@@ -50,11 +50,17 @@ Pods that come and end, and how long they wait:
 
 Policies are listed below. See docs/policies.
 """
-TOP_HELP: Final = """Show every card of the cluster: used and whole size, in units.
+TOP_HELP: Final = """Show every card of the cluster, or of the nodes named: used and whole size, in units.
 
 \b
 As a kubectl plugin:          kubectl gpupack top
-From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
+One node, as it changes:      kubectl gpupack top NODE -w
+The pods on every card:       kubectl gpupack top --pods
 One line a card, with UUIDs:  gpupack top -o wide
+From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
 For scripts:                  gpupack top -o json
+
+STATUS is kubectl's, with NoDaemon where the kubelet has no device plugin of gpupack's. Cards of such nodes,
+of nodes that are NotReady or cordoned, and cards marked ! (unhealthy) or * (cordoned) are not counted as
+free in the sums. A marked card shows what its pods hold.
 """

@@ -8,8 +8,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Self
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Self
 
 import aiohttp
 import msgspec
@@ -18,7 +17,6 @@ from yarl import URL
 from kubeapi.credentials import Credentials
 from kubeapi.errors import (
     UNREADABLE,
-    ConfigError,
     Conflict,
     Invalid,
     KubeApiError,
@@ -29,8 +27,11 @@ from kubeapi.errors import (
     check_success,
     from_answer,
 )
-from kubeapi.paths import pod_path, segment
+from kubeapi.paths import pod_path, segment, with_query
 from kubeapi.streams import keepalive_socket, lines
+
+if TYPE_CHECKING:
+    from kubeapi.posting import MakePosts
 
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -60,28 +61,35 @@ _decode_list = msgspec.json.Decoder(_AnyList).decode
 class KubeClient:
     """One API server. Make it with `connect`, close it with `close` or `async with`."""
 
-    def __init__(self, credentials: Credentials, user_agent: str = "gpupack") -> None:
+    def __init__(
+        self, credentials: Credentials, user_agent: str = "gpupack", posts: "MakePosts | None" = None
+    ) -> None:
         self._credentials = credentials
+        # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
+        headers = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
+        self._posts = posts(credentials, headers, CONNECTIONS, CONNECT_TIMEOUT_S) if posts else None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=keepalive_socket),
-            # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
-            headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            headers=headers,
             trust_env=credentials.trust_env,
             read_bufsize=2**18,
         )
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None, *, user_agent: str = "gpupack") -> Self:
+    async def connect(
+        cls, kubeconfig: str | None = None, *, user_agent: str = "gpupack", posts: "MakePosts | None" = None
+    ) -> Self:
         """Read the configuration; the first request opens the connection.
 
         Args:
             kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
+            posts: `posting.make_posts` for who makes many of them; others save its memory.
 
         Raises:
             ConfigError: no usable configuration.
         """
-        return cls(await Credentials.load(kubeconfig), user_agent)
+        return cls(await Credentials.load(kubeconfig), user_agent, posts)
 
     @property
     def server(self) -> str:
@@ -90,6 +98,8 @@ class KubeClient:
 
     async def close(self) -> None:
         """Close every connection."""
+        if self._posts is not None:
+            self._posts.close()
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -201,17 +211,11 @@ class KubeClient:
             Malformed: the answer is not an API server's.
             KubeApiError: see errors.py; where `maybe_done` is set, read the pod again.
         """
-        metadata: dict[str, object] = {
-            "name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations),
-        }  # fmt: skip
+        metadata = {"name": name, "namespace": namespace, "uid": uid, "annotations": annotations}
         if resource_version:
             metadata["resourceVersion"] = resource_version
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": metadata,
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-        }
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         path = f"{pod_path(namespace, name)}/binding"
         check_success(await self.post(path, body, timeout_s=timeout_s), what=f"POST {path}")
 
@@ -279,7 +283,7 @@ class KubeClient:
         }
         silent_s = timeout_s + WATCH_GRACE_S if idle_s is None else idle_s
         try:
-            async with self._answer("GET", path, params=query, within_s=silent_s) as response:
+            async with self._answer("GET", path, query, within_s=silent_s) as response:
                 if opened:
                     opened()
                 async for line in lines(path, response.content.iter_any()):
@@ -302,16 +306,12 @@ class KubeClient:
         ends = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> bytes:
-            answer = self._answer(
-                method,
-                path,
-                params=params,
-                within_s=timeout_s,
-                ends=ends,
-                data=data,
-                content_type=content_type,
-            )
-            async with answer as response:
+            if method == "POST" and self._posts is not None:
+                full = with_query(path, params)
+                return await self._posts.post(full, data or b"", content_type, within_s=timeout_s, ends=ends)
+            async with self._answer(
+                method, path, params, within_s=timeout_s, ends=ends, data=data, content_type=content_type
+            ) as response:
                 return await response.read()
 
         try:
@@ -335,8 +335,8 @@ class KubeClient:
         self,
         method: str,
         path: str,
-        *,
         params: Mapping[str, str | int],
+        *,
         within_s: float,
         ends: float | None = None,
         data: bytes | None = None,
@@ -348,13 +348,9 @@ class KubeClient:
         None it has no end, and `within_s` is the longest silence.
         """
         what = f"{method} {path}"
-        url = URL(self.server + path + (f"?{urlencode(params)}" if params else ""), encoded=True)
+        url = URL(self.server + with_query(path, params), encoded=True)
         headers = {"Content-Type": content_type} if data is not None else {}
-        try:
-            async with asyncio.timeout_at(ends):
-                token = await self._credentials.authorization()
-        except TimeoutError as error:
-            raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
+        token = await self._credentials.within(ends, what, within_s)
         if token:
             headers["Authorization"] = token
         try:

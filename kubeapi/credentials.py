@@ -1,5 +1,6 @@
 """Where the API server is and how to prove who we are: read by the `kubernetes` package, kept fresh here."""
 
+import asyncio
 import ipaddress
 import os
 import time
@@ -51,25 +52,33 @@ class Credentials:
         self.proxy: str | None = configuration.proxy
 
     @classmethod
-    async def load(cls, kubeconfig: str | None, clock: Callable[[], float] = time.monotonic) -> "Credentials":
+    async def load(
+        cls,
+        kubeconfig: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        context: str | None = None,
+    ) -> "Credentials":
         """Read a kubeconfig, or the service account's files; in the order of kubectl.
 
         Args:
-            kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster where the
-                environment says so.
+            kubeconfig: path; None means $KUBECONFIG, which may be a list of paths, else ~/.kube/config, else
+                in-cluster where the environment says so and no context is named.
             clock: monotonic seconds.
+            context: of the kubeconfig; None for its current one.
 
         Raises:
             ConfigError: nothing usable there; the message names the file and the value.
         """
         configuration = Configuration()
         named = kubeconfig or os.environ.get("KUBECONFIG") or ""
-        if not named and os.environ.get("KUBERNETES_SERVICE_HOST") and not _is_file(HOME_CONFIG):
+        in_cluster = context is None and os.environ.get("KUBERNETES_SERVICE_HOST")
+        if not named and in_cluster and not _is_file(HOME_CONFIG):
             source, loader = "service account", None
             _load_in_cluster(configuration)
         else:
             source = f"kubeconfig {named or HOME_CONFIG}"
-            loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration)
+            loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration, context)
         credentials = cls(configuration, loader, clock)
         try:
             await credentials.authorization()
@@ -109,6 +118,23 @@ class Credentials:
                 "allowed is printable ASCII"
             )
         return value
+
+    async def within(self, ends: float | None, what: str, within_s: float) -> str | None:
+        """Value of the Authorization header, or an error once `ends` has come on the event loop's clock.
+
+        Args:
+            ends: None waits for ever.
+            what: The request in words, for the error, as `within_s`.
+            within_s: Seconds that there were.
+
+        Raises:
+            ConfigError: as of `authorization`, or not in time.
+        """
+        try:
+            async with asyncio.timeout_at(ends):
+                return await self.authorization()
+        except TimeoutError as error:
+            raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
 
     async def renew(self) -> bool:
         """After a 401: fetch credentials again.
@@ -163,7 +189,27 @@ class Credentials:
             raise ConfigError(f"TLS files for {self.server} cannot be used: {error}") from error
 
 
-async def _load_kubeconfig(source: str, named: str, configuration: Configuration) -> KubeConfigLoader:
+class _Merger(KubeConfigMerger):
+    """Merges kubeconfigs as kubectl does, also the two things that the library does in another way.
+
+    The first file that names a current context decides, and an empty file is one that says nothing.
+    """
+
+    def load_config(self, path: str) -> None:
+        """Merge one more file."""
+        lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+        if not any(line and line != "---" and not line.startswith("#") for line in lines):
+            return
+        before: Any = self.config_merged
+        current = before.value.get("current-context") if before else None
+        super().load_config(path)  # type: ignore[no-untyped-call]
+        if current:
+            before.value["current-context"] = current
+
+
+async def _load_kubeconfig(
+    source: str, named: str, configuration: Configuration, context: str | None
+) -> KubeConfigLoader:
     """Read the files `named` into `configuration`.
 
     Raises:
@@ -171,7 +217,9 @@ async def _load_kubeconfig(source: str, named: str, configuration: Configuration
     """
     paths = _existing(named)
     try:
-        loader = KubeConfigLoader(KubeConfigMerger(paths).config, config_base_path=None)  # type: ignore[no-untyped-call]
+        config = _Merger(paths).config  # type: ignore[no-untyped-call]
+        _check_named(source, config, context)
+        loader = KubeConfigLoader(config, active_context=context, config_base_path=None)  # type: ignore[no-untyped-call]
         _check_context(source, loader)
         await loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
     except ConfigError:
@@ -182,6 +230,22 @@ async def _load_kubeconfig(source: str, named: str, configuration: Configuration
     if plugin and not (configuration.api_key.get("BearerToken") or configuration.cert_file):
         raise ConfigError(f"{source}: credential plugin {plugin!r} gave neither token nor certificate")
     return loader
+
+
+def _check_named(source: str, config: Any, context: str | None) -> None:
+    """Check that there is a context of the name that was asked for.
+
+    Raises:
+        ConfigError: there is none; the message names those that there are.
+    """
+    if config is None:
+        raise ConfigError(f"{source} cannot be used: it is empty")
+    if context is None:
+        return
+    known = [entry["name"] for entry in config.value["contexts"]]
+    if context not in known:
+        names = ", ".join(map(repr, sorted(known))) or "none"
+        raise ConfigError(f"context {context!r}: allowed are {names}, of {source}")
 
 
 def _check_context(source: str, loader: KubeConfigLoader) -> None:

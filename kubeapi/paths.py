@@ -1,6 +1,7 @@
 """Paths of the Kubernetes API."""
 
-from urllib.parse import quote
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode
 
 
 def segment(name: str) -> str:
@@ -11,3 +12,8 @@ def segment(name: str) -> str:
 def pod_path(namespace: str, name: str) -> str:
     """Path of a pod."""
     return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+
+
+def with_query(path: str, params: Mapping[str, str | int]) -> str:
+    """A path with its query."""
+    return f"{path}?{urlencode(params)}" if params else path

@@ -32,9 +32,14 @@ def keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> soc
     """A socket that notices within half a minute that the other machine is gone."""
     family, kind, protocol = info[:3]
     made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    keep_alive(made)
+    return made
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a socket notice within half a minute that the other machine is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         option = getattr(socket, name, None)
         if option is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

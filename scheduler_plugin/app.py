@@ -4,8 +4,8 @@ import asyncio
 import ctypes
 import gc
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
 import structlog
 from aiohttp import web
@@ -14,18 +14,21 @@ from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
+from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
 from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.commit.preemption import Preemption
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.http.direct import DirectServer
 from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.http.listening import listeners
+from scheduler_plugin.http.listening import Acceptor, listeners
 from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
 from scheduler_plugin.http.observing import observable
 from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.reporting import Reporter
-from scheduler_plugin.http.server import Service, make_app
+from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
@@ -33,6 +36,10 @@ from scheduler_plugin.settings import Settings
 SHUTDOWN_S: Final = 5.0
 """When told to stop, calls under way get so long, and once more after those that wait for the rest of their
 body are given up; together less than the 30 s after which Kubernetes kills."""
+
+COLLECT_AFTER: Final = (50_000, 20, 100)
+"""What the garbage collector waits for: by default it would walk over the first lists again and again while
+they are read, a third of the time that this takes."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +64,10 @@ async def run(
     settings.check()
     clock = time.monotonic
     collecting = gc.get_threshold()
-    async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-scheduler") as client:
+    gc.set_threshold(*COLLECT_AFTER)
+    async with await KubeClient.connect(
+        settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_posts
+    ) as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         watcher = Watcher(client, state, clock, settings.stale_s)
@@ -70,36 +80,59 @@ async def run(
         watcher.restored.connect(binder.begin_anew)
         events = EventRecorder(client, SCHEDULER_NAME, clock=clock)
         reporter = Reporter(state, clock, events, elector)
+        extender = Extender(state, policies, settings.shortlist)
+        metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
+        preemption = None
+        if settings.preemption:
+            preemption = Preemption(state, policies, client, clock, events, watcher, elector)
+            extender.left.connect(preemption.preemptor.leave)
+            metrics.follow(preemption.preemptor)
         service = Service(
-            extender=Extender(state, policies, settings.shortlist),
+            extender=extender,
             binder=binder,
             watcher=watcher,
-            metrics=Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector)),
+            metrics=metrics,
             clock=clock,
             patience=Patience(news, clock),
             reporter=reporter,
             leadership=elector,
+            preemptor=preemption.preemptor if preemption is not None else None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
+        direct = DirectServer(
+            service.call,
+            service.cut_off,
+            cast("Callable[[], asyncio.Protocol]", runner.server),
+            MAX_BODY,
+            only_known_clients=settings.tls_client_ca is not None,
+        )
+        listening: list[Acceptor] = []
         try:
-            tls = await _listen(runner, settings)
-            url = _url(runner, settings)
+            tls = await _listen(listening, direct, settings)
+            url = _url(listening, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             async with observable(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
-                await _work(stop, watcher, binder, elector, events, tls)
+                await _work(stop, watcher, binder, elector, events, tls, preemption)
         finally:
-            await runner.cleanup()
+            for each in listening:
+                each.close()
+            await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
             gc.set_threshold(*collecting)
             gc.unfreeze()
 
 
-async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None:
+async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:
     """Serve on the address of the settings.
+
+    Args:
+        listening: Takes the servers.
+        direct: Makes the connections.
+        settings: The address and the TLS files.
 
     Returns:
         The TLS side, None where the server speaks plain HTTP.
@@ -120,7 +153,8 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> ServerTls | None
     context = tls.context if tls is not None else None
     try:
         for listener in await listeners(settings.host or None, settings.port):
-            await web.SockSite(runner, listener, ssl_context=context).start()
+            listening.append(Acceptor(listener, direct.connection, context))
+            listening[-1].start()
     except OSError as error:
         raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
     return tls
@@ -133,6 +167,7 @@ async def _work(
     elector: LeaseElector | None,
     events: EventRecorder,
     tls: ServerTls | None,
+    preemption: Preemption | None,
 ) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
@@ -144,6 +179,8 @@ async def _work(
             tasks.append(group.create_task(binder.open()))
         if tls is not None:
             tasks.append(group.create_task(tls.follow()))
+        if preemption is not None:
+            tasks.append(group.create_task(preemption.run()))
         await stop.wait()
         binder.end()
         for task in tasks:
@@ -155,9 +192,8 @@ def _settle_memory() -> None:
 
     What the lists' JSON took goes back to the system, where the C library can do that.
     """
-    gc.collect()
+    # Without a collection first: it would walk over all of the caches to find next to nothing.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -176,7 +212,7 @@ def _elector(settings: Settings, client: KubeClient) -> LeaseElector | None:
     )
 
 
-def _url(runner: web.AppRunner, settings: Settings) -> str:
+def _url(listening: Sequence[Acceptor], settings: Settings) -> str:
     scheme = "https" if settings.tls_cert else "http"
-    host, port = runner.addresses[0][:2]
+    host, port = listening[0].listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -49,6 +49,7 @@ class Settings:
         identity: Of this process in the election.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
+        preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
         log_level: One of debug, info, warning, error.
         log_format: text or json.
     """
@@ -71,6 +72,7 @@ class Settings:
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
+    preemption: bool = True
     log_level: str = "info"
     log_format: str = "text"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
@@ -82,6 +82,12 @@ def container(
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **more}
 
 
+def in_percent(percent: int, name: str = "main") -> dict[str, object]:
+    """A container that asks for a share of a card."""
+    amounts = {PERCENT_RESOURCE: str(percent)}
+    return {"name": name, "resources": {"limits": amounts, "requests": amounts}}
+
+
 def pod_object(
     name: str,
     units: int = 1,
@@ -98,6 +104,8 @@ def pod_object(
     memory: str = "1Gi",
     spec: Mapping[str, object] | None = None,
     status: Mapping[str, object] | None = None,
+    labels: Mapping[str, str] | None = None,
+    deleted: str | None = None,
 ) -> dict[str, object]:
     """One Pod with a single container of `units`, unless `containers` are given."""
     return {
@@ -107,6 +115,8 @@ def pod_object(
             "uid": uid or f"uid-{name}",
             "resourceVersion": str(version),
             "annotations": dict(annotations or {}),
+            "labels": dict(labels or {}),
+            **({"deletionTimestamp": deleted} if deleted else {}),
         },
         "spec": {
             **({"nodeName": node} if node else {}),

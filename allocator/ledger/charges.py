@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from allocator.errors import LedgerError, shown
 from allocator.ledger.facts import BoundPod, Facts, Units, add
 from allocator.request import PodRequest
 
@@ -39,14 +40,13 @@ def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
         if record and record.keys() <= facts.cards.keys():
             return {uuid: max(0, units - held.get(uuid, 0)) for uuid, units in record.items()}
     if pod.request.shared and held:
-        left = pod.request.effective_units - max(held.values())
-        return dict.fromkeys(held, max(0, left))
+        whole, most = pod.request.demands[0], max(held.values())
+        return {uuid: max(0, whole.units_on(facts.cards[uuid].size_units) - most) for uuid in held}
     names = {container.name for container in facts.missing(bound)}
     total: Units = {}
     for demand in pod.request.demands:
         if not names.isdisjoint(demand.containers):
-            everywhere = facts.eligible(pod.request, demand.units_per_card)
-            add(total, dict.fromkeys(everywhere, demand.units_per_card))
+            add(total, facts.eligible(pod.request, demand))
     return total
 
 
@@ -79,6 +79,40 @@ def charged(facts: Facts) -> Units:
     for grant in facts.grants:
         add(total, dict(grant.shares))
     return total
+
+
+def booked(facts: Facts, *, percent: bool) -> Units:
+    """Units by card that the kubelet has given out, of its resource for percent or of that for units.
+
+    The kubelet's own view is its book, written before it asks again: what it had not written down when
+    it restarted it does not know of.
+    """
+    return facts.of_containers(ids for ids in facts.book.values() if facts.is_share(ids) == percent)
+
+
+def check_room(facts: Facts, wanted: frozenset[str]) -> None:
+    """Refuse IDs that make the kubelet give out more of a card than it has.
+
+    It never gives an ID twice, so it cannot with units alone; it can with percent, and with both.
+
+    Raises:
+        LedgerError: it would, or a share is less than one unit.
+    """
+    if 0 in facts.by_card(wanted).values():
+        raise LedgerError(f"Allocate of {len(wanted)} percent: allowed is a share of one unit or more")
+    percent = facts.is_share(wanted)
+    others = booked(facts, percent=not percent)
+    if not percent and not others:
+        return
+    given = [*facts.book.values(), wanted]
+    total = facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
+    add(total, others)
+    for uuid in facts.count(wanted):
+        if total[uuid] > facts.cards[uuid].size_units:
+            raise LedgerError(
+                f"Allocate that makes {total[uuid]} units of {shown(uuid)} in use, percent included: "
+                f"allowed are {facts.cards[uuid].size_units}"
+            )
 
 
 def complete(facts: Facts, bound: BoundPod) -> bool:
@@ -118,7 +152,7 @@ def assumed(facts: Facts) -> Units:
 def _anywhere(facts: Facts, request: PodRequest) -> Units:
     total: Units = {}
     for demand in request.demands:
-        add(total, dict.fromkeys(facts.eligible(request, demand.units_per_card), demand.units_per_card))
+        add(total, facts.eligible(request, demand))
     return total
 
 

@@ -1,15 +1,20 @@
 """Which device IDs a container gets: what GetPreferredAllocation is answered."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, places, release
-from allocator.ledger.facts import BoundPod, Facts, Slot, Units, demand_of
+from allocator.ledger.facts import BoundPod, Facts, Slot, Units, add, demand_of
 from allocator.request import ContainerRequest, Demand, PodRequest
 
 
-def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot | None:
+def asking(
+    facts: Facts, size: int, fixed: frozenset[str], now_s: float, *, percent: bool = False
+) -> Slot | None:
     """Find whose container the kubelet may be asking for; of equal ones it does not matter which.
+
+    `size` is units, or percent, which the kubelet asks for as another resource.
 
     A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
     the first in the kubelet's order whose next container wants so much, also one that was served before the
@@ -21,9 +26,12 @@ def asking(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> Slot
     queue = [
         bound
         for bound in facts.pods.values()
-        if bound.live
-        or (bound.pod.key in in_book and not bound.pod.terminal)
-        or release.waits_its_turn(facts, bound.pod.key, now_s)
+        if bound.pod.request.percent == percent
+        and (
+            bound.live
+            or (bound.pod.key in in_book and not bound.pod.terminal)
+            or release.waits_its_turn(facts, bound.pod.key, now_s)
+        )
     ]
     if fixed:
         reused = [b for b in queue if b.pod.key in facts.held and fixed <= facts.held[b.pod.key].union]
@@ -47,12 +55,14 @@ def _unserved(facts: Facts, bound: BoundPod) -> list[ContainerRequest]:
     return [c for c in bound.pod.request.containers if Slot(bound.pod.key, c.name) not in facts.book]
 
 
-def is_expected(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
+def is_expected(
+    facts: Facts, size: int, fixed: frozenset[str], now_s: float, *, percent: bool = False
+) -> bool:
     """Whether a living pod is known that waits for a container of that size.
 
     One that had something and has nothing in the book now may be over: the view of pods is behind.
     """
-    slot = asking(facts, size, fixed, now_s)
+    slot = asking(facts, size, fixed, now_s, percent=percent)
     if slot is None or slot.uid in facts.lived or not facts.pods[slot.uid].live:
         return False
     had = facts.pods[slot.uid].admitted or slot.uid in facts.held
@@ -66,11 +76,13 @@ def is_behind(facts: Facts) -> bool:
     )
 
 
-def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -> bool:
+def is_displaced(
+    facts: Facts, size: int, fixed: frozenset[str], now_s: float, *, percent: bool = False
+) -> bool:
     """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows."""
     if is_behind(facts):
         return True
-    slot = asking(facts, size, fixed, now_s)
+    slot = asking(facts, size, fixed, now_s, percent=percent)
     if slot is None or fixed:
         return False
     number, _ = demand_of(facts.pods[slot.uid].pod.request, slot.container)
@@ -81,20 +93,21 @@ def is_displaced(facts: Facts, size: int, fixed: frozenset[str], now_s: float) -
 def prefer(
     facts: Facts, offered: frozenset[str], fixed: frozenset[str], size: int, now_s: float
 ) -> tuple[str, ...]:
-    """Choose exactly `size` of the offered IDs, `fixed` among them.
+    """Choose exactly `size` of the offered IDs, all of units or all of percent, `fixed` among them.
 
     Raises:
         LedgerError: no card (or not enough cards) can take the container.
     """
     if fixed:
-        cards = tuple(sorted(facts.by_card(fixed)))
-        if len(cards) > 1 or facts.by_card(offered)[cards[0]] < size:
+        cards, free = tuple(sorted(facts.count(fixed))), facts.count(offered)
+        if len(cards) > 1 or free[cards[0]] < size:
             raise LedgerError(
                 f"container of {size} units that must stay on {shown(list(cards))}: "
-                f"allowed is what one card has free, {shown(facts.by_card(offered))}"
+                f"allowed is what one card has free, {shown(dict(free))}"
             )
     else:
-        cards = _cards(facts, asking(facts, size, fixed, now_s), offered, size)
+        slot = asking(facts, size, fixed, now_s, percent=facts.is_share(offered))
+        cards = _cards(facts, slot, offered, size)
     return _pick(facts, cards, offered, fixed, size)
 
 
@@ -102,23 +115,23 @@ def _cards(facts: Facts, slot: Slot | None, offered: frozenset[str], size: int) 
     """Choose the cards of one answer: the place of the pod that asks, or the best that is left."""
     found = places.places(facts)
     if slot is None:
-        return _fallback(
-            facts, PodRequest(()), Demand((), size, 1), offered, size, places.expected(found), None
-        )
+        one = Demand((), size, 1, facts.is_share(offered), size)
+        return _fallback(facts, PodRequest(()), one, one, offered, places.expected(found), None)
     bound = facts.pods[slot.uid]
     request = bound.pod.request
     number, demand = demand_of(request, slot.container)
-    each = size // demand.cards
+    # What this container takes of each card; the demand may be of several containers.
+    alone = replace(demand, per_card=size // demand.cards, least=size // demand.cards)
     place = found.get((slot.uid, number))
     got = _served_on(facts, bound, slot, demand)
     # Also where the policy sends it: the words have reserved that place and no other.
     own = got or facts.target(bound.pod, demand)
     planned = place.cards if place is not None and len(place.cards) == demand.cards else None
     target = got or planned or own
-    if target is not None and _has_room(_unheld(facts, offered, slot.uid), target, each):
+    if target is not None and _has_room(facts, _unheld(facts, offered, alone, slot.uid), target, alone):
         return target
     others = places.expected(found, (slot.uid, number))
-    return _fallback(facts, request, demand, offered, each, others, own)
+    return _fallback(facts, request, demand, alone, offered, others, own)
 
 
 def _served_on(facts: Facts, bound: BoundPod, slot: Slot, demand: Demand) -> tuple[str, ...]:
@@ -131,8 +144,8 @@ def _served_on(facts: Facts, bound: BoundPod, slot: Slot, demand: Demand) -> tup
     behind = bound.pod.request.shared and _unserved(facts, bound)[0].name != slot.container
     granted = facts.grants[-1].shares if facts.grants and behind else ()
     for cards in (
-        facts.by_card(frozenset().union(*in_book)),
-        facts.by_card(facts.ids_of(slot.uid, demand.containers)),
+        facts.count(frozenset().union(*in_book)),
+        facts.count(facts.ids_of(slot.uid, demand.containers)),
         dict(granted),
         charges.of_pod(facts, slot.uid) if bound.admitted else {},
     ):
@@ -141,9 +154,30 @@ def _served_on(facts: Facts, bound: BoundPod, slot: Slot, demand: Demand) -> tup
     return ()
 
 
-def _unheld(facts: Facts, offered: frozenset[str], uid: str) -> Units:
+def _offered(facts: Facts, offered: frozenset[str], alone: Demand) -> Units:
+    """Units by card that a container can have as far as the kubelet goes.
+
+    It knows of no card, and of each resource by itself: what it has given out of the other one is not free.
+    Of percent it must offer as many as are asked for.
+    """
+    counts, taken = facts.count(offered), charges.booked(facts, percent=not alone.percent)
+    if not alone.percent:
+        return {
+            uuid: min(counts[uuid], card.size_units - taken.get(uuid, 0))
+            for uuid, card in facts.cards.items()
+            if uuid in counts
+        }
+    add(taken, charges.booked(facts, percent=True))
+    return {
+        uuid: card.size_units - taken.get(uuid, 0)
+        for uuid, card in facts.cards.items()
+        if counts[uuid] >= alone.per_card
+    }
+
+
+def _unheld(facts: Facts, offered: frozenset[str], alone: Demand, uid: str) -> Units:
     """Units by card that the kubelet offers and that nobody else is charged with."""
-    free = facts.by_card(offered)
+    free = _offered(facts, offered, alone)
     mine, promised = charges.of_pod(facts, uid), charges.charged(facts)
     return {
         uuid: min(free.get(uuid, 0), card.size_units - promised[uuid] + mine.get(uuid, 0))
@@ -155,8 +189,8 @@ def _fallback(
     facts: Facts,
     request: PodRequest,
     demand: Demand,
+    alone: Demand,
     offered: frozenset[str],
-    each: int,
     others: Mapping[str, int],
     target: tuple[str, ...] | None,
 ) -> tuple[str, ...]:
@@ -165,9 +199,9 @@ def _fallback(
     First cards where nothing is charged, nobody else is expected and others use nothing; then without the
     others' use. Then the target, though a pod that has ended may linger there: nobody knows better than the
     scheduler. Then where only bound pods are expected, and whatever the kubelet offers. At last the same for
-    the `each` units of this container alone, without those that are to share its card.
+    this container alone, without those that are to share its card.
     """
-    free = facts.by_card(offered)
+    free = _offered(facts, offered, alone)
     promised = charges.charged(facts)
     left = {
         uuid: min(free.get(uuid, 0), card.size_units - promised[uuid]) - others.get(uuid, 0)
@@ -175,9 +209,8 @@ def _fallback(
     }
     careful = ({uuid: left[uuid] - facts.pressure.get(uuid, 0) for uuid in facts.cards}, left)
     bold = ({uuid: free.get(uuid, 0) - others.get(uuid, 0) for uuid in facts.cards}, free)
-    if target is not None and not _has_room(free, target, each):
+    if target is not None and not _has_room(facts, free, target, alone):
         target = None
-    alone = Demand(demand.containers, each, demand.cards)
     chosen = (
         _first_fit(facts, careful, request, demand)
         or target
@@ -185,9 +218,10 @@ def _fallback(
         or _first_fit(facts, careful + bold, request, alone)
     )
     if chosen is None:
-        raise LedgerError(
-            f"no {demand.cards} card(s) with {each} free units each: the kubelet offers {shown(free)}"
-        )
+        room = [free.get(uuid, 0) for uuid in facts.cards]
+        none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
+        asked = f"{alone.per_card} percent of it free" if demand.percent else f"{alone.per_card} free units"
+        raise LedgerError(f"{none} {asked}, by card they have {shown(room)}")
     return chosen
 
 
@@ -206,14 +240,15 @@ def _pick(
 ) -> tuple[str, ...]:
     """Take as many IDs on each card: those that must be in, then those that nobody is charged with."""
     taken = frozenset().union(*(h.union for h in facts.held.values()), *(g.ids for g in facts.grants))
+    card_of = facts.share_of if facts.is_share(offered) else facts.card_of
     each = size // len(cards)
     answer: list[str] = []
     for uuid in cards:
-        mine = [text for text, card in facts.card_of.items() if card == uuid and text in offered]
+        mine = [text for text, card in card_of.items() if card == uuid and text in offered]
         mine.sort(key=lambda text: (text not in fixed, text in taken))
         answer.extend(mine[:each])
     return tuple(answer)
 
 
-def _has_room(room: Mapping[str, int], cards: Iterable[str], each: int) -> bool:
-    return all(room.get(uuid, 0) >= each for uuid in cards)
+def _has_room(facts: Facts, room: Mapping[str, int], cards: Iterable[str], alone: Demand) -> bool:
+    return all(room.get(uuid, 0) >= alone.units_on(facts.cards[uuid].size_units) for uuid in cards)

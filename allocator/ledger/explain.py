@@ -5,6 +5,7 @@ from typing import Any
 from allocator.ledger import charges, places
 from allocator.ledger.facts import BoundPod, Facts
 from allocator.records import Assignment
+from allocator.request import WHOLE, Demand
 
 
 def allocation(facts: Facts, bound: BoundPod) -> Assignment | None:
@@ -18,7 +19,10 @@ def allocation(facts: Facts, bound: BoundPod) -> Assignment | None:
         cards = [uuid for uuid in facts.cards if uuid in counts]
         for container in pod.request.containers:
             if container.name in demand.containers:
-                shares[container.name] = tuple((uuid, container.units // len(cards)) for uuid in cards)
+                each = Demand((), container.units // len(cards), 1, pod.request.percent, WHOLE)
+                shares[container.name] = tuple(
+                    (uuid, each.units_on(facts.cards[uuid].size_units)) for uuid in cards
+                )
     return shares
 
 

@@ -1,16 +1,16 @@
 """What the node knows of its cards and pods: values, no conclusions."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, RequestError, shown
-from allocator.ids import device_id
+from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.records import Assignment, charge
-from allocator.request import ContainerRequest, Demand, PodRequest
+from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
 
 Units = dict[str, int]
 """Units by card UUID."""
@@ -56,6 +56,7 @@ class Pod:
         admitted: status says that the kubelet has admitted exactly this UID.
         ran: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
+        sizes: units of this node's cards by UUID, which the ledger fills in for a pod that asks for percent.
     """
 
     uid: str
@@ -69,6 +70,7 @@ class Pod:
     admitted: bool = False
     ran: bool = False
     terminal: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -78,12 +80,12 @@ class Pod:
     @cached_property
     def assigned_costs(self) -> Units | None:
         """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
-        return _costs(self.request, self.assigned)
+        return _costs(self, self.assigned)
 
     @cached_property
     def allocation_costs(self) -> Units | None:
         """Units by card of `allocation`, likewise."""
-        return _costs(self.request, self.allocation)
+        return _costs(self, self.allocation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class Held:
     Attributes:
         ids: device IDs by container; a container that is given others has only those.
         since: when the book was first read with it.
-        units: units by card of all IDs, each once; whoever changes `ids` works them out anew.
+        units: units by card of all IDs, each once, see `of_containers`; whoever changes `ids` works them out
+            anew.
     """
 
     ids: dict[str, frozenset[str]]
@@ -162,7 +165,8 @@ class Facts:
     Attributes:
         cards: by UUID in word order, `used_units` 0.
         policy: the cluster's card policy.
-        card_of: UUID of the card by device ID.
+        card_of: UUID of the card by device ID, of units.
+        share_of: the same of percent.
         pressure: units by card used beyond what is promised.
         pods: by the UID that the kubelet uses, in the order in which they were seen bound.
         held: what the book showed, by the same UID.
@@ -180,6 +184,7 @@ class Facts:
     cards: dict[str, Card]
     policy: str
     card_of: dict[str, str] = field(default_factory=dict)
+    share_of: dict[str, str] = field(default_factory=dict)
     pressure: Units = field(default_factory=dict)
     pods: dict[str, BoundPod] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
@@ -203,30 +208,69 @@ class Facts:
         if len(by_uuid) != len(cards):
             raise LedgerError(f"cards {shown([card.uuid for card in cards])}: allowed is every UUID once")
         card_of = {device_id(card.uuid, slot): card.uuid for card in cards for slot in range(card.size_units)}
-        return cls(by_uuid, policy, card_of)
+        share_of = {percent_id(card.uuid, slot): card.uuid for card in cards for slot in range(PERCENT_IDS)}
+        return cls(by_uuid, policy, card_of, share_of)
 
-    def by_card(self, ids: Iterable[str]) -> Units:
-        """Count IDs per card, in word order."""
-        counts = Counter(map(self.card_of.__getitem__, ids))
+    def known(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of the IDs that are of this node's cards."""
+        found = frozenset(ids)
+        return (found & self.card_of.keys()) | (found & self.share_of.keys())
+
+    def is_share(self, ids: Collection[str]) -> bool:
+        """Whether percent are among the IDs."""
+        return not self.share_of.keys().isdisjoint(ids)
+
+    def by_card(self, ids: Collection[str]) -> Units:
+        """Units by card that known IDs stand for together, in word order; a share is rounded down."""
+        counts = Counter(map(self.card_of.get, ids))
+        if counts.pop(None, 0):
+            percent = Counter(self.share_of[text] for text in ids if text in self.share_of)
+            counts.update({uuid: n * self.cards[uuid].size_units // WHOLE for uuid, n in percent.items()})
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
+
+    def count(self, ids: Iterable[str]) -> Counter[str]:
+        """Count IDs by card, of units or of percent, in word order."""
+        counts = Counter(self.card_of.get(text) or self.share_of[text] for text in ids)
+        return Counter({uuid: counts[uuid] for uuid in self.cards if uuid in counts})
+
+    def of_containers(self, sets: Iterable[frozenset[str]]) -> Units:
+        """Units by card that the IDs of containers stand for, each ID once.
+
+        The share of each container is rounded down by itself, as the scheduler counts it, but containers that
+        have IDs in common, init's and main's, have one share.
+        """
+        found = [ids for ids in sets if ids]
+        union = frozenset().union(*found)
+        if not self.is_share(union):
+            return self.by_card(union)
+        total: Units = {}
+        for ids in _connected(found):
+            add(total, self.by_card(ids))
+        return total
 
     def ids_of(self, uid: str, containers: Iterable[str]) -> frozenset[str]:
         """IDs that these containers of a pod have, each once."""
         held = self.held.get(uid)
         return frozenset().union(*(held.ids.get(name, ()) for name in containers)) if held else frozenset()
 
+    def got(self, uid: str, containers: Iterable[str]) -> Units:
+        """Units by card that these containers of a pod have."""
+        held = self.held.get(uid)
+        return self.of_containers(held.ids.get(name, frozenset()) for name in containers) if held else {}
+
     def missing(self, bound: BoundPod) -> list[ContainerRequest]:
         """Containers of the pod that the book never showed, in the kubelet's order."""
         held = self.held.get(bound.pod.key)
         return [c for c in bound.pod.request.containers if held is None or c.name not in held.ids]
 
-    def eligible(self, request: PodRequest, units: int) -> list[str]:
-        """Cards that could ever take `units` of this request."""
-        return [
-            uuid
+    def eligible(self, request: PodRequest, demand: Demand) -> Units:
+        """Cards that could ever take a demand of this request, with its units there."""
+        needs = {uuid: demand.units_on(card.size_units) for uuid, card in self.cards.items()}
+        return {
+            uuid: needs[uuid]
             for uuid, card in self.cards.items()
-            if card.size_units >= units and request.selector.admits(card)
-        ]
+            if card.size_units >= needs[uuid] and request.selector.admits(card)
+        }
 
     def target(self, pod: Pod, demand: Demand) -> tuple[str, ...] | None:
         """Cards that the scheduler assigned to a demand; None where nobody said, or other cards than ours."""
@@ -234,6 +278,16 @@ class Facts:
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
             return None
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
+
+
+def _connected(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
+    """Unite the sets that have elements in common."""
+    groups: list[frozenset[str]] = []
+    for ids in sets:
+        touching = [group for group in groups if not group.isdisjoint(ids)]
+        groups = [group for group in groups if group.isdisjoint(ids)]
+        groups.append(ids.union(*touching))
+    return groups
 
 
 def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
@@ -248,8 +302,8 @@ def add(total: Units, more: Mapping[str, int]) -> None:
         total[uuid] = total.get(uuid, 0) + units
 
 
-def _costs(request: PodRequest, assignment: Assignment | None) -> Units | None:
+def _costs(pod: Pod, assignment: Assignment | None) -> Units | None:
     try:
-        return None if assignment is None else charge(request, assignment)
+        return None if assignment is None else charge(pod.request, assignment, pod.sizes)
     except RequestError:
         return None

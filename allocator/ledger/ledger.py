@@ -92,9 +92,11 @@ class Ledger:
         count for nobody.
         """
         facts, at = self._facts, self.mark(now_s)
-        known = facts.card_of.keys()
         before = {slot.uid for slot in facts.book}
-        facts.book = {Slot(entry.uid, entry.container): frozenset(entry.ids & known) for entry in entries}
+        facts.book = {}
+        for entry in entries:
+            slot, ids = Slot(entry.uid, entry.container), facts.known(entry.ids)
+            facts.book[slot] = facts.book.get(slot, frozenset()) | ids
         self._book_read = True
         for uid in before - {slot.uid for slot in facts.book}:
             facts.unlisted[uid] = at
@@ -102,7 +104,7 @@ class Ledger:
             held = facts.held.setdefault(slot.uid, Held({}, at))
             if held.ids.get(slot.container) != ids:
                 held.ids[slot.container] = ids
-                held.units = facts.by_card(held.union)
+                held.units = facts.of_containers(held.ids.values())
         self._settle_grants()
         self.settle(now_s)
 
@@ -117,30 +119,43 @@ class Ledger:
             grant.before &= by_ids.get(grant.ids, set())
         facts.grants = [g for g in facts.grants if not by_ids.get(g.ids, set()) - g.before]
 
-    def expects(self, size: int, must_include: Collection[str], now_s: float) -> bool:
+    def expects(
+        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
+    ) -> bool:
         """Tell whether a living pod is known that the kubelet may be asking for.
 
         False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
         for the view before answering `preferred`.
         """
-        return choice.is_expected(self._facts, size, frozenset(must_include), now_s)
+        return choice.is_expected(self._facts, size, frozenset(must_include), now_s, percent=percent)
 
-    def displaces(self, size: int, must_include: Collection[str], now_s: float) -> bool:
+    def displaces(
+        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
+    ) -> bool:
         """Tell whether the pod that seems to ask cannot be served where the scheduler said.
 
         Where it goes instead depends on all other pods: wait a little for a fresh list of them.
         """
-        return choice.is_displaced(self._facts, size, frozenset(must_include), now_s)
+        return choice.is_displaced(self._facts, size, frozenset(must_include), now_s, percent=percent)
+
+    def expects_assigned(
+        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
+    ) -> bool:
+        """Tell whether the pod that the kubelet seems to ask for was bound with cards chosen for it."""
+        slot = choice.asking(self._facts, size, frozenset(must_include), now_s, percent=percent)
+        return slot is not None and self._facts.pods[slot.uid].pod.assigned is not None
 
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
     ) -> tuple[str, ...]:
         """Answer GetPreferredAllocation: exactly `size` of the available IDs, `must_include` among them.
 
+        They are all of units or all of percent: the kubelet asks for each of its resources by itself.
+
         Raises:
             LedgerError: no card (or not enough cards) can take the container.
         """
-        offered = frozenset(frozenset(available) & self._facts.card_of.keys())
+        offered = self._facts.known(available)
         fixed = frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
@@ -154,10 +169,12 @@ class Ledger:
         """Record an Allocate. IDs that are charged already are taken: the kubelet decides.
 
         Raises:
-            LedgerError: no ID, an unknown one, one of an unhealthy card, or more cards than were offered.
+            LedgerError: no ID, an unknown one, one of an unhealthy card, or more cards than were offered; a
+                share of less than one unit; more than the card has, with what was given out as the other
+                resource.
         """
         facts, wanted = self._facts, frozenset(ids)
-        unknown = sorted(wanted - facts.card_of.keys())
+        unknown = sorted(wanted - facts.known(wanted))
         if not wanted or unknown:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
@@ -171,6 +188,7 @@ class Ledger:
                 f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
                 "allowed is one card, or what GetPreferredAllocation just answered"
             )
+        charges.check_room(facts, wanted)
         if wanted in self._answers:
             self._answers.remove(wanted)
         shares = tuple((uuid, counts[uuid]) for uuid in facts.cards if uuid in counts)
@@ -231,6 +249,8 @@ class Ledger:
             return
         if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
             return  # its charge has ended
+        if pod.request.percent:
+            pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
             bound = facts.pods[key] = BoundPod(pod, at)

@@ -23,21 +23,24 @@ class Place:
     """Where a demand will be served.
 
     Attributes:
-        cards: UUIDs; every card that could take it where nobody can say.
-        units: still to come on each.
+        units: still to come, by card; every card that could take it where nobody can say.
         on_target: the cards are those of its pool, or where it has something already.
     """
 
-    cards: tuple[str, ...]
-    units: int
+    units: Units
     on_target: bool
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """Their UUIDs."""
+        return tuple(self.units)
 
 
 def shape(request: PodRequest, demand: Demand) -> Hashable:
     """What makes demands interchangeable; the scheduler keeps others of the same size off the node."""
     if request.shared:
-        return (tuple((c.kind, c.units) for c in request.containers), request.selector)
-    return (demand.units_per_card, demand.cards, request.selector)
+        return (tuple((c.kind, c.units) for c in request.containers), request.selector, request.percent)
+    return (demand.per_card, demand.cards, request.selector, request.percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +90,32 @@ class Draft:
         }
         self.settled: dict[Key, Place] = {}
 
-    def settle(self, one: Waiting, cards: Iterable[str], units: int, *, on_target: bool) -> None:
-        """Serve a demand on these cards."""
-        place = self.settled[one.key] = Place(tuple(cards), units, on_target)
-        for uuid in place.cards:
-            self.room[uuid] -= units
+    def settle(self, one: Waiting, units: Units, *, on_target: bool) -> None:
+        """Serve a demand with so many units on these cards."""
+        self.settled[one.key] = Place(units, on_target)
+        for uuid, count in units.items():
+            self.room[uuid] -= count
 
-    def fits(self, cards: Iterable[str], units: int) -> bool:
-        """Whether each card has so much room."""
-        return all(self.room[uuid] >= units for uuid in cards)
+    def units(self, one: Waiting, cards: Iterable[str]) -> Units:
+        """What a demand takes of these cards."""
+        return {uuid: one.demand.units_on(self.facts.cards[uuid].size_units) for uuid in cards}
 
     def take(self, one: Waiting, target: tuple[str, ...]) -> bool:
         """Serve a demand on a target that its pool has left, if it has room; tells whether."""
-        left = self.pools[shape(one.request, one.demand)]
-        if left[target] <= 0 or not self.fits(target, one.demand.units_per_card):
+        left, units = self.pools[shape(one.request, one.demand)], self.units(one, target)
+        if left[target] <= 0 or any(self.room[uuid] < count for uuid, count in units.items()):
             return False
         left[target] -= 1
-        self.settle(one, target, one.demand.units_per_card, on_target=True)
+        self.settle(one, units, on_target=True)
         return True
 
 
 def _where_it_has_something(draft: Draft, one: Waiting) -> None:
-    got = draft.facts.by_card(draft.facts.ids_of(one.uid, one.demand.containers))
+    got = draft.facts.got(one.uid, one.demand.containers)
     if got:
-        draft.settle(one, got, max(0, one.demand.units_per_card - max(got.values())), on_target=True)
+        most = max(got.values())
+        units = {uuid: max(0, count - most) for uuid, count in draft.units(one, got).items()}
+        draft.settle(one, units, on_target=True)
 
 
 def _a_target_of_its_pool(draft: Draft, one: Waiting) -> None:
@@ -124,13 +129,12 @@ def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
     for cordoned in (False, True):
         cards = by_policy(draft.facts, draft.room, one.request, one.demand, cordoned=cordoned)
         if cards is not None:
-            draft.settle(one, cards, one.demand.units_per_card, on_target=False)
+            draft.settle(one, draft.units(one, cards), on_target=False)
             return
 
 
 def _on_every_card(draft: Draft, one: Waiting) -> None:
-    everywhere = draft.facts.eligible(one.request, one.demand.units_per_card)
-    draft.settle(one, everywhere, one.demand.units_per_card, on_target=False)
+    draft.settle(one, draft.facts.eligible(one.request, one.demand), on_target=False)
 
 
 STEPS = (
@@ -202,9 +206,8 @@ def by_policy(
         )
         for uuid, card in facts.cards.items()
     ]
-    chosen = choose(
-        cards, demand.units_per_card, demand.cards, request.card_policy or facts.policy, request.selector
-    )
+    policy = request.card_policy or facts.policy
+    chosen = choose(cards, demand.asked, demand.cards, policy, request.selector)
     return None if chosen is None else tuple(cards[position].uuid for position in chosen)
 
 
@@ -213,7 +216,7 @@ def expected(found: Mapping[Key, Place], but: Key | None = None) -> Units:
     total: Units = {}
     for key, place in found.items():
         if key != but:
-            add(total, dict.fromkeys(place.cards, place.units))
+            add(total, place.units)
     return total
 
 

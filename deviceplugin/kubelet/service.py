@@ -202,7 +202,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if identifier not in health:
                 raise _unknown(identifier)
             if not health[identifier]:
-                raise RefusedError("unhealthy", f"device {shown(identifier)} is on a card that is unhealthy")
+                raise RefusedError(
+                    "unhealthy",
+                    f"device {shown(identifier)} is on a card that is unhealthy; delete this pod, what made "
+                    "it makes another",
+                )
 
     async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:
         """Return the answer, or abort the call with a status; an unforeseen fault ends this call only."""
@@ -247,4 +251,8 @@ def _granted(grant: ContainerGrant) -> pb.ContainerAllocateResponse:
 
 
 def _unknown(identifier: str) -> RefusedError:
-    return RefusedError("unknown", f"device {shown(identifier)} is not one of this node's")
+    return RefusedError(
+        "unknown",
+        f"device {shown(identifier)} is not one of this node's; its cards or their unit have changed, delete "
+        "this pod, what made it makes another",
+    )

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 import structlog
 
 from allocator.errors import LedgerError
-from allocator.ids import device_id
+from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import BookEntry, Grant, Ledger
-from allocator.names import unit_of_resource
+from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.node.grant import ContainerGrant
 
@@ -22,6 +22,16 @@ VIEW_WAIT_S: Final = 1.0
 
 ROOM_WAIT_S: Final = 5.0
 """The same for a container that no single card can take: it may have asked for several, only the API says."""
+
+AGAIN: Final = "delete this pod, what made it makes another"
+NOT_OURS: Final = (
+    f"was this pod bound by gpupack's scheduler? If not, set spec.schedulerName: {SCHEDULER_NAME} in its "
+    "template, and delete this pod"
+)
+TAKEN: Final = (
+    "the card that the scheduler chose has been taken since, perhaps by a pod that was bound without "
+    f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
+)
 
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
@@ -53,7 +63,7 @@ class Account:
     Args:
         ledger: the accounts.
         book: the kubelet's, read before every answer.
-        resource: name of our extended resource.
+        resource: name of our extended resource that counts units.
         unit_mib: MiB a unit.
         cdi: name the cards as CDI devices too.
         clock: monotonic seconds.
@@ -101,7 +111,13 @@ class Account:
             card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
             for card in ledger.installed
         }
+        self._percent_ids = {
+            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
+            for card in ledger.installed
+        }
         self._devices: dict[str, bool] = {}
+        self._percent: dict[str, bool] = {}
+        self.percent = Percent(self)
         self.health_changed()
 
     def follow(self, follower: Callable[[], None]) -> None:
@@ -148,7 +164,8 @@ class Account:
         self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
         self._last = contents
         before = self.state()
-        self.ledger.read_book([e for e in entries if e.resource == self._resource], self.now_s())
+        ours = {self._resource, PERCENT_RESOURCE}
+        self.ledger.read_book([e for e in entries if e.resource in ours], self.now_s())
         if self.state() != before:
             self.changed()
 
@@ -185,19 +202,28 @@ class Account:
     # What the kubelet asks.
 
     def devices(self) -> Mapping[str, bool]:
-        """Return every device ID with its health."""
+        """Return every device ID of a unit with its health."""
         return self._devices
 
+    def percent_devices(self) -> Mapping[str, bool]:
+        """Return every device ID of a percent with its health."""
+        return self._percent
+
     def health_changed(self) -> None:
-        """Make the list of devices anew from the cards' health."""
-        self._devices = {
-            identifier: card.healthy for card in self.ledger.installed for identifier in self._ids[card.uuid]
-        }
+        """Make the lists of devices anew from the cards' health."""
+        cards = self.ledger.installed
+        self._devices = {text: card.healthy for card in cards for text in self._ids[card.uuid]}
+        self._percent = {text: card.healthy for card in cards for text in self._percent_ids[card.uuid]}
 
     async def preferred(
-        self, available: Sequence[str], must_include: Sequence[str], size: int
+        self,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        *,
+        percent: bool = False,
     ) -> Collection[str]:
-        """Choose `size` of the available IDs.
+        """Choose `size` of the available IDs, which are those of units, or with `percent` of percent.
 
         Waits a little for the pod that asks to come into view, and for a fresh list of all pods before it
         goes elsewhere than the scheduler said.
@@ -213,25 +239,35 @@ class Account:
             view = ledger.facts.view
             return view is not None and view.order > asked_at.order
 
-        known = await self._until(lambda: ledger.expects(size, must_include, now_s()), self._view_wait_s)
+        def expects() -> bool:
+            return ledger.expects(size, must_include, now_s(), percent=percent)
+
+        def displaces() -> bool:
+            return ledger.displaces(size, must_include, now_s(), percent=percent)
+
+        known = await self._until(expects, self._view_wait_s)
         if not known:
-            log.warning("container of an unknown pod", units=size, waited_s=self._view_wait_s)
-        elif ledger.displaces(size, must_include, now_s()):
+            what = "percent" if percent else "units"
+            log.warning("container of an unknown pod", waited_s=self._view_wait_s, **{what: size})
+        elif displaces():
             self.want_list()
-            await self._until(
-                lambda: listed() or not ledger.displaces(size, must_include, now_s()), self._view_wait_s
-            )
+            await self._until(lambda: listed() or not displaces(), self._view_wait_s)
         try:
             return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
-            if known or not await self._until(
-                lambda: ledger.expects(size, must_include, now_s()), self._room_wait_s
-            ):
-                raise RefusedError("no-room", str(error)) from error
+            if known or not await self._until(expects, self._room_wait_s):
+                raise self._no_room(error, size, must_include, percent=percent) from error
         try:
             return ledger.preferred(available, must_include, size, now_s())
         except LedgerError as error:
-            raise RefusedError("no-room", str(error)) from error
+            raise self._no_room(error, size, must_include, percent=percent) from error
+
+    def _no_room(
+        self, error: LedgerError, size: int, must_include: Sequence[str], *, percent: bool
+    ) -> RefusedError:
+        """Add the likely cause and the way out: this is all that the pod's status will say."""
+        assigned = self.ledger.expects_assigned(size, must_include, self.now_s(), percent=percent)
+        return RefusedError("no-room", f"{error}; {TAKEN if assigned else NOT_OURS}")
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Record what the kubelet hands out and describe it to the container.
@@ -243,7 +279,7 @@ class Account:
         try:
             grant = self.ledger.allocate(ids, self.now_s())
         except LedgerError as error:
-            raise RefusedError("spans-cards", str(error)) from error
+            raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
         log.info("allocated", cards=dict(grant.shares))
         self.changed()
         return self._describe(grant)
@@ -272,3 +308,28 @@ class Account:
             },
             cdi_devices=tuple(f"nvidia.com/gpu={uuid}" for uuid in uuids) if self._cdi else (),
         )
+
+
+class Percent:
+    """The account as the kubelet's second resource, percent of cards; of the same cards as the first.
+
+    Args:
+        account: Whose cards.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def devices(self) -> Mapping[str, bool]:
+        """Return every device ID of a percent with its health."""
+        return self._account.percent_devices()
+
+    async def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Collection[str]:
+        """Choose `size` of the available IDs, as `Account.preferred`."""
+        return await self._account.preferred(available, must_include, size, percent=True)
+
+    async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
+        """Record what the kubelet hands out, as `Account.allocate`."""
+        return await self._account.allocate(ids)

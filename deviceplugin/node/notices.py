@@ -15,6 +15,7 @@ RECOVERED: Final = "GPURecovered"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
 OTHER_PLUGIN_GONE: Final = "ConflictingDevicePluginGone"
 OTHER_DAEMON: Final = "ConflictingDaemon"
+WRONG_CORDON: Final = "InvalidCordon"
 
 Record = Callable[[ObjectRef, EventType, str, str], None]
 
@@ -58,6 +59,10 @@ class Notices:
     def other_daemon(self, said: str) -> None:
         """Tell of another gpupack node daemon."""
         self._record(self._ref, "Warning", OTHER_DAEMON, said)
+
+    def wrong_cordon(self, said: str) -> None:
+        """Tell of a cordon of cards that are not here, or that cannot be read."""
+        self._record(self._ref, "Warning", WRONG_CORDON, said)
 
     def _card(self, uuid: str) -> str:
         model = self._models.get(uuid)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from allocator.errors import shown
 from allocator.ledger import Mark
+from allocator.names import NODE_CORDON
 from deviceplugin.node.account import Account
 from deviceplugin.node.objects import NodeObject, PodObject, version_of
 from kubeapi.errors import KubeApiError
@@ -148,18 +150,22 @@ class NodeView:
     Args:
         account: the ledger, which heeds the cordon.
         name: of the own Node.
+        tell: called with what is wrong with the Node's cordon, once for each thing.
 
     Attributes:
         node: the Node, None while there is none.
+        unknown_cordoned: UUIDs of the Node's cordon that are no card of this node, sorted.
         first: set once the API server has said whether the Node is there.
     """
 
-    def __init__(self, account: Account, name: str) -> None:
+    def __init__(self, account: Account, name: str, tell: Callable[[str], None] = lambda _: None) -> None:
         self._account = account
         self._name = name
+        self._tell = tell
         self._told_missing = False
         self._cordon_problem: str | None = None
         self.node: NodeObject | None = None
+        self.unknown_cordoned: tuple[str, ...] = ()
         self.first = asyncio.Event()
 
     @property
@@ -200,12 +206,24 @@ class NodeView:
         self.node = node
         cordoned, problem = node.cordon()
         if problem is not None:
-            if self._cordon_problem != str(problem):
-                log.warning("cordon cannot be read, as it was", error=str(problem))
-            self._cordon_problem = str(problem)
+            self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
-        self._cordon_problem = None
         self._account.ledger.set_cordoned(cordoned)
+        cards = [card.uuid for card in self._account.ledger.installed]
+        self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
+        self._cordon_is_wrong(
+            f"annotation {NODE_CORDON} holds {shown(', '.join(self.unknown_cordoned), 256)}, no card of this "
+            f"node: allowed are {shown(', '.join(cards), 512)}"
+            if self.unknown_cordoned
+            else None
+        )
+
+    def _cordon_is_wrong(self, problem: str | None) -> None:
+        """Tell people once; None: nothing is wrong."""
+        if problem is not None and problem != self._cordon_problem:
+            log.warning("cordon is wrong", error=problem)
+            self._tell(problem)
+        self._cordon_problem = problem
 
     def _tell_missing(self) -> None:
         """Say once that there is no Node to write to: most likely its name is another."""

@@ -40,8 +40,18 @@ def prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
         fail(error)
 
 
-def serve(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], *errors: type[BaseException]) -> None:
-    """Be a daemon until a signal sets the event; these errors are the user's to mend."""
+def serve(
+    work: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
+    *errors: type[BaseException],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    """Be a daemon until a signal sets the event.
+
+    Args:
+        work: What to do until then.
+        *errors: Those that are the user's to mend.
+        new_loop: Makes the event loop, None for asyncio's own.
+    """
     from gpupack.logs import tell_loop_trouble
     from gpupack.signals import told_to_stop
 
@@ -51,7 +61,8 @@ def serve(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], *errors: t
             await work(stop)
 
     try:
-        asyncio.run(until_told())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(until_told())
     except errors as error:
         fail(error)
 

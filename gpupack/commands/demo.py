@@ -10,19 +10,22 @@ from gpupack.policies import all_policies
 
 
 @click.command(short_help="Run the main job on this machine, without GPU or cluster.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Makes the run repeat.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, help="Order of the pods; the same one repeats the run."
+)
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True)
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @version_option
 def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:
-    """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods.
+    """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods, each with its card.
 
     The parts are the real ones: node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
     API server, pods go through the extender's filter, prioritize and bind. Shows the cards before, during
-    and after, frees some, compares all views of every card, and exits 0 only if every check held.
+    and after, frees some, decodes a packed word, and gives the same pods to nodes by their sums, as
+    kube-scheduler does alone. Compares all views of every card, and exits 0 only if every check held.
     """
-    from gpupack.demo import run
+    from gpupack.demo.play import run
     from gpupack.errors import GpupackError
     from gpupack.logs import configure
     from scheduler_plugin.errors import SettingsError

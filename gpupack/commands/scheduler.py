@@ -70,6 +70,12 @@ from gpupack.policies import PolicyCommand, all_policies
     show_default=True,
     help="Seconds without word from the API server from which filter answers with an error; from 10.",
 )
+@click.option(
+    "--preemption/--no-preemption",
+    default=True,
+    show_default=True,
+    help="Evict pods of smaller priority for one that no card has room for, though its node's sum has.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option
@@ -80,10 +86,16 @@ def scheduler(**options: Any) -> None:
     # First: it loads structlog without what a daemon has no use for.
     configure(options["log_level"], options["log_format"])
 
+    import uvloop  # half of what asyncio's own loop costs; not for the node daemon, where memory counts more
+
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.app import run
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.settings import Settings
 
     prepare(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
-    serve(lambda stop: run(Settings(**options), stop=stop), SchedulerError, KubeApiError)
+    serve(
+        lambda stop: run(Settings(**options), stop=stop),
+        *(SchedulerError, KubeApiError),
+        new_loop=uvloop.new_event_loop,
+    )

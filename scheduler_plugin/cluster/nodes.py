@@ -2,7 +2,8 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,7 @@ _ROW_ARRAYS: Final = (
     "gpu_used",
     "cards",
     "usable",
+    "percent",
     "exclusion",
 )
 _CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
@@ -60,6 +62,7 @@ class NodeArrays:
         used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
+        percent: bool[R], shares of the row's cards can be had.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
         quoted: the names as JSON texts, by row.
@@ -85,6 +88,7 @@ class NodeArrays:
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
             rows, Exclusion.VACANT, dtype=np.int8
         )
@@ -127,7 +131,9 @@ class NodeArrays:
         self.names[row] = name
         self.quoted[row] = json.dumps(name).encode()
         self._rank(name, row)
-        self.exclude(row, Exclusion.NO_WORDS)
+        # All else is as a vacant row has it.
+        self.exclusion[row] = Exclusion.NO_WORDS
+        self.version[row] += 1
         return row
 
     def remove(self, name: str) -> None:
@@ -151,7 +157,7 @@ class NodeArrays:
     def exclude(self, row: int, reason: Exclusion) -> None:
         """Empty a row's cards and say why."""
         self.exclusion[row] = reason
-        self.usable[row] = False
+        self.usable[row] = self.percent[row] = False
         self.cards[row] = 0
         for array in (self.size, self.used, self.assumed, self.evictable):
             array[row] = 0
@@ -168,6 +174,7 @@ class NodeArrays:
         uuids: Sequence[str] = (),
         models: Sequence[str] = (),
         numa: Sequence[int] = (),
+        percent: bool = True,
     ) -> None:
         """Set what a node publishes of its cards.
 
@@ -179,6 +186,7 @@ class NodeArrays:
             uuids: By card, or empty where not known.
             models: By card, or empty where not known.
             numa: NUMA node by card, -1 not known, or empty.
+            percent: Shares of the cards can be had.
         """
         count = len(sizes)
         self._fit_cards(count)
@@ -186,6 +194,7 @@ class NodeArrays:
         before = self._published(row)
         self.exclusion[row] = Exclusion.NONE
         self.usable[row] = True
+        self.percent[row] = percent
         self.cards[row] = count
         for array, values in (
             (self.size, sizes),
@@ -205,6 +214,26 @@ class NodeArrays:
         if self.assumed[row, :count].tolist() != list(units):
             self.assumed[row, :count] = units
             self._refresh(row)
+
+    @contextmanager
+    def charged(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
+        """Count more units as assumed for a while; before and after are other versions of the rows.
+
+        Args:
+            charges: Units by card position, by row; positions that the row does not have are left out.
+        """
+        before = {row: self.assumed[row].copy() for row in charges}
+        for row, units_of in charges.items():
+            for card, units in units_of.items():
+                if card < self.cards[row]:
+                    self.assumed[row, card] += units
+            self._refresh(row)
+        try:
+            yield
+        finally:
+            for row, assumed in before.items():
+                self.assumed[row] = assumed
+                self._refresh(row)
 
     def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
         """Set what pods may request of a node in all; more than `_MOST` counts as that."""
@@ -229,6 +258,7 @@ class NodeArrays:
             int(self.exclusion[row]),
             int(self.cards[row]),
             int(self.inventory_version[row]),
+            bool(self.percent[row]),
             *(array[row].tobytes() for array in arrays),
         )
 
@@ -253,13 +283,16 @@ class NodeArrays:
 
     def _refresh(self, row: int) -> None:
         """Recompute what follows from size, used and assumed, and count the change."""
-        occupied = np.minimum(self.size[row], self.used[row] + self.assumed[row])
-        free = self.size[row] - occupied
+        # A handful of numbers: arithmetic on arrays would take longer to begin than to do.
+        sizes = self.size[row].tolist()
+        taken = zip(sizes, self.used[row].tolist(), self.assumed[row].tolist(), strict=True)
+        occupied = [min(size, used + assumed) for size, used, assumed in taken]
+        free = [size - use for size, use in zip(sizes, occupied, strict=True)]
         self.occupied[row] = occupied
         self.free[row] = free
-        self.free_order[:, row] = np.sort(free)[::-1]
-        self.gpu_capacity[row] = self.size[row].sum()
-        self.gpu_used[row] = occupied.sum()
+        self.free_order[:, row] = sorted(free, reverse=True)
+        self.gpu_capacity[row] = sum(sizes)
+        self.gpu_used[row] = sum(occupied)
         self.version[row] += 1
 
     def _rank(self, name: str, row: int) -> None:

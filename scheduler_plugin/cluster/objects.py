@@ -24,6 +24,18 @@ class Metadata(Struct):
     annotations: dict[str, str] | None = None
 
 
+class PodMetadata(Metadata):
+    """`metadata` of a pod.
+
+    Attributes:
+        labels: For PodDisruptionBudgets.
+        deletion_timestamp: When its grace period ends, once it is being deleted.
+    """
+
+    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
 class NodeStatus(Struct):
     """`status` of a node."""
 
@@ -58,11 +70,17 @@ class Preferred(Struct):
     preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
 
 
+class PodAffinity(Preferred):
+    """`spec.affinity.podAffinity`: how many terms it has matters here, not what they say."""
+
+    required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+
+
 class Affinity(Struct):
-    """`spec.affinity`, of which only preferences matter here."""
+    """`spec.affinity`."""
 
     node_affinity: Preferred | None = None
-    pod_affinity: Preferred | None = None
+    pod_affinity: PodAffinity | None = None
     pod_anti_affinity: Preferred | None = None
 
 
@@ -87,6 +105,7 @@ class PodSpec(Struct):
     resources: ResourceList | None = None
     overhead: Resources | None = None
     priority: int | None = None
+    preemption_policy: str | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
     scheduling_gates: list[Gate] | None = None
@@ -97,12 +116,13 @@ class PodStatus(Struct):
 
     phase: str = ""
     nominated_node_name: str = ""
+    start_time: str | None = None
 
 
 class PodLite(Struct):
     """A pod."""
 
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
@@ -116,6 +136,16 @@ def has_preferences(pod: PodLite) -> bool:
             return True
     spreads = pod.spec.topology_spread_constraints or ()
     return any(spread.when_unsatisfiable == "ScheduleAnyway" for spread in spreads)
+
+
+def may_preempt(pod: PodLite) -> bool:
+    """Tell whether pods of smaller priority may be evicted for this one.
+
+    Not where it wants to be near other pods: they could be among those that would go.
+    """
+    near = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
+    required = near is not None and near.required_during_scheduling_ignored_during_execution
+    return pod.spec.preemption_policy != "Never" and not required
 
 
 def container_mappings(containers: list[ContainerLite] | None) -> list[dict[str, Any]]:

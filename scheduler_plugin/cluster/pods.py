@@ -1,20 +1,33 @@
 """Pods as the scheduler keeps them: what they ask for, and what is known of their cards."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError, RequestError
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED
 from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_pod
-from scheduler_plugin.cluster.objects import ContainerLite, PodLite, ResourceList, container_mappings
+from scheduler_plugin.cluster.objects import (
+    ContainerLite,
+    PodLite,
+    ResourceList,
+    Resources,
+    container_mappings,
+)
 from scheduler_plugin.cluster.versions import version_number
 
+_OURS: Final = "gpupack.io/"
+_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED})
+"""Annotations that say which cards a pod got; it asks for the same with or without them."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the pods that stand for a kubelet's static ones: evicted they are back at once."""
 
 _milli = lru_cache(maxsize=4096)(parse_milli)
 _bytes = lru_cache(maxsize=4096)(parse_bytes)
@@ -44,6 +57,12 @@ class PodRecord:
             ask for without the annotations. None when it does not ask.
         assigned: Cards that its Binding names; None when there are none or they cannot be read.
         allocated: Cards that the node says it got.
+        nominated: The node that is being kept for it (status.nominatedNodeName), while it has none.
+        leaves_at: When the grace period of a pod that is being deleted ends, seconds since the epoch; None
+            for one that is not. This and what follows is read of pods that ask for cards only.
+        start_time: When the kubelet took it, as the API writes times; empty before.
+        labels: Its labels.
+        mirrored: It stands for a static pod of the kubelet, which no eviction ends.
         gated: It wears scheduling gates; kube-scheduler has not begun with it.
         planned: UUIDs of the cards that the queue had in mind for it; a wish, taken where they are free.
     """
@@ -62,6 +81,11 @@ class PodRecord:
     charged: PodRequest | None
     assigned: Assignment | None
     allocated: Assignment | None
+    nominated: str = ""
+    leaves_at: float | None = None
+    start_time: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    mirrored: bool = False
     gated: bool = False
     planned: frozenset[str] = frozenset()
 
@@ -69,6 +93,11 @@ class PodRecord:
     def version(self) -> int:
         """The resourceVersion as a number."""
         return version_number(self.resource_version)
+
+    @property
+    def started_at(self) -> float:
+        """When the kubelet took it, seconds since the epoch; 0 before."""
+        return _epoch_s(self.start_time)
 
 
 def read_request(pod: PodLite, resource: str) -> PodRequest | None:
@@ -90,35 +119,105 @@ def read_request(pod: PodLite, resource: str) -> PodRequest | None:
 
 
 def asks(pod: PodLite, resource: str) -> bool:
-    """Tell whether any container names the resource at all; cheap."""
+    """Tell whether any container names the resource, or percent of cards, at all; cheap."""
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for container in containers or ():
             resources = container.resources
-            if resources and (
-                (resources.limits and resource in resources.limits)
-                or (resources.requests and resource in resources.requests)
-            ):
-                return True
+            for amounts in (resources.limits, resources.requests) if resources else ():
+                if amounts and (resource in amounts or PERCENT_RESOURCE in amounts):
+                    return True
     return False
 
 
-def read_pod(pod: PodLite, resource: str) -> PodRecord:
-    """Turn a pod into its record; whatever is wrong with it becomes data."""
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What a pod asks for; attributes as of `PodRecord`."""
+
+    request: PodRequest | None
+    error: str
+    charged: PodRequest | None
+    cpu_milli: int
+    memory_bytes: int
+
+
+_REMEMBERED: Final = 1024
+_MOST_TEXT: Final = 1024
+_MOST_CONTAINERS: Final = 16
+_MOST_AMOUNTS: Final = 64
+"""Characters of our annotations, containers, and amounts in all: what asks for more is read every time."""
+
+_remembered: dict[Hashable, Asking] = {}
+"""By everything that an `Asking` follows from: the pods of a Deployment ask alike, and each is read often."""
+
+
+def read_asking(pod: PodLite, resource: str) -> Asking:
+    """Read what a pod asks for; what is wrong with it becomes data."""
+    key = _asking_key(pod, resource)
+    found = _remembered.get(key) if key is not None else None
+    if found is None:
+        found = _read_asking(pod, resource)
+        if key is not None:
+            if len(_remembered) >= _REMEMBERED:
+                del _remembered[next(iter(_remembered))]
+            _remembered[key] = found
+    return found
+
+
+def _read_asking(pod: PodLite, resource: str) -> Asking:
     request: PodRequest | None = None
     charged: PodRequest | None = None
-    assigned: Assignment | None = None
-    allocated: Assignment | None = None
     error = ""
-    meta = pod.metadata
     if asks(pod, resource):
         try:
             charged = request = read_request(pod, resource)
         except RequestError as problem:
             error = str(problem)
             charged = _without_annotations(pod, resource)
-        if charged is not None:
-            assigned, allocated = _cards(meta.annotations or {}, meta.uid)
-    cpu_milli, memory_bytes = pod_requests(pod)
+    return Asking(request, error, charged, *pod_requests(pod))
+
+
+def _asking_key(pod: PodLite, resource: str) -> Hashable | None:
+    """Everything that the functions above look at, None where it is much."""
+    spec = pod.spec
+    containers = [*(spec.init_containers or ()), None, *(spec.containers or ())]
+    lists = [(None, spec.overhead), _lists(spec.resources)]
+    lists += [_lists(container.resources) for container in containers if container is not None]
+    if (
+        len(containers) > _MOST_CONTAINERS
+        or sum(len(each) for pair in lists for each in pair if each) > _MOST_AMOUNTS
+    ):
+        return None
+    ours: tuple[tuple[str, str], ...] = ()
+    if pod.metadata.annotations:
+        ours = tuple(
+            (name, value)
+            for name, value in pod.metadata.annotations.items()
+            if name.startswith(_OURS) and name not in _CARDS_KNOWN
+        )
+    if sum(len(name) + len(value) for name, value in ours) > _MOST_TEXT:
+        return None
+    return (
+        resource,
+        ours,
+        tuple(container and (container.name, container.restart_policy) for container in containers),
+        tuple([each and tuple(each.items()) for pair in lists for each in pair]),
+    )
+
+
+def _lists(resources: ResourceList | None) -> tuple[Resources | None, Resources | None]:
+    return (None, None) if resources is None else (resources.limits, resources.requests)
+
+
+def read_pod(pod: PodLite, resource: str) -> PodRecord:
+    """Turn a pod into its record; whatever is wrong with it becomes data."""
+    assigned: Assignment | None = None
+    allocated: Assignment | None = None
+    meta = pod.metadata
+    found = read_asking(pod, resource)
+    if found.charged is not None:
+        assigned, allocated = _cards(meta.annotations or {}, meta.uid)
+    asked = found.charged is not None
+    leaves = meta.deletion_timestamp if asked else None
     return PodRecord(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -127,16 +226,29 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         node=pod.spec.node_name,
         ended=pod.status.phase in _ENDED,
         priority=pod.spec.priority or 0,
-        cpu_milli=cpu_milli,
-        memory_bytes=memory_bytes,
-        request=request,
-        error=error,
-        charged=charged,
+        cpu_milli=found.cpu_milli,
+        memory_bytes=found.memory_bytes,
+        request=found.request,
+        error=found.error,
+        charged=found.charged,
         assigned=assigned,
         allocated=allocated,
+        nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
+        leaves_at=None if leaves is None else _epoch_s(leaves),
+        start_time=(pod.status.start_time or "") if asked else "",
+        labels=(meta.labels or {}) if asked else {},
+        mirrored=asked and MIRROR in (meta.annotations or {}),
         gated=bool(pod.spec.scheduling_gates),
         planned=_planned(meta.annotations),
     )
+
+
+def _epoch_s(text: str) -> float:
+    """Read a time of the API as seconds since the epoch; what is none counts as long ago."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
 
 
 def pod_requests(pod: PodLite) -> tuple[int, int]:
@@ -226,14 +338,19 @@ def _planned(annotations: dict[str, str] | None) -> frozenset[str]:
 
 Shape = Hashable
 
+Size = tuple[int, bool]
+"""What the kubelet asks for: units, or percent where the second is True."""
 
-def shapes(request: PodRequest) -> frozenset[tuple[int, Shape]]:
+
+def shapes(request: PodRequest) -> frozenset[tuple[Size, Shape]]:
     """Describe a pod's containers the way the kubelet asks for them: total units, and what tells them apart.
 
-    The kubelet tells the node only how many units a container wants. Two pods whose containers agree in
-    units and shape are interchangeable; same units in another shape are a guess that can go wrong.
+    The kubelet tells the node only how many units, or how many percent, a container wants. Two pods whose
+    containers agree in units and shape are interchangeable; same units in another shape are a guess that can
+    go wrong.
     """
+    shape: Shape = (request.cards, request.selector)
     if request.shared:
         whole = ("shared", tuple((container.kind, container.units) for container in request.containers))
-        return frozenset((container.units, (whole, request.selector)) for container in request.containers)
-    return frozenset((container.units, (request.cards, request.selector)) for container in request.containers)
+        shape = (whole, request.selector)
+    return frozenset(((container.units, request.percent), shape) for container in request.containers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allocator.errors import PackingError, QuantityError
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, resource_name
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
@@ -37,6 +37,7 @@ class Published:
         indexes: By card, the driver's, as people know the cards.
         models: By card.
         numa: By card, -1 where not known.
+        percent: Shares of its cards can be had: the kubelet does not say that it has none to give.
     """
 
     exclusion: Exclusion = Exclusion.NONE
@@ -49,6 +50,7 @@ class Published:
     indexes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     numa: tuple[int, ...] = field(default=())
+    percent: bool = True
 
 
 def read_published(node: NodeLite, unit_mib: int) -> Published:
@@ -72,7 +74,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
     if max(words.sizes, default=0) > MOST_UNITS:
         return Published(Exclusion.CORRUPT)
     out = _out_of_service(inventory, annotations.get(NODE_CORDON))
-    if len(out) < len(words.sizes) and _has_no_units(node, unit_mib):
+    if len(out) < len(words.sizes) and _has_none(node, resource_name(unit_mib)):
         return Published(Exclusion.NO_PLUGIN)
     cards = list(enumerate(zip(words.sizes, words.used, strict=True)))
     return Published(
@@ -85,12 +87,13 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         indexes=tuple(record.index for record in inventory),
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
+        percent=not _has_none(node, PERCENT_RESOURCE),
     )
 
 
-def _has_no_units(node: NodeLite, unit_mib: int) -> bool:
-    """Tell whether the kubelet says that it has no unit to give."""
-    allocatable = (node.status.allocatable or {}).get(resource_name(unit_mib))
+def _has_none(node: NodeLite, resource: str) -> bool:
+    """Tell whether the kubelet says that it has nothing of a resource to give."""
+    allocatable = (node.status.allocatable or {}).get(resource)
     try:
         return allocatable is not None and parse_integer(allocatable) <= 0
     except QuantityError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from allocator.errors import RequestError
 from allocator.records import Assignment, charge
 from allocator.request import PodRequest
-from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.cluster.pods import PodRecord, Shape, Size
 
 TOMBSTONE_S = 30.0
 """How long a vanished pod counts at most when its node says nothing."""
@@ -93,7 +93,7 @@ class NodeRecord:
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     cpu_milli: int = 0
     memory_bytes: int = 0
-    shapes: frozenset[tuple[int, object]] = frozenset()
+    shapes: frozenset[tuple[Size, Shape]] = frozenset()
 
     def forget_words(self) -> None:
         """Drop what the node published of its cards."""
@@ -163,7 +163,8 @@ class Rules:
         if claim.assigned is None:
             return None
         try:
-            units_of = charge(claim.request, claim.assigned)
+            # What a share costs depends on the cards that the node has now.
+            units_of = charge(claim.request, claim.assigned, dict(zip(book.uuids, book.sizes, strict=False)))
         except RequestError:
             return None
         charges: dict[int, int] = {}
@@ -178,8 +179,9 @@ class Rules:
         charges: dict[int, int] = {}
         for demand in claim.request.demands:
             for card, size in enumerate(book.sizes):
-                if size >= demand.units_per_card:
-                    charges[card] = charges.get(card, 0) + demand.units_per_card
+                units = demand.units_on(size)
+                if size >= units:
+                    charges[card] = charges.get(card, 0) + units
         return charges
 
     def is_overfull(self, book: NodeRecord, card: int, assumed: int) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from scheduler_plugin.cluster.pods import Shape, shapes
+from scheduler_plugin.cluster.pods import Shape, Size, shapes
 from scheduler_plugin.cluster.rules import Claim, NodeRecord
 
 
@@ -10,11 +10,11 @@ class ShapeIndex:
     """Node names by what the claims on them ask of the kubelet."""
 
     def __init__(self) -> None:
-        self._names: dict[int, dict[Shape, set[str]]] = {}
+        self._names: dict[Size, dict[Shape, set[str]]] = {}
 
     def update(self, book: NodeRecord, claims: Iterable[Claim]) -> None:
         """Take the claims on a node, which replace those of before."""
-        found: set[tuple[int, Shape]] = set()
+        found: set[tuple[Size, Shape]] = set()
         for claim in claims:
             found |= shapes(claim.request)
         if found == book.shapes:
@@ -28,7 +28,7 @@ class ShapeIndex:
             self._names.setdefault(units, {}).setdefault(shape, set()).add(book.name)
         book.shapes = frozenset(found)
 
-    def busy(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
+    def busy(self, wanted: frozenset[tuple[Size, Shape]]) -> set[str]:
         """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
         found: set[str] = set()
         for units, shape in wanted:

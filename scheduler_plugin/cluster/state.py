@@ -10,8 +10,9 @@ from allocator.records import Assignment
 from scheduler_plugin.cluster.books import Books
 from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.pods import PodRecord, Shape, read_pod
+from scheduler_plugin.cluster.pods import PodRecord, Shape, Size, read_pod
 from scheduler_plugin.cluster.published import read_published
+from scheduler_plugin.cluster.reservations import Reservations
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.versions import Versions, contradicts, version_number
@@ -35,6 +36,8 @@ class ClusterState:
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
+        nominated: UIDs of those without a node that one is being kept for.
+        reservations: The cards that are kept for them; no part of `assumed`.
         books: What is known by node name.
         settled: Says that a pod that asks for cards is seen bound first, or ended or is gone before that
             (its record has no node then).
@@ -50,6 +53,8 @@ class ClusterState:
         self.books = self._books.by_name
         self.nodes = self._books.nodes
         self.pods: dict[str, PodRecord] = {}
+        self.nominated: set[str] = set()
+        self.reservations = Reservations()
         self.settled: Signal[[PodRecord]] = Signal()
         self.broken = self._books.broken
         self._takes: dict[str, Take] = {}
@@ -148,6 +153,7 @@ class ClusterState:
                 uuids=published.uuids,
                 models=published.models,
                 numa=published.numa,
+                percent=published.percent,
             )
         elif self.nodes.exclusion[book.row] != published.exclusion:
             self.nodes.exclude(book.row, published.exclusion)
@@ -248,6 +254,7 @@ class ClusterState:
         elif self._pod_versions.is_old(record.uid, record.version):
             return
         self.pods[record.uid] = record
+        (self.nominated.add if record.nominated else self.nominated.discard)(record.uid)
         if record.charged is not None and (record.node or record.ended) and (old is None or not old.node):
             self.settled(record)
         take = self._takes.get(record.uid)
@@ -274,6 +281,7 @@ class ClusterState:
         if old is None:
             return
         del self.pods[uid]
+        self.nominated.discard(uid)
         if old.charged is not None and not old.node:
             self.settled(old)
         self._unbook(old)
@@ -358,7 +366,7 @@ class ClusterState:
 
     # What follows.
 
-    def busy_nodes(self, wanted: frozenset[tuple[int, Shape]]) -> set[str]:
+    def busy_nodes(self, wanted: frozenset[tuple[Size, Shape]]) -> set[str]:
         """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
         return self._books.shapes.busy(wanted)
 

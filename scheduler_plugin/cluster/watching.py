@@ -181,7 +181,7 @@ class Watcher:
 
     def _begin_anew(self, other: _Sink[Any], reflector: Reflector[Any]) -> None:
         """Distrust what is known of the other kind too: its reflector may not have noticed."""
-        log.warning("etcd was restored from an older state, beginning anew")
+        log.warning("etcd was restored from an older state, reading everything again")
         other.doubt()
         reflector.relist()
         self.restored()

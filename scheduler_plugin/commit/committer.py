@@ -18,8 +18,9 @@ from scheduler_plugin.cluster.rules import Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, Query, misfits, place_on
+from scheduler_plugin.placement.filtering import Misfit, misfits, place_on
 from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.reasons import reason
 
 
@@ -76,7 +77,8 @@ class Committer:
             query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
         except RequestError as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
-        placement = self._place(pod, query, node, row)
+        with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
+            placement = self._place(pod, query, node, row)
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.take(uid, node, assigned, now)
@@ -113,7 +115,7 @@ class Committer:
             misfit = Misfit.BUSY
             if not busy:
                 misfit = Misfit(int(misfits(nodes, query, np.array([row], dtype=np.intp))[0]))
-            why = reason(misfit, query.ask.demands, self.state.unit_mib)
+            why = reason(misfit, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 

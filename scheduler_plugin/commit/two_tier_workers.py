@@ -24,9 +24,10 @@ from scheduler_plugin.commit.two_tier import Candidate, Rescore, Turn, Turns, de
 from scheduler_plugin.commit.two_tier_shared import SharedRows
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Query, fitting
-from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.filtering import fitting
+from scheduler_plugin.placement.placing import lesson, place_with, score
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 
 _START_S: Final = 120.0
@@ -162,7 +163,7 @@ class _Committer:
         policy = self._policies.of(job.request)
         placements: dict[str, Placement] = {}
         # No node to score, but weights that depend on the whole cluster are brought up to date.
-        policy.score(nodes, query.ask, np.zeros(0, dtype=np.intp))
+        policy.score(nodes, lesson(nodes, query, np.arange(0)), np.zeros(0, dtype=np.intp))
 
         def version(node: str) -> int | None:
             row = nodes.rows.get(node)
@@ -172,7 +173,7 @@ class _Committer:
             row = np.array([nodes.rows[node]], dtype=np.intp)
             if not _fits(nodes, query, row).size:
                 return None
-            return float(policy.score(nodes, query.ask, row)[0])
+            return float(score(policy, nodes, query, row)[0])
 
         def bind(node: str) -> bool:
             placement = place_with(policy, nodes, nodes.rows[node], query)
@@ -184,7 +185,8 @@ class _Committer:
 
         decision = decide(offered, version, rescore, bind, epoch=policy.epoch, mode=self._settings.mode)
         for learner in self._policies.learners if decision.node is not None else ():
-            learner.settled(str(number), query.ask)
+            row = np.array([nodes.rows[decision.node or ""]], dtype=np.intp)
+            learner.settled(str(number), lesson(nodes, query, row))
         return decision.node, placements.get(decision.node or ""), decision.conflicts
 
     def _take(self, row: int, job: Job, placement: Placement, epoch: int) -> None:
@@ -292,7 +294,7 @@ def prepare(policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epo
     """
     query = _query(policies, nodes, job)
     rows = _fits(nodes, query, np.flatnonzero(nodes.usable))
-    scores = policies.of(job.request).score(nodes, query.ask, rows)
+    scores = score(policies.of(job.request), nodes, query, rows)
     first = best(scores, nodes.name_rank[rows], shortlist)
     return [
         Candidate(nodes.names[row], score, version, epoch)

@@ -7,9 +7,11 @@ import numpy as np
 
 from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
+from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import BoolArray, RowArray
-from scheduler_plugin.cluster.objects import PodLite, has_preferences
-from scheduler_plugin.cluster.pods import PodRecord, asks, pod_requests, read_request
+from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
+from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
+from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.http.protocol import (
@@ -26,12 +28,21 @@ from scheduler_plugin.http.protocol import (
 )
 from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import EVICTABLE, CodeArray, Misfit, Query, fitting, misfits
+from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
+from scheduler_plugin.placement.placing import lesson, score
+from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on, victims_on
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
 
 SHORTLIST: Final = 16
+
+MOST_EVICTABLE: Final = 256
+"""Nodes of a refusal that are remembered for preemption; the next refusal begins with the ones after them."""
+
+_PASSING: Final = (Misfit.BUSY, Misfit.HELD_BACK)
+"""With these a node has the cards, and will take the pod in a moment: nobody need be evicted for it."""
 
 REMEMBERED_SETTLED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
@@ -46,12 +57,15 @@ class Filtered:
         refused: UID of a pod that only found no room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
         refusal: Why no node will do, for people.
+        evictable: Names of the nodes, or some of them, whose cards other pods have; empty where no pod may be
+            evicted for this one.
     """
 
     answer: bytes
     refused: str = ""
     passed: str = ""
     refusal: Refusal | None = field(default=None, compare=False)
+    evictable: tuple[str, ...] = ()
 
 
 class Extender:
@@ -61,6 +75,9 @@ class Extender:
         state: The cluster.
         policies: Of the cluster.
         shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
+
+    Attributes:
+        left: Says the UID of a pod for which kube-scheduler was told whom to evict.
     """
 
     def __init__(self, state: ClusterState, policies: Policies, shortlist: int = SHORTLIST) -> None:
@@ -68,8 +85,10 @@ class Extender:
         self.policies = policies
         self.offers = Offers()
         self.shortlist = shortlist
+        self.left: Signal[[str]] = Signal()
         self._calls = CallDecoder()
         self._settled_uids: dict[str, None] = {}
+        self._first_evictable = 0
         state.settled.connect(self._settled)
 
     def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
@@ -97,18 +116,24 @@ class Extender:
             return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]), refusal=refusal)
         if query is None:
             return self._pass_all(candidates)
+        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+            return self._filter(pod, candidates, query)
+
+    def _filter(self, pod: PodLite, candidates: Candidates, query: Query) -> Filtered:
+        """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
-        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranks_by_itself = _ranks_by_itself(pod)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         if not len(first):
             return self._refuse(pod, candidates, query, rows, at, fits)
-        positions = np.flatnonzero(fits)
-        chosen = (positions if at is None else at[positions])[first].tolist()
-        chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        positions = fits.nonzero()[0][first]
+        chosen = (positions if at is None else at[positions]).tolist()
+        if pod.status.nominated_node_name:
+            chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
         return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
@@ -137,15 +162,18 @@ class Extender:
         if query is None:
             return encode_scores(candidates, self.state.nodes, result)
         rows, at = self._known(candidates)
-        positions = np.flatnonzero(self._fits(query, rows))
-        fitting_rows = rows[positions]
-        scores = self.policies.of(query.request).score(self.state.nodes, query.ask, fitting_rows)
+        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+            positions = np.flatnonzero(self._fits(query, rows))
+            fitting_rows = rows[positions]
+            scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
 
     def preempt(self, body: bytes, now: float) -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
+
+        None for a pod that cards are kept for already: those on its behalf are leaving.
 
         Raises:
             ProtocolError: the body is rubbish.
@@ -161,15 +189,21 @@ class Extender:
             return encode_preempt({})
         if query is None:
             return encode_preempt(proposed)
+        uid, priority = args.pod.metadata.uid, args.pod.spec.priority or 0
+        if self.state.reservations.of(uid) is not None:
+            return encode_preempt({})
         answer: dict[str, MetaVictims] = {}
-        for node, victims in proposed.items():
-            room = room_on(self.state, node, query)
-            if room is not None:
-                uids = [pod.uid for pod in victims.pods or ()]
-                chosen = victims_on(room, query, args.pod.spec.priority or 0, uids)
-                if chosen is not None:
-                    pods = [MetaPod(uid) for uid in chosen]
-                    answer[node] = MetaVictims(pods, victims.pdb_violations)
+        with self.state.reservations.kept_from(self.state.nodes, uid, priority):
+            for node, victims in proposed.items():
+                room = room_on(self.state, node, query)
+                if room is not None:
+                    uids = [pod.uid for pod in victims.pods or ()]
+                    chosen = victims_on(room, query, priority, uids)
+                    if chosen is not None:
+                        pods = [MetaPod(each) for each in chosen]
+                        answer[node] = MetaVictims(pods, victims.pdb_violations)
+        if answer:
+            self.left(uid)
         return encode_preempt(answer)
 
     def _settled(self, pod: PodRecord) -> None:
@@ -180,8 +214,15 @@ class Extender:
             del self._settled_uids[next(iter(self._settled_uids))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
-            ask = None if request is None else self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
-            learner.settled(pod.uid, ask)
+            learner.settled(pod.uid, None if request is None else self._lesson(pod, request))
+
+    def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
+        """What a bound pod asked for, for policies that learn."""
+        nodes = self.state.nodes
+        ask = self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+        row = nodes.rows.get(pod.node)
+        rows = np.array([] if row is None else [row], dtype=np.intp)
+        return lesson(nodes, Query(request, ask, frozenset()), rows)
 
     def _pass_all(self, candidates: Candidates) -> Filtered:
         """Answer for a pod that asks for nothing of ours."""
@@ -207,8 +248,12 @@ class Extender:
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        request = read_request(pod, self.state.resource)
-        return None if request is None else self.policies.query(self.state.nodes, request, *pod_requests(pod))
+        found = read_asking(pod, self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        if found.request is None:
+            return None
+        return self.policies.query(self.state.nodes, found.request, found.cpu_milli, found.memory_bytes)
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
@@ -244,7 +289,14 @@ class Extender:
         at: RowArray | None,
         held: BoolArray,
     ) -> Filtered:
-        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now."""
+        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now.
+
+        kube-scheduler dry-runs preemption on nodes that it may take for curable by that. It has passed these
+        ones itself, so it finds no victim, calls that an error (up to 1.37), and writes the errors into the
+        pod in an order that differs each time, upon which the pod is tried again at once, and so on. So all
+        of them are called incurable, save the one that is being kept for the pod: that error keeps
+        kube-scheduler from clearing the pod's nominatedNodeName.
+        """
         codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
         found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
         out = np.flatnonzero(~held)
@@ -259,17 +311,39 @@ class Extender:
             codes[at] = found
         if pod.metadata.uid not in self._settled_uids:
             for learner in self.policies.learners:
-                learner.pending(pod.metadata.uid, self.state.nodes, query.ask, rows)
+                learner.pending(
+                    pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
+                )
+        kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
         groups = []
         counts = {}
         for code in np.unique(codes).tolist():
             misfit = Misfit(code)
-            text = reason(misfit, query.ask.demands, self.state.unit_mib)
-            positions = np.flatnonzero(codes == code).tolist()
-            groups.append((text, misfit in EVICTABLE, positions))
-            counts[misfit] = len(positions)
+            text = reason(misfit, query.request.demands, self.state.unit_mib)
+            groups += [
+                (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
+                for curable in (True, False)
+            ]
+            counts[misfit] = int(np.count_nonzero(codes == code))
         answer = encode_refused(candidates, self.state.nodes, groups)
-        return Filtered(answer, pod.metadata.uid, refusal=Refusal(pod.metadata, counts, query, rows))
+        evictable: tuple[str, ...] = ()
+        if may_preempt(pod) and not np.isin(found, _PASSING).any():
+            evictable = self._evictable(rows[found == Misfit.NOT_FREE])
+        refusal = Refusal(pod.metadata, counts, query, rows)
+        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable)
+
+    def _kept_for(self, pod: PodLite) -> int:
+        """Row of the node that is being kept for a pod; one that there is not, where none is."""
+        nodes = self.state.nodes
+        reservation = self.state.reservations.of(pod.metadata.uid)
+        return nodes.rows.get(reservation.node if reservation is not None else "", nodes.row_count)
+
+    def _evictable(self, rows: RowArray) -> tuple[str, ...]:
+        """Names of some nodes, others with each call where there are more than are remembered."""
+        first = self._first_evictable % len(rows) if len(rows) > MOST_EVICTABLE else 0
+        self._first_evictable = first + MOST_EVICTABLE
+        names = self.state.nodes.names
+        return tuple(names[row] for row in np.roll(rows, -first)[:MOST_EVICTABLE].tolist())
 
     def _offer(self, pod: PodLite, query: Query, rows: RowArray) -> None:
         """Remember the best nodes and their versions for prioritize."""

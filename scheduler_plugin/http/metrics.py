@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +17,7 @@ from scheduler_plugin.placement.filtering import Misfit
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
     from scheduler_plugin.commit.binding import Leadership
+    from scheduler_plugin.commit.preemptor import Preemptor
 
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
 
@@ -62,6 +63,29 @@ class Metrics:
             self.errors.labels(verb)
         if cluster is not None:
             self.registry.register(cluster)
+
+    def follow(self, preemptor: "Preemptor") -> None:
+        """Count what a preemptor does."""
+        attempts = Counter(
+            "gpupack_preemption_attempts_total",
+            "Preemptions of ours: begun, and those that came to nothing.",
+            ("result",),
+            registry=self.registry,
+        )
+        begun, failed = attempts.labels("begun"), attempts.labels("failed")
+        preemptor.began.connect(lambda _pod, _plan: begun.inc())
+        preemptor.failed.connect(lambda _pod, _why: failed.inc())
+        victims = Counter(
+            "gpupack_preemption_victims_total",
+            "Pods evicted for pods of higher priority.",
+            registry=self.registry,
+        )
+        preemptor.evicted.connect(lambda _victim, _pod, _node: victims.inc())
+        Gauge(
+            "gpupack_preemption_nominated_pods",
+            "Pods that cards are being kept for.",
+            registry=self.registry,
+        ).set_function(lambda: len(preemptor.state.reservations))
 
     def render(self) -> bytes:
         """Write everything in Prometheus' text format."""

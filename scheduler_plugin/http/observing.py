@@ -1,15 +1,19 @@
 """A second listener for probes and Prometheus: without TLS, and without a verb that could bind anything."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import structlog
 from aiohttp import web
 
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.http.listening import listeners
+from scheduler_plugin.http.listening import Acceptor, listeners
 from scheduler_plugin.http.server import Service, make_open_app
 from scheduler_plugin.settings import split_address
+
+if TYPE_CHECKING:
+    import asyncio
 
 SHUTDOWN_S = 2.0
 """The end waits so long for who is slow to read an answer."""
@@ -33,15 +37,20 @@ async def observable(service: Service, address: str | None) -> AsyncIterator[Non
         return
     runner = web.AppRunner(make_open_app(service), access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    protocol = cast("Callable[[], asyncio.Protocol]", runner.server)
+    listening: list[Acceptor] = []
     try:
         host, port = split_address(address)
         try:
             for listener in await listeners(host or None, port):
-                await web.SockSite(runner, listener).start()
+                listening.append(Acceptor(listener, protocol, None))
+                listening[-1].start()
         except OSError as error:
             raise SettingsError(f"metrics http {address!r}: {error.strerror or error}") from error
-        bound_host, bound_port = runner.addresses[0][:2]
+        bound_host, bound_port = listening[0].listener.getsockname()[:2]
         log.info("serving metrics", host=bound_host, port=bound_port)
         yield
     finally:
+        for each in listening:
+            each.close()
         await runner.cleanup()

@@ -34,13 +34,16 @@ class News:
         Returns:
             Whether the condition came true.
         """
+        if condition():
+            return True
         try:
             async with asyncio.timeout(timeout_s):
-                while not condition():
+                while True:
                     await self._more.wait()
+                    if condition():
+                        return True
         except TimeoutError:
             return False
-        return True
 
 
 class Patience:

@@ -27,7 +27,7 @@ _COST_OF_A_NAME: Final = 100
 """Bytes kept of a name besides its text: where it begins and ends, its row, its JSON as an object."""
 _COPIES: Final = 3
 """Of a list's text: to recognise it, to cut it, and padded to look its names up."""
-_SHORT_LIST: Final = 4096
+_SHORT_LIST: Final = 2**15
 """Bytes of a list of names up to which Python objects are quicker than arrays."""
 _SHOWN: Final = 256
 
@@ -102,6 +102,7 @@ class PreemptArgs(msgspec.Struct):
 
 
 _args_decoder = msgspec.json.Decoder(_Args)
+_names_decoder = msgspec.json.Decoder(list[str])
 _node_name_decoder = msgspec.json.Decoder(_NodeName)
 _bind_decoder = msgspec.json.Decoder(BindArgs)
 _preempt_decoder = msgspec.json.Decoder(PreemptArgs)
@@ -203,8 +204,11 @@ class CallDecoder:
         pod = _pod_before(body, mark) if mark > 0 else None
         if pod is not None and body.endswith(_END):
             raw = body[mark + len(_MARK) - 2 : -1]
-            cut = cut_names(raw) if len(raw) > _SHORT_LIST else None
-            if cut is not None:
+            if len(raw) <= _SHORT_LIST:
+                names = _few_names(raw)
+                if names is not None:
+                    return pod, Candidates(names)
+            elif (cut := cut_names(raw)) is not None:
                 candidates = Candidates(cut=cut, index=self._index)
                 self._keep(body[mark:], candidates)
                 return pod, candidates
@@ -237,6 +241,14 @@ def _pod_before(body: bytes, end: int) -> PodLite | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return None if args.nodes is not None and args.nodes.items is not None else args.pod
+
+
+def _few_names(raw: bytes) -> list[str] | None:
+    """Read a list of names, None where it is something else."""
+    try:
+        return _names_decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _whole(body: bytes) -> tuple[PodLite, Candidates]:

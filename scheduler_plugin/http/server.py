@@ -13,7 +13,9 @@ from allocator.errors import shown
 from kubeapi.errors import cut
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder, Leadership
+from scheduler_plugin.commit.preemptor import Preemptor
 from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.http.direct import Answer
 from scheduler_plugin.http.extender import Extender, Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import WAIT_S, Patience
@@ -39,7 +41,13 @@ METRICS: Final = web.AppKey("metrics", Metrics)
 PLACES: Final = web.AppKey("places", str)
 """What is served, in words."""
 
+_WHOLE: Final = "; allowed is a whole one, encoded as its headers say"
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Verb = Callable[[bytes], Awaitable[Answer]]
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,6 +64,7 @@ class Service:
         patience: For which refused pods to wait a moment.
         reporter: Tells people what became of pods.
         leadership: None without an election.
+        preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
     """
 
     extender: Extender
@@ -66,15 +75,57 @@ class Service:
     patience: Patience
     reporter: Reporter
     leadership: Leadership | None = None
+    preemptor: Preemptor | None = None
 
-    async def filter(self, request: web.Request) -> web.Response:
+    async def call(self, path: str, body: bytes) -> Answer:
+        """Answer a verb, whatever its body is and whatever happens.
+
+        Rubbish gets one clear line with status 400 or 422, a fault of ours becomes the verb's error.
+
+        Args:
+            path: Of the request, one of `verbs`.
+            body: All of it.
+        """
+        try:
+            return await self.verbs[path](body)
+        except ProtocolError as error:
+            self.metrics.errors.labels(path.strip("/")).inc()
+            log.warning("request refused", path=path, error=str(error))
+            return Answer(f"{error}\n".encode(), status=error.status, content_type=_TEXT)
+        except Exception:
+            self.metrics.errors.labels(path.strip("/")).inc()
+            log.exception("call failed", path=path)
+            # kube-scheduler reads no text with another status than 200.
+            encode = _ENCODE_ERROR.get(path)
+            if encode is None:
+                return Answer(f"{FAULT}\n".encode(), status=500, content_type=_TEXT)
+            return Answer(encode(FAULT))
+
+    def cut_off(self, path: str) -> None:
+        """Count and tell a call whose client went away before its body was here."""
+        self.metrics.errors.labels(path.strip("/")).inc()
+        log.warning("request refused", path=path, error=f"body cannot be read: its client went away{_WHOLE}")
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The verbs by path."""
+        return {
+            "/filter": self.filter,
+            "/prioritize": self.prioritize,
+            "/bind": self.bind,
+            "/preempt": self.preempt,
+        }
+
+    async def filter(self, body: bytes) -> Answer:
         """POST /filter."""
-        body = await _body(request)
         began = perf_counter()
         found = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
         if found.refused:
             found = await self._reconsidered(body, found)
+        uid = found.refused or found.passed
+        if self.preemptor is not None and uid:
+            self.preemptor.note(uid, found.evictable)
         self.reporter.filtered(found)
         return self._done("filter", perf_counter() - took_s, found.answer)
 
@@ -95,16 +146,14 @@ class Service:
         patience.note_refused(uid)
         return found
 
-    async def prioritize(self, request: web.Request) -> web.Response:
+    async def prioritize(self, body: bytes) -> Answer:
         """POST /prioritize."""
-        body = await _body(request)
         began = perf_counter()
         answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
         return self._done("prioritize", began, answer)
 
-    async def bind(self, request: web.Request) -> web.Response:
+    async def bind(self, body: bytes) -> Answer:
         """POST /bind."""
-        body = await _body(request)
         began = perf_counter()
         args = decode_bind(body)
         # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
@@ -124,9 +173,8 @@ class Service:
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.gated
 
-    async def preempt(self, request: web.Request) -> web.Response:
+    async def preempt(self, body: bytes) -> Answer:
         """POST /preempt."""
-        body = await _body(request)
         began = perf_counter()
         return self._done("preempt", began, self.extender.preempt(body, self.clock()))
 
@@ -146,13 +194,18 @@ class Service:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self.metrics.render(), headers=headers)
 
-    def _done(self, verb: str, began: float, answer: bytes) -> web.Response:
+    async def any_form(self, request: web.Request) -> web.Response:
+        """POST of a verb in a form that `direct` leaves to aiohttp."""
+        answer = await self.call(request.path, await _body(request))
+        headers = {"Content-Type": answer.content_type}
+        if answer.timing:
+            headers["Server-Timing"] = answer.timing
+        return web.Response(body=answer.body, status=answer.status, headers=headers)
+
+    def _done(self, verb: str, began: float, answer: bytes) -> Answer:
         took_s = perf_counter() - began
         self.metrics.handled.labels(verb).observe(took_s)
-        return web.Response(
-            body=answer,
-            headers={"Content-Type": "application/json", "Server-Timing": f"handled;dur={took_s * 1000:.3f}"},
-        )
+        return Answer(answer, took_s)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -164,14 +217,12 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except (web.RequestPayloadError, ConnectionError) as error:
-        raise ProtocolError(
-            f"body cannot be read: {cut(str(error))}; allowed is a whole one, encoded as its headers say", 400
-        ) from error
+        raise ProtocolError(f"body cannot be read: {cut(str(error))}{_WHOLE}", 400) from error
 
 
 @web.middleware
 async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn rubbish into one clear line with status 400 or 422, and a fault of ours into the verb's error."""
+    """Turn what is wrong with a request before a verb sees it into one clear line."""
     try:
         return await handler(request)
     except ProtocolError as error:
@@ -192,13 +243,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException:
         raise
     except Exception:
-        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
         log.exception("call failed", path=request.path)
-        # kube-scheduler reads no text with another status than 200.
-        encode = _ENCODE_ERROR.get(request.path)
-        if encode is None:
-            return web.Response(text=f"{FAULT}\n", status=500)
-        return web.Response(body=encode(FAULT), content_type="application/json")
+        return web.Response(text=f"{FAULT}\n", status=500)
 
 
 @web.middleware
@@ -220,10 +266,7 @@ def make_app(service: Service, *, only_known_clients: bool = False) -> web.Appli
         only_known_clients: Answer verbs only to clients with a certificate.
     """
     routes = [
-        web.post("/filter", service.filter),
-        web.post("/prioritize", service.prioritize),
-        web.post("/bind", service.bind),
-        web.post("/preempt", service.preempt),
+        *(web.post(path, service.any_form) for path in service.verbs),
         *_open_routes(service),
     ]
     guards = [_only_known_clients] if only_known_clients else []

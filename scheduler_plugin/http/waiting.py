@@ -15,8 +15,9 @@ from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.objects import Metadata
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Misfit, Query
-from scheduler_plugin.placement.reasons import demanded, memory, reason
+from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.query import Query, units_by_card
+from scheduler_plugin.placement.reasons import amount, demanded, memory, reason
 
 TELL_AGAIN_S: Final = 1800.0
 """A reason that lasts is told again after so long: Kubernetes keeps an Event for an hour, by default."""
@@ -25,6 +26,7 @@ INVALID: Final = "invalid_request"
 NOT_REFUSED: Final = "not_refused"
 
 _SPARE: Final = 1000
+_SHOWN_MODELS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,30 @@ class Refusal:
         """Say it with the numbers of this moment."""
         if self.query is None or self.rows is None:
             return self.problem
-        demands = self.query.ask.demands
+        demands = self.query.request.demands
         nodes = sum(self.counts.values())
         why = ", ".join(
             f"{count} {reason(misfit, demands, state.unit_mib)}"
             for misfit, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         )
         wanted = demanded(demands, state.unit_mib)
-        return f"0/{nodes} nodes can take {wanted}: {why}. {_free(state, self.query, self.rows)}"
+        more = _free(state, self.query, self.rows)
+        if len(state.reservations):
+            more += " Some are kept for pods that others were evicted for."
+        if Misfit.NO_SUCH_CARD in self.counts:
+            more = f"The pod's {self.query.request.selector}; {_models(state)}."
+        return f"0/{nodes} nodes can take {wanted}: {why}. {more}"
+
+
+def _models(state: ClusterState) -> str:
+    """The models that the cluster has, to compare a selector with."""
+    nodes = state.nodes
+    present = {nodes.model_names[at] for at in np.unique(nodes.model[nodes.size > 0]).tolist() if at >= 0}
+    if not present:
+        return "the cluster has no card whose model is known"
+    shown = sorted(present)[:_SHOWN_MODELS]
+    more = len(present) - len(shown)
+    return f"the cluster has {', '.join(shown)}" + (f" and {more} more models" if more else "")
 
 
 def _free(state: ClusterState, query: Query, rows: RowArray) -> str:
@@ -84,10 +102,14 @@ def _free(state: ClusterState, query: Query, rows: RowArray) -> str:
         f"Largest free card: {largest} on node {nodes.names[int(rows[row])]}; "
         f"all cards together: {memory(int(free.sum()), state.unit_mib)}"
     )
-    most = max(query.ask.demands, key=lambda demand: (demand.cards, demand.units))
+    demands = query.request.demands
+    most, units = max(
+        zip(demands, units_by_card(nodes, query, rows), strict=True),
+        key=lambda pair: (pair[0].cards, pair[0].per_card),
+    )
     if most.cards > 1:
-        counts = np.count_nonzero(free >= most.units, axis=1)
-        text += f"; cards with {memory(most.units, state.unit_mib)} free on one node: {int(counts.max())}"
+        counts = np.count_nonzero((free >= units) & (nodes.size[rows] > 0), axis=1)
+        text += f"; cards with {amount(most, state.unit_mib)} free on one node: {int(counts.max())}"
     return f"{text}."
 
 

@@ -8,9 +8,10 @@ from allocator.policy import card_policy
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.pods import shapes
-from scheduler_plugin.placement.filtering import Query, Selectors
+from scheduler_plugin.placement.filtering import Selectors
 from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
+from scheduler_plugin.placement.query import Query
 
 
 class Policies:
@@ -23,6 +24,9 @@ class Policies:
 
     Raises:
         PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
+
+    Attributes:
+        learners: The policies in use that learn from what happens to pods.
     """
 
     def __init__(
@@ -35,19 +39,22 @@ class Policies:
         self.node_policy = node_policy
         self.card_policy = card_policy_name
         self._selectors = Selectors()
-        self._made: dict[str, NodePolicy] = {node_policy: make(node_policy, parameters)}
-
-    @property
-    def learners(self) -> list[Learner]:
-        """The policies in use that learn from what happens to pods."""
-        return [policy for policy in self._made.values() if isinstance(policy, Learner)]
+        self._made: dict[str, NodePolicy] = {}
+        self.learners: list[Learner] = []
+        self._add(node_policy, make(node_policy, parameters))
 
     def of(self, request: PodRequest) -> NodePolicy:
         """The policy that ranks nodes for a pod: its own, else the cluster's."""
         name = request.node_policy or self.node_policy
         policy = self._made.get(name)
         if policy is None:
-            policy = self._made[name] = make(name)
+            policy = self._add(name, make(name))
+        return policy
+
+    def _add(self, name: str, policy: NodePolicy) -> NodePolicy:
+        self._made[name] = policy
+        if isinstance(policy, Learner):
+            self.learners.append(policy)
         return policy
 
     def query(self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Query:
@@ -73,7 +80,7 @@ class Policies:
         return Ask(
             cpu_milli=cpu_milli,
             memory_bytes=memory_bytes,
-            demands=tuple(CardDemand(d.units_per_card, d.cards) for d in request.demands),
+            demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
         )

@@ -5,21 +5,20 @@ it gets. Card policies that can tell for arrays are placed on all nodes at once,
 after a check that rules most nodes out.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
 from allocator.place import Placement, place
-from allocator.request import PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
-from scheduler_plugin.cluster.pods import Shape
 from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
 from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
@@ -40,10 +39,8 @@ class Misfit(IntEnum):
     NOT_FREE = 8
     BUSY = 9
     HELD_BACK = 10
+    NO_SUCH_CARD = 11
 
-
-EVICTABLE: Final = frozenset({Misfit.NOT_FREE})
-"""Misfits that evicting pods could cure."""
 
 _BY_EXCLUSION: Final = {
     Exclusion.VACANT: Misfit.UNKNOWN_NODE,
@@ -52,21 +49,6 @@ _BY_EXCLUSION: Final = {
     Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
     Exclusion.NO_PLUGIN: Misfit.NO_PLUGIN,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A pod's request, ready to be asked of the arrays.
-
-    Attributes:
-        request: What the pod asks of cards.
-        ask: The same as policies see it.
-        wanted: What its containers ask of the kubelet, see `pods.shapes`.
-    """
-
-    request: PodRequest
-    ask: Ask
-    wanted: frozenset[tuple[int, Shape]]
 
 
 class Selectors:
@@ -122,6 +104,17 @@ def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     Returns:
         bool[m].
     """
+    if not query.request.percent:
+        return _fitting(nodes, query, rows)
+    fits: BoolArray = nodes.percent[rows]
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        fits[at] &= _fitting(nodes, in_units(query, size), rows[at])
+    fits[sizes.mixed] &= _mixed(nodes, query, rows[sizes.mixed])
+    return fits
+
+
+def _fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     ask = query.ask
     fits: BoolArray = nodes.usable[rows]
     for demand in ask.demands:
@@ -130,6 +123,20 @@ def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         left = np.flatnonzero(fits & ~_surely_together(nodes, ask, rows))
         if left.size:
             fits[left] = _together(nodes, query, rows[left])
+    return fits
+
+
+def _mixed(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
+    fits: BoolArray = nodes.usable[rows]
+    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+        there = (nodes.evictable if emptied else nodes.free)[rows] >= units
+        if query.ask.admits is not None:
+            there &= query.ask.admits[rows]
+        fits &= np.count_nonzero(there, axis=1) >= demand.cards
+    left = np.flatnonzero(fits)
+    if len(query.request.demands) > 1 and left.size:
+        fits[left] = _one_by_one(nodes, query, rows[left], emptied=emptied)
     return fits
 
 
@@ -222,7 +229,7 @@ def place_many(
 
 def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
     """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
-    if not nodes.usable[row]:
+    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
     return place(cards_of(nodes, row), query.request, query.ask.card_policy)
 
@@ -236,23 +243,39 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `Misfit` each: the first in the order of its values that is true.
+        int8[m], a `Misfit` each: the first in the order of its values that is true; NO_SUCH_CARD in place of
+        NOT_ADMITTED where no card of the whole cluster is admitted, most likely a slip of the pen.
     """
     ask = query.ask
     codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
-    codes[~_large_enough(nodes, query, rows)] = Misfit.TOO_SMALL
+    codes[~_could_fit(nodes, query, rows)] = Misfit.TOO_SMALL
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
-        codes[admitted < most] = Misfit.NOT_ADMITTED
+        somewhere = bool((ask.admits & (nodes.size > 0)).any())
+        codes[admitted < most] = Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
     excluded = nodes.exclusion[rows]
     for exclusion, misfit in _BY_EXCLUSION.items():
         codes[excluded == exclusion] = misfit
+    if query.request.percent:
+        codes[nodes.usable[rows] & ~nodes.percent[rows]] = Misfit.NO_PLUGIN
     return codes
 
 
-def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+def _could_fit(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Tell which nodes could take the pod if every other pod were evicted."""
+    if not query.request.percent:
+        return _large_enough(nodes, query, rows)
+    enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        enough[at] = _large_enough(nodes, in_units(query, size), rows[at])
+    enough[sizes.mixed] = _mixed(nodes, query, rows[sizes.mixed], emptied=True)
+    return enough
+
+
+def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """The same for a pod that asks for units."""
     ask = query.ask
     sizes = nodes.evictable[rows]
     if ask.admits is not None:

@@ -1,9 +1,18 @@
-"""Choosing a pod's cards on one node: by the node policy where that knows better, else by the card policy."""
+"""Asking the policies: scores of nodes, and a pod's cards on one node.
+
+Cards are chosen by the node policy where that knows better, else by the card policy.
+"""
+
+from dataclasses import replace
+
+import numpy as np
 
 from allocator.place import Placement, placed
+from scheduler_plugin.cluster.arrays import FloatArray, RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.filtering import Query, place_on
-from scheduler_plugin.placement.policies.registry import CardChooser, NodePolicy
+from scheduler_plugin.placement.filtering import place_on
+from scheduler_plugin.placement.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
+from scheduler_plugin.placement.query import Query, by_size, in_units, usual_size
 
 CHOSEN_BY_NODE_POLICY = "fragmentation"
 """Card policy under which a node policy that is a `CardChooser` names the cards that it scored."""
@@ -23,7 +32,54 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
     """
     if query.ask.card_policy != CHOSEN_BY_NODE_POLICY or not isinstance(policy, CardChooser):
         return place_on(nodes, row, query)
-    if not nodes.usable[row]:
+    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
-    chosen = policy.choose_cards(nodes, query.ask, row)
-    return None if chosen is None else placed(query.request, chosen)
+    sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
+    if query.request.percent and len(set(sizes)) > 1:
+        return place_on(nodes, row, query)
+    chosen = policy.choose_cards(nodes, in_units(query, max(sizes, default=0)).ask, row)
+    return None if chosen is None else placed(query.request, chosen, sizes)
+
+
+def score(policy: NodePolicy, nodes: NodeArrays, query: Query, rows: RowArray) -> FloatArray:
+    """Score nodes that fit a pod: float64[m], lower is better, as `NodePolicy.score`.
+
+    Args:
+        policy: That ranks nodes for the pod.
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], rows that fit.
+    """
+    if not query.request.percent:
+        return policy.score(nodes, query.ask, rows)
+    scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        scores[at] = policy.score(nodes, in_units(query, size).ask, rows[at])
+    for at in sizes.mixed.tolist():
+        ask = _on_its_cards(nodes, query, int(rows[at]))
+        if ask is not None:
+            scores[at] = policy.score(nodes, ask, rows[at : at + 1])[0]
+    return scores
+
+
+def lesson(nodes: NodeArrays, query: Query, rows: RowArray) -> Ask:
+    """What policies learn of a pod: its request in units of the cards that most of the rows have."""
+    if not query.request.percent:
+        return query.ask
+    size = usual_size(nodes, rows) or usual_size(nodes, np.arange(nodes.row_count))
+    return in_units(query, size).ask
+
+
+def _on_its_cards(nodes: NodeArrays, query: Query, row: int) -> Ask | None:
+    """What a pod asks for on a node whose cards differ: the units on each of the cards that it would get.
+
+    Largest first, and on no other cards: so a policy that places one after the other finds room for all.
+    """
+    placement = place_on(nodes, row, query)
+    if placement is None:
+        return None
+    admits = np.zeros(nodes.size.shape, dtype=np.bool_)
+    admits[row, list(placement.charge)] = True
+    demands = tuple(CardDemand(units, 1) for units in sorted(placement.charge.values(), reverse=True))
+    return replace(query.ask, demands=demands, admits=admits)

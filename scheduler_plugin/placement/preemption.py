@@ -16,7 +16,7 @@ from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import NodeRecord
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.filtering import Query
+from scheduler_plugin.placement.query import Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,20 @@ class Room:
     cpu_short: int
     memory_short: int
 
-    def fits(self, query: Query, victims: Collection[str]) -> bool:
-        """Tell whether the pod has its cards once the victims are gone."""
+    def after(self, victims: Iterable[str]) -> tuple[Card, ...]:
+        """The cards once the victims are gone."""
         gone = [0] * len(self.cards)
         for uid in victims:
             for card, units in self.freed.get(uid, {}).items():
                 gone[card] += units
-        cards = tuple(
+        return tuple(
             replace(card, used_units=max(0, card.used_units - units)) if can_open else card
             for card, units, can_open in zip(self.cards, gone, self.open_units, strict=True)
         )
-        return place(cards, query.request, query.ask.card_policy) is not None
+
+    def fits(self, query: Query, victims: Iterable[str]) -> bool:
+        """Tell whether the pod has its cards once the victims are gone."""
+        return place(self.after(victims), query.request, query.ask.card_policy) is not None
 
     def has_host(self, victims: Collection[str]) -> bool:
         """Tell whether cpu and memory suffice once the victims are gone."""
@@ -112,7 +115,7 @@ def _charges(book: NodeRecord, pod: PodRecord) -> dict[int, int]:
     for cards in (pod.allocated, pod.assigned):
         if cards is not None and pod.charged is not None:
             try:
-                units_of = charge(pod.charged, cards)
+                units_of = charge(pod.charged, cards, dict(zip(book.uuids, book.sizes, strict=False)))
             except RequestError:
                 continue
             return {book.uuids.index(uuid): units for uuid, units in units_of.items() if uuid in book.uuids}

@@ -21,10 +21,12 @@ def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
     Returns:
         intp[k], positions in `scores`, best first, k <= limit.
     """
+    if limit == 1:
+        return _best_one(scores, name_ranks)
     positions = np.flatnonzero(scores < np.inf)
     if positions.size > limit:
         kept = scores[positions]
-        last = kept.min() if limit == 1 else np.partition(kept, limit - 1)[limit - 1]
+        last = np.partition(kept, limit - 1)[limit - 1]
         sure = positions[kept < last]
         ties = positions[kept == last]
         wanted = limit - sure.size
@@ -33,6 +35,18 @@ def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
         positions = np.concatenate((sure, ties))
     order = np.lexsort((name_ranks[positions], scores[positions]))
     return positions[order]
+
+
+def _best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
+    """What `best` finds with a limit of 1: our manifests ask for just that, once a pod."""
+    if not len(scores):
+        return np.zeros(0, dtype=np.intp)
+    lowest = scores.min()
+    if not lowest < np.inf:
+        return np.zeros(0, dtype=np.intp)
+    ties: RowArray = (scores == lowest).nonzero()[0]
+    first = int(name_ranks[ties].argmin())
+    return ties[first : first + 1]
 
 
 def protocol_scores(scores: FloatArray, name_ranks: LongArray) -> IntArray:

@@ -7,8 +7,8 @@ text changes is queued again at once. Numbers that change belong to `gpupack why
 from collections.abc import Sequence
 
 from allocator.names import MIB_PER_GIB
+from allocator.request import Demand
 from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.policies.registry import CardDemand
 
 _FIXED = {
     Misfit.UNKNOWN_NODE: "node not known to the gpupack scheduler yet",
@@ -18,6 +18,7 @@ _FIXED = {
     Misfit.NO_PLUGIN: "the node's kubelet has no gpupack device plugin at the moment",
     Misfit.BUSY: "a pod of the same size and another shape is starting on the node",
     Misfit.HELD_BACK: "held back by the node policy",
+    Misfit.NO_SUCH_CARD: "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
 }
 
 
@@ -27,15 +28,25 @@ def memory(units: int, unit_mib: int) -> str:
     return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
-def demanded(demands: Sequence[CardDemand], unit_mib: int) -> str:
-    """Write what a pod asks of cards: "8 GiB", "2 x 8 GiB + 4 GiB"."""
+def amount(demand: Demand, unit_mib: int) -> str:
+    """Write what a demand takes of each card: "8 GiB", "50 percent"."""
+    return f"{demand.per_card} percent" if demand.percent else memory(demand.per_card, unit_mib)
+
+
+def _of_size(demand: Demand, unit_mib: int) -> str:
+    what = amount(demand, unit_mib)
+    return f"of which {what} is a unit" if demand.percent else f"of {what} or more"
+
+
+def demanded(demands: Sequence[Demand], unit_mib: int) -> str:
+    """Write what a pod asks of cards: "8 GiB", "2 x 8 GiB + 4 GiB", "50 percent"."""
     return " + ".join(
-        memory(d.units, unit_mib) if d.cards == 1 else f"{d.cards} x {memory(d.units, unit_mib)}"
-        for d in demands
+        amount(demand, unit_mib) if demand.cards == 1 else f"{demand.cards} x {amount(demand, unit_mib)}"
+        for demand in demands
     )
 
 
-def reason(misfit: Misfit, demands: Sequence[CardDemand], unit_mib: int) -> str:
+def reason(misfit: Misfit, demands: Sequence[Demand], unit_mib: int) -> str:
     """Say why a node cannot take a pod.
 
     Args:
@@ -52,14 +63,13 @@ def reason(misfit: Misfit, demands: Sequence[CardDemand], unit_mib: int) -> str:
             Misfit.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
             Misfit.TOO_SMALL: f"no healthy cards large enough for {what}",
         }.get(misfit, f"no cards with {what} free")
-    units, cards = demands[0]
-    amount = memory(units, unit_mib)
+    cards, each = demands[0].cards, amount(demands[0], unit_mib)
     if cards == 1:
         return {
             Misfit.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
-            Misfit.TOO_SMALL: f"no healthy card of {amount} or more",
-        }.get(misfit, f"no card with {amount} free")
+            Misfit.TOO_SMALL: f"no healthy card {_of_size(demands[0], unit_mib)}",
+        }.get(misfit, f"no card with {each} free")
     return {
         Misfit.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
-        Misfit.TOO_SMALL: f"no {cards} healthy cards of {amount} or more",
-    }.get(misfit, f"no {cards} cards with {amount} free each")
+        Misfit.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], unit_mib)}",
+    }.get(misfit, f"no {cards} cards with {each} free each")

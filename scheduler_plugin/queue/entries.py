@@ -121,4 +121,4 @@ class Gang:
 def _hardness(entry: Entry) -> int:
     """Units on one card: who needs the most of one is placed first."""
     demands = entry.wants.request.demands if entry.wants is not None else ()
-    return max((demand.units_per_card for demand in demands), default=0)
+    return max((demand.per_card for demand in demands), default=0)

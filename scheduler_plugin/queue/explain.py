@@ -191,7 +191,7 @@ def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
 def _room(queue: Queue, uid: str, wants: Wants) -> str:
     nodes, demands = queue.state.nodes, wants.request.demands
     cards = max(demand.cards for demand in demands)
-    units = max(demand.units_per_card for demand in demands)
+    units = max(demand.per_card for demand in demands)
     usable = np.flatnonzero(nodes.usable)
     largest = int(nodes.free[usable].max()) if len(usable) else 0
     need = (

@@ -12,9 +12,9 @@ from allocator.errors import shown
 from allocator.names import POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cluster.objects import (
     Affinity,
-    Metadata,
     NodeLite,
     PodLite,
+    PodMetadata,
     PodSpec,
     PodStatus,
     Preferred,
@@ -35,12 +35,10 @@ class Owner(Struct):
     controller: bool = False
 
 
-class QueueMetadata(Metadata):
+class QueueMetadata(PodMetadata):
     """`metadata` with what the queue needs."""
 
-    labels: dict[str, str] | None = None
     creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
     owner_references: list[Owner] | None = None
 
 

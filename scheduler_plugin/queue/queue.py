@@ -247,7 +247,7 @@ class Queue:
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
             return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES.names()))
-        return self._wants.setdefault(wants, wants), ticket.fault
+        return self._wants.setdefault(wants, wants), ticket.fault or wants.fault
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""

@@ -13,8 +13,9 @@ from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, LongArray, Ro
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Query, fitting
-from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.filtering import fitting
+from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.labels import Taint
 from scheduler_plugin.queue.wants import Wants
@@ -123,7 +124,7 @@ class Room:
         query = self.query(wants)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
-        return self.policies.of(query.request).score(self.state.nodes, query.ask, rows)
+        return score(self.policies.of(query.request), self.state.nodes, query, rows)
 
     def policy(self, wants: Wants) -> str:
         """Name of the node policy for a pod."""
@@ -190,8 +191,13 @@ class Room:
     def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
         nodes = self.state.nodes
-        demand = max(wants.request.demands, key=lambda each: each.units_per_card * each.cards)
-        units, size = demand.units_per_card, nodes.evictable[rows]
+        size = nodes.evictable[rows]
+        if not size.size:
+            return np.zeros(len(rows), dtype=np.int64)
+        largest = int(size.max())
+        demand = max(wants.request.demands, key=lambda each: each.units_on(largest) * each.cards)
+        sizes, at = np.unique(size, return_inverse=True)
+        units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
         missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
         missing[size < units] = _NEVER
         if demand.cards > missing.shape[1]:
@@ -223,16 +229,17 @@ class Room:
         admits = self.query(wants).ask.admits
         missing, cards, added = 0, [], dict.fromkeys(range(len(open_units)), 0)
         for demand in wants.request.demands:
+            needs = [demand.units_on(size) for size in open_units]
             able = sorted(
-                (max(0, occupied[card] + added[card] + demand.units_per_card - size), card)
+                (max(0, occupied[card] + added[card] + needs[card] - size), card)
                 for card, size in enumerate(open_units)
-                if size >= added[card] + demand.units_per_card and (admits is None or admits[row, card])
+                if size >= added[card] + needs[card] and (admits is None or admits[row, card])
             )[: demand.cards]
             if len(able) < demand.cards:
                 return None
             for short, card in able:
                 missing += short
-                added[card] += demand.units_per_card
+                added[card] += needs[card]
                 cards.append(card)
         return missing, tuple(sorted(set(cards)))
 

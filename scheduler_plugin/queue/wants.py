@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from allocator.names import PERCENT_RESOURCE
 from allocator.request import PodRequest
 from scheduler_plugin.queue.labels import NodeRules
 
@@ -25,8 +26,18 @@ class Wants:
 
     @cached_property
     def units(self) -> int:
-        """Units of GPU memory over all its cards, as quotas count them."""
-        return sum(demand.units_per_card * demand.cards for demand in self.request.demands)
+        """Units of GPU memory over all its cards, as quotas count them.
+
+        Percent of a pod that asks for those: none is admitted, but one may come without asking.
+        """
+        return sum(demand.per_card * demand.cards for demand in self.request.demands)
+
+    @property
+    def fault(self) -> str:
+        """What keeps the queue from admitting it, empty: nothing."""
+        if not self.request.percent:
+            return ""
+        return f"{PERCENT_RESOURCE} in a queue: allowed are GiB, which its quota counts"
 
     @cached_property
     def _hash(self) -> int:

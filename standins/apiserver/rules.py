@@ -13,7 +13,8 @@ NODES = Resource("nodes", "Node", namespaced=False)
 NAMESPACES = Resource("namespaces", "Namespace", namespaced=False)
 EVENTS = Resource("events", "Event")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
-RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES)
+BUDGETS = Resource("poddisruptionbudgets", "PodDisruptionBudget", "policy")
+RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS)
 
 ANNOTATIONS_LIMIT = 262_144
 

@@ -14,7 +14,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, path_of
+from tests.cluster.harness.manifests import apply_all, build, build_for, has_mutating_policies, path_of
 from tests.cluster.harness.views import wait_agree
 
 pytestmark = pytest.mark.telling
@@ -24,6 +24,7 @@ OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustom
 NAMESPACE = "gpupack-system"
 SCHEDULER = "gpupack-scheduler"
 OTHER_NODE = "n2"
+HOST = "kubernetes.io/hostname"
 
 
 def start_as_installed(cluster: Cluster) -> None:
@@ -32,7 +33,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.start_etcd()
     control.start_api_server()
     control.start_controllers()
-    apply_all(cluster.api, build(MANIFESTS / "overlays" / "set-scheduler-name"))
+    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
     cluster.host.start()
     until(cluster.node_ready, "node ready", 60)
     cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
@@ -83,7 +84,7 @@ def refused(call, *arguments, **options) -> str:
 
 
 def test_applied_twice_is_applied_once(cluster):
-    objects = build(MANIFESTS / "base")
+    objects = build_for(cluster.api, MANIFESTS / "base")
     kinds = {one["kind"] for one in objects}
     assert kinds >= {"DaemonSet", "Deployment", "ConfigMap", "ValidatingAdmissionPolicy", "ClusterRole"}
     before = [
@@ -102,7 +103,12 @@ def test_applied_twice_is_applied_once(cluster):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_is_accepted(cluster, overlay):
-    stored = apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
+    if overlay == "scheduler-name-v1beta1" and has_mutating_policies(cluster.api):
+        # For 1.34 and 1.35; from 1.36 on v1beta1 is not served.
+        with pytest.raises(ApiError, match="404"):
+            apply_all(cluster.api, build(MANIFESTS / "overlays" / overlay), dry_run=True)
+        return
+    stored = apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "overlays" / overlay), dry_run=True)
     assert len(stored) > 5
 
 
@@ -146,21 +152,80 @@ def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
     cluster.wait_used([0, 0], 40)
 
 
-def test_scheduler_name_is_set_only_where_nobody_chose(cluster):
-    def scheduler_of(pod: dict) -> str:
-        return cluster.api.post(f"{PODS}?dryRun=All", pod)["spec"]["schedulerName"]
+def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
+    """The node's sum has room and no card has: the default scheduler would bind one pod after the other."""
+    for number in range(2):
+        cluster.create(w.pod(f"half-{number}", w.container(gib=5)))
+    for number in range(2):
+        cluster.wait_running(f"half-{number}")
+    pod = w.pod("x", w.container(gib=6), restartPolicy="Always")
+    labels = {"app": "forgetful"}
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    path = "/apis/apps/v1/namespaces/default/deployments"
+    cluster.api.post(path, {"metadata": {"name": "forgetful"}, "spec": spec})
 
-    assert scheduler_of(w.pod("asks", w.container(gib=1))) == SCHEDULER
-    assert scheduler_of(w.pod("init", w.container(), init=[w.container("i", gib=1)])) == SCHEDULER
-    assert scheduler_of(w.pod("plain", w.container())) == "default-scheduler"
-    assert scheduler_of(w.pod("chose", w.container(gib=1), schedulerName="other")) == "other"
+    def pods() -> list[dict]:
+        return cluster.api.get(PODS, labelSelector="app=forgetful")["items"]
+
+    def refused_by_us() -> bool:
+        (pod,) = pods()
+        conditions = pod["status"].get("conditions", [])
+        return any("no card with 6 GiB free" in one.get("message", "") for one in conditions)
+
+    until(refused_by_us, "the pod waits with our reason")
+    cluster.delete("half-0")
+    (pod,) = pods()
+    cluster.wait_running(pod["metadata"]["name"])
+    assert [one["metadata"]["uid"] for one in pods()] == [pod["metadata"]["uid"]]
+    # Deleted with pods, its controller may make another one before it hears of it.
+    cluster.api.merge(f"{path}/forgetful", {"spec": {"replicas": 0}})
+    until(lambda: not pods(), "no pod of the deployment")
+    cluster.api.delete(f"{path}/forgetful")
+    cluster.delete("half-1")
+    cluster.wait_used([0, 0], 40)
 
 
-@pytest.mark.parametrize("where", ["container", "init container"])
-def test_packed_words_cannot_be_requested(cluster, where):
-    greedy = w.container("greedy", limits={"gpupack.io/packed-used-0": 1})
-    pod = w.pod("p", greedy) if where == "container" else w.pod("p", w.container(), init=[greedy])
-    assert "cannot be requested" in refused(cluster.create, pod)
+def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
+    labels = {"app": "everywhere"}
+    pod = w.pod("x", w.container(gib=1), restartPolicy="Always", nodeSelector={HOST: cluster.node_name})
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    path = "/apis/apps/v1/namespaces/default/daemonsets"
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    cluster.api.post(path, {"metadata": {"name": "everywhere"}, "spec": spec})
+    pods = until(lambda: cluster.api.get(PODS, labelSelector="app=everywhere")["items"], "the pod")
+    assert pods[0]["spec"]["schedulerName"] == SCHEDULER
+    cluster.wait_running(pods[0]["metadata"]["name"])
+    # Deleted with pods, its controller may make another one before it hears of it.
+    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {HOST: "nowhere"}}}}}
+    cluster.api.merge(f"{path}/everywhere", nowhere)
+    until(lambda: not cluster.api.get(PODS)["items"], "the pod gone")
+    cluster.api.delete(f"{path}/everywhere")
+    cluster.wait_used([0, 0], 40)
+
+
+def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(cluster):
+    cluster.create(w.pod("misspelt", w.container(gib=1), annotations={"gpupack.io/gpu-model": "*A10O*"}))
+    said = cluster.wait_event("misspelt", "WaitingForCards")
+    assert "no card of the cluster that the pod's gpu-model and gpu-uuid admit" in said
+    assert """gpu-model is "*a10o*"; the cluster has Test GPU.""" in said
+    cluster.wait_event("misspelt", "FailedScheduling")
+    cluster.delete("misspelt")
+
+
+def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
+    path = f"/api/v1/nodes/{cluster.node_name}"
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-of-another-node"}}})
+
+    def told() -> list[str]:
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={cluster.node_name}"}
+        events = cluster.api.get("/api/v1/namespaces/default/events", **query)["items"]
+        return [event["message"] for event in events if event["reason"] == "InvalidCordon"]
+
+    (message,) = until(told, "the event of the node")
+    assert '"GPU-of-another-node", no card of this node: allowed are "GPU-00000000-0000-' in message
+    assert "gpupack_node_unknown_cordoned_cards 1.0" in cluster.daemon.http("/metrics")
+    cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": None}}})
 
 
 def words(value: str) -> dict:

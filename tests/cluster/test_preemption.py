@@ -1,6 +1,9 @@
-"""kube-scheduler's preemption with our verb: a sum that becomes free is no card that becomes free."""
+"""Preemption on the real kube-scheduler: a sum that becomes free is no card that becomes free."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -8,9 +11,20 @@ import pytest
 from allocator.names import NODE_HOLDS, POD_ASSIGNED
 from tests.cluster.harness import Api, ApiError, Cluster, until, workload
 from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster_builders import node_object, uuid
 
 PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+RIGHTS = {
+    "Namespace",
+    "ServiceAccount",
+    "Role",
+    "ClusterRole",
+    "RoleBinding",
+    "ClusterRoleBinding",
+}
 NODE = "fake"
 RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 """Card and priority of four pods of 4 GiB on two cards of 8 GiB."""
@@ -18,34 +32,52 @@ RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
+    """A cluster without kube-scheduler so far."""
     cluster: Cluster = make_cluster(
         with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
     )
     api = cluster.api
-    for priority in (1, 4, 5, 10, 20):
+    for priority in (1, 2, 3, 4, 5, 10, 20):
         api.post(
             "/apis/scheduling.k8s.io/v1/priorityclasses",
             {"metadata": {"name": f"p{priority}"}, "value": priority},
         )
-    publish(api, (8, 8), [made["metadata"]["uid"] for made in (run(api, name) for name in RUNNING)])
-    cluster.control.configure_scheduler(cluster.extender.url)
-    config = json.loads(cluster.control.scheduler_config.read_text())
-    config["extenders"][0]["preemptVerb"] = "preempt"
-    cluster.control.use_scheduler_config(config)
-    cluster.extender.start()
-    cluster.control.start_scheduler()
+    held = [run(api, "n1", "guarded", 0, 1, app="guarded"), run(api, "n1", "cheap", 1, 2)]
+    publish(api, "n1", (4, 4), held)
+    publish(api, "n2", (4, 4), [run(api, "n2", "dear", 0, 3), run(api, "n2", "dearer", 1, 4)])
     return cluster
 
 
-def run(api: Api, name: str) -> Any:
-    """A pod that runs, on its card."""
-    card, priority = RUNNING[name]
-    assigned = {POD_ASSIGNED: json.dumps({"main": [[uuid(NODE, card), 4]]})}
+@pytest.fixture(scope="module")
+def scheduled(cluster: Cluster) -> Cluster:
+    """The cluster with kube-scheduler and the extender, which has the rights that we ship."""
+    schedule_with(cluster, cluster.extender.url)
+    shipped = build(REPOSITORY / "manifests" / "base")
+    apply_all(cluster.api, [one for one in shipped if one["kind"] in RIGHTS])
+    account = ("gpupack-system", "gpupack-scheduler")
+    cluster.use_identity("gpupack-scheduler", cluster.token(*account))
+    cluster.extender.start()
+    return cluster
+
+
+def schedule_with(cluster: Cluster, extender_url: str) -> None:
+    """Start kube-scheduler with an extender that has the verb preempt."""
+    cluster.control.configure_scheduler(extender_url)
+    config = json.loads(cluster.control.scheduler_config.read_text())
+    config["extenders"][0]["preemptVerb"] = "preempt"
+    cluster.control.use_scheduler_config(config)
+    cluster.control.start_scheduler()
+
+
+def run(api: Api, node: str, name: str, card: int, priority: int, **labels: str) -> str:
+    """A pod that runs, on its card; returns its UID."""
+    assigned = {POD_ASSIGNED: json.dumps({"main": [[uuid(node, card), 4]]})}
     container = workload.container(gib=4)
-    return api.post(
-        PODS,
-        workload.pod(name, container, annotations=assigned, nodeName=NODE, priorityClassName=f"p{priority}"),
+    made = workload.pod(
+        name, container, annotations=assigned, nodeName=node, priorityClassName=f"p{priority}"
     )
+    made["metadata"]["labels"] = labels
+    return str(api.post(PODS, made)["metadata"]["uid"])
 
 
 def newest(api: Api) -> int:
@@ -53,9 +85,9 @@ def newest(api: Api) -> int:
     return int(api.get(PODS)["metadata"]["resourceVersion"])
 
 
-def publish(api: Api, used: tuple[int, int], held: list[str]) -> None:
+def publish(api: Api, node: str, used: tuple[int, int], held: list[str]) -> None:
     """What the node's daemon would publish."""
-    made: Any = node_object(NODE, (8, 8), used, holds=held, seen=newest(api))
+    made: Any = node_object(node, (8, 8), used, holds=held, seen=newest(api))
     del made["metadata"]["resourceVersion"]
     amounts = {**made["status"]["allocatable"], RESOURCE: "16"}
     status = {
@@ -70,7 +102,7 @@ def publish(api: Api, used: tuple[int, int], held: list[str]) -> None:
             raise
         annotations = {NODE_HOLDS: made["metadata"]["annotations"][NODE_HOLDS]}
         api.merge(
-            f"/api/v1/nodes/{NODE}/status", {"metadata": {"annotations": annotations}, "status": status}
+            f"/api/v1/nodes/{node}/status", {"metadata": {"annotations": annotations}, "status": status}
         )
 
 
@@ -82,21 +114,110 @@ def gone(item: Any) -> bool:
     return "deletionTimestamp" in item["metadata"]
 
 
-def test_victims_are_those_that_share_a_card(cluster: Cluster) -> None:
+def refusal(api: Api, name: str) -> str:
+    """What kube-scheduler says of a pod that it found no node for; empty before."""
+    conditions = api.get(f"{PODS}/{name}")["status"].get("conditions", [])
+    return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), "")
+
+
+class Refuser:
+    """An extender that has no card on any node and says that evicting pods could help."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        refuser = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                refuser.asked.add(self.path)
+                answer = {"NodeNames": [], "FailedNodes": dict.fromkeys(body.get("NodeNames") or (), "full")}
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing on stderr."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def refuser() -> Iterator[Refuser]:
+    refuser = Refuser()
+    yield refuser
+    refuser.stop()
+
+
+@pytest.mark.telling
+def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(cluster: Cluster, refuser: Refuser) -> None:
+    """Why we evict pods ourselves (kubernetes#135486).
+
+    Fails with the first kube-scheduler that asks the extender; until then nothing else can be done.
+    """
     api = cluster.api
+    before = names(api)
+    schedule_with(cluster, refuser.url)
+    api.post(PODS, workload.pod("alone", workload.container(gib=8), priorityClassName="p10"))
+    said = until(lambda: refusal(api, "alone"), "the pod refused", 30)
+    cluster.control.kill("kube-scheduler")
+    assert 'expected at least one victim pod on node "n1"' in said
+    assert refuser.asked == {"/filter"}
+    assert names(api) == before | {"alone"}
+    api.delete(f"{PODS}/alone")
+
+
+@pytest.mark.telling
+def test_a_pod_gets_a_card_of_a_fragmented_node(scheduled: Cluster) -> None:
+    api = scheduled.api
+    budget = {
+        "metadata": {"name": "guarded"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
+    }
+    # No controller computes its status here, so no disruption is allowed.
+    api.post(BUDGETS, budget)
+    before = names(api)
+    api.post(PODS, workload.pod("needy", workload.container(gib=8), priorityClassName="p10"))
+    until(lambda: len(names(api)) == len(before), "a victim evicted", 30)
+    # Of smaller priority than all others is only one that its budget protects.
+    assert names(api) == before - {"cheap"} | {"needy"}
+    until(lambda: api.get(f"{PODS}/needy")["status"].get("nominatedNodeName") == "n1", "its node kept", 10)
+    publish(api, "n1", (4, 0), [api.get(f"{PODS}/guarded")["metadata"]["uid"]])
+    until(lambda: api.get(f"{PODS}/needy")["spec"].get("nodeName"), "the pod bound", 30)
+    annotations = api.get(f"{PODS}/needy")["metadata"]["annotations"]
+    assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid("n1", 1), 8]]}
+    scheduled.wait_event("needy", "Nominated: Keeping GPU memory on node n1 for it: evicting default/cheap")
+    found = api.get("/api/v1/namespaces/default/events", fieldSelector="reason=Preempted")["items"]
+    assert [each["involvedObject"]["name"] for each in found] == ["cheap"]
+    assert names(api) == before - {"cheap"} | {"needy"}
+
+
+def test_victims_are_those_that_share_a_card(scheduled: Cluster) -> None:
+    api = scheduled.api
+    before = names(api)
+    publish(api, NODE, (8, 8), [run(api, NODE, name, *where) for name, where in RUNNING.items()])
     api.post(PODS, workload.pod("urgent", workload.container(gib=8), priorityClassName="p10"))
-    until(lambda: len(names(api)) == 3, "two victims evicted", 30)
-    # By sums alone it would have been the two of the smallest priority, a and b, and no card free.
-    assert names(api) == {"a", "c", "urgent"}
+    until(lambda: len(names(api)) == len(before) + 3, "two victims evicted", 30)
+    # By sums alone it would have been the two of the smallest priority, a and b, and no card free. And of the
+    # fragmented node nobody, as kube-scheduler preempts for the pod.
+    assert names(api) == before | {"a", "c", "urgent"}
     assert api.get(f"{PODS}/urgent")["status"]["nominatedNodeName"] == NODE
-    publish(api, (8, 0), [api.get(f"{PODS}/{name}")["metadata"]["uid"] for name in ("a", "c")])
+    publish(api, NODE, (8, 0), [api.get(f"{PODS}/{name}")["metadata"]["uid"] for name in ("a", "c")])
     until(lambda: api.get(f"{PODS}/urgent")["spec"].get("nodeName"), "the pod bound", 30)
     annotations = api.get(f"{PODS}/urgent")["metadata"]["annotations"]
     assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid(NODE, 1), 8]]}
 
 
-def test_where_evicting_frees_no_card_nobody_is_evicted(cluster: Cluster) -> None:
-    api = cluster.api
+def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> None:
+    api = scheduled.api
     before = names(api)
     # The 16 GiB of both cards would do, 12 GiB of one card are not there.
     api.post(PODS, workload.pod("large", workload.container(gib=12), priorityClassName="p20"))
@@ -105,5 +226,5 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(cluster: Cluster) -> Non
         conditions = api.get(f"{PODS}/large")["status"].get("conditions", [])
         return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), None)
 
-    assert "0/1 nodes are available" in until(refused, "the pod refused", 30)
+    assert "0/3 nodes are available" in until(refused, "the pod refused", 30)
     assert names(api) == before | {"large"}

@@ -1,5 +1,6 @@
 """Anything may be killed at any moment: words never say less than containers hold, and every charge ends."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from gpupack.top import NodeRow, fetch, rows
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S
@@ -71,6 +73,11 @@ def registered_again(cluster: Cluster, *steps: Callable[[], object]) -> None:
     cluster.wait_registered(since)
 
 
+def shown(cluster: Cluster) -> list[NodeRow]:
+    """What `gpupack top --pods` shows."""
+    return rows(asyncio.run(fetch(str(cluster.control.admin_config), pods=True)))
+
+
 def only_3_gib_fit(cluster: Cluster) -> None:
     """Two more pods of 3 GiB run, a third of 1 GiB finds nothing, the kubelet refused none of them."""
     for name in ("c", "d"):
@@ -120,6 +127,12 @@ def test_daemon_killed_and_started_again(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
         until(lambda: cluster.allocatable() == 0, "kubelet noticed", 30)
+        (row,) = shown(cluster)
+        assert (row.ready, row.without_daemon, row.takes_pods) == (True, True, False)
+        assert [[(pod.name, pod.units, pod.share) for pod in card.pods] for card in row.cards] in (
+            [[("a", 5, "allocated")], [("b", 5, "allocated")]],
+            [[("b", 5, "allocated")], [("a", 5, "allocated")]],
+        )
         cluster.create(w.pod("waiting", w.container(gib=3)))
         cluster.wait_event("waiting", "FailedScheduling")
         assert {name: cluster.pod(name)["status"]["phase"] for name in two} == {
@@ -129,6 +142,7 @@ def test_daemon_killed_and_started_again(cluster, two):
         cluster.daemon.start()
         cluster.wait_running("waiting")
         assert sorted(wait_agree(cluster).used) == [5, 8]
+    until(lambda: shown(cluster)[0].takes_pods, "top shows that a daemon is back", 30)
     assert cluster.state().revision > before.revision
     assert {name: grants(cluster, name) for name in two} == two
 

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from deviceplugin.node.account import NOT_OURS
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.controlplane import PERCENT
 from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.harness.views import granted, grants, wait_agree
 
 pytestmark = pytest.mark.telling
@@ -62,6 +66,28 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
     cluster.wait_event("p4", told)
     assert grants(cluster, "p4") == leaving
     assert wait_agree(cluster).used == [6, 6]
+
+
+def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
+    """The sum has room for it, no card has; all of the plugin's sentence reaches the pod and its Event."""
+    for number in range(2):
+        cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+    for number in range(2):
+        cluster.wait_running(f"p{number}")
+    cluster.create(w.pod("astray", w.container(gib=6), schedulerName="other"))
+    binding = {"metadata": {"name": "astray"}, "target": {"kind": "Node", "name": cluster.node_name}}
+    cluster.api.post(f"{PODS}/astray/binding", binding)
+    status = until(lambda: failed(cluster, "astray"), "refused by the kubelet")
+    assert status["reason"] == "UnexpectedAdmissionError"
+    sentence = f"no card has 6 free units, by card they have [3, 3]; {NOT_OURS}"
+    assert status["message"].endswith(f"desc = {sentence}, which is unexpected")
+    assert sentence in cluster.wait_event("astray", "UnexpectedAdmissionError")
+
+
+def failed(cluster: Cluster, name: str) -> Json:
+    """The status of a pod that the kubelet has refused; None before."""
+    status = cluster.pod(name)["status"]
+    return status if status["phase"] == "Failed" else None
 
 
 def test_finished_pod_gives_its_units_back(cluster):
@@ -146,6 +172,42 @@ def test_two_cards_wait_until_both_have_room(cluster):
     cluster.delete("filler")
     cluster.wait_running("wide")
     assert wait_agree(cluster).used == [3, 3]
+
+
+def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):
+    quotas = "/api/v1/namespaces/default/resourcequotas"
+    hard = {f"requests.{PERCENT}": "150"}
+
+    def create(name, percent):
+        cluster.create(w.pod(name, w.container(limits={PERCENT: percent})))
+
+    cluster.create(w.pod("memory", w.container(gib=4)))
+    cluster.api.post(quotas, {"metadata": {"name": "cards"}, "spec": {"hard": hard}})
+    try:
+        until(lambda: cluster.api.get(f"{quotas}/cards").get("status", {}).get("hard") == hard, "quota")
+        cluster.wait_running("memory")
+        (card,) = grants(cluster, "memory")
+        create("whole", 100)
+        cluster.wait_running("whole")
+        (other,) = {card.uuid for card in cluster.state().cards} - {card}
+        assert grants(cluster, "whole") == {other: 8}
+        create("half", 50)
+        cluster.wait_running("half")
+        assert grants(cluster, "half") == {card: 4}
+        assert wait_agree(cluster).used == [8, 8]
+        with pytest.raises(ApiError, match="exceeded quota"):
+            create("denied", 1)
+    finally:
+        cluster.api.delete(f"{quotas}/cards")
+    create("next", 50)
+    cluster.wait_event("next", "no card with 50 percent free")
+    cluster.daemon.kill()
+    cluster.daemon.start()
+    assert wait_agree(cluster).used == [8, 8]
+    cluster.delete("memory")
+    cluster.wait_running("next")
+    assert grants(cluster, "next") == {card: 4}
+    assert wait_agree(cluster).used == [8, 8]
 
 
 def test_copied_allocation_and_assigned_annotations_mean_nothing(cluster):

@@ -13,7 +13,7 @@ from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.manifests import apply_all, build_for
 from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
 pytestmark = pytest.mark.telling
@@ -37,7 +37,7 @@ def start_as_pods(cluster: Cluster) -> None:
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",
     )
-    objects = build(REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
+    objects = build_for(cluster.api, REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
     node_port, *others = free_ports(7)
     for one in objects:
         match one["kind"]:
@@ -45,7 +45,7 @@ def start_as_pods(cluster: Cluster) -> None:
                 apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": node_port})])
             case "Deployment":
                 deployment = one
-            case "ConfigMap":
+            case "ConfigMap" if one["metadata"]["name"] == SCHEDULER:
                 configuration = one
             case _:
                 apply_all(cluster.api, [one])

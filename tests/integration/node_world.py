@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
+from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
 from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
@@ -128,7 +128,8 @@ class NodeWorld:
         if running.done():
             running.result()
         # The kubelet counts devices a moment after it began to listen; a pod before that is refused for good.
-        await until(lambda: any(self.kubelet.allocatable().values()), "devices")
+        both = (self.settings(**changes).resource, PERCENT_RESOURCE)
+        await until(lambda: all(self.kubelet.allocatable().get(name) for name in both), "devices")
 
     async def stop_daemon(self) -> None:
         """Stop it as a signal does."""
@@ -187,7 +188,8 @@ class NodeWorld:
     async def run(self, name: str, units: int, on: int | None = None, **more: Any) -> str:
         """Bind a pod and wait until it runs."""
         uid = self.bind(name, units, on, **more)
-        await until(lambda: self.phase(name) == "Running", f"{name} runs")
+        await until(lambda: self.phase(name) in {"Running", "Failed"}, f"{name} runs")
+        assert self.phase(name) == "Running", self.api.pod("default", name)["status"]
         return uid
 
     def env(self, uid: str, name: str = "main") -> Mapping[str, str]:

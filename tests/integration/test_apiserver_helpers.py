@@ -110,7 +110,10 @@ async def test_requests_are_counted_and_can_be_answered_by_the_test(api, call) -
 
 async def test_discovery(call) -> None:
     assert (await call("GET", "/api"))[1]["versions"] == ["v1"]
-    assert [group["name"] for group in (await call("GET", "/apis"))[1]["groups"]] == ["coordination.k8s.io"]
+    assert [group["name"] for group in (await call("GET", "/apis"))[1]["groups"]] == [
+        "coordination.k8s.io",
+        "policy",
+    ]
     core = (await call("GET", "/api/v1"))[1]
     assert core["groupVersion"] == "v1"
     assert {each["name"] for each in core["resources"]} == {"pods", "nodes", "namespaces", "events"}

@@ -1,6 +1,7 @@
 """`gpupack top` as people and scripts call it: files, pipes, a cluster, rubbish."""
 
 import asyncio
+import copy
 import io
 import json
 import sys
@@ -34,13 +35,19 @@ def run(monkeypatch, capsys):
 
 def node(name, words=None, **annotations):
     resources = {key: canonical(value) for key, value in node_resources(words).items()} if words else {}
+    if words:
+        resources["gpupack.io/gpu-memory-gib"] = str(sum(words.sizes))
     return {
         "kind": "Node",
         "metadata": {
             "name": name,
             "annotations": {f"gpupack.io/{key}": value for key, value in annotations.items()},
         },
-        "status": {"capacity": resources, "allocatable": resources},
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
     }
 
 
@@ -57,42 +64,41 @@ CLUSTER = {
         node("odd", words([14], [1]), cards="soup"),
     ],
 }
+
+
+def card(used, size=14, uuid=None, model=None):
+    return {
+        "index": 0,
+        "uuid": uuid,
+        "model": model,
+        "size_units": size,
+        "used_units": used,
+        "in_use_units": used,
+        "held_units": None,
+        "healthy": True,
+        "cordoned": False,
+    }
+
+
+def record(name, *cards, error=None):
+    return {
+        "node": name,
+        "cards": list(cards),
+        "unit_mib": 1024,
+        "error": error,
+        "ready": True,
+        "unschedulable": False,
+        "daemon": True,
+        "takes_pods": True,
+        "revision": 1_763_000_000_000,
+        "foreign_gpus": {},
+    }
+
+
 RECORDS = [
-    {
-        "node": "gpu-0",
-        "cards": [
-            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 14, "healthy": True},
-            {"index": 1, "uuid": None, "model": None, "size_units": 14, "used_units": 0, "healthy": True},
-        ],
-        "unit_mib": 1024,
-        "error": None,
-        "foreign_gpus": {},
-    },
-    {
-        "node": "gpu-1",
-        "cards": [
-            {
-                "index": 0,
-                "uuid": "GPU-a",
-                "model": "NVIDIA L40S",
-                "size_units": 44,
-                "used_units": 8,
-                "healthy": True,
-            }
-        ],
-        "unit_mib": 1024,
-        "error": None,
-        "foreign_gpus": {},
-    },
-    {
-        "node": "odd",
-        "cards": [
-            {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 1, "healthy": True}
-        ],
-        "unit_mib": 1024,
-        "error": 'annotation gpupack.io/cards is "soup": not JSON',
-        "foreign_gpus": {},
-    },
+    record("gpu-0", card(14), {**card(0), "index": 1}),
+    record("gpu-1", card(8, 44, "GPU-a", "NVIDIA L40S")),
+    record("odd", card(1), error='annotation gpupack.io/cards is "soup": not JSON'),
 ]
 
 
@@ -120,8 +126,9 @@ def test_a_pipe_says_the_same_as_the_file(run, file):
 def test_table(run, file):
     status, out, err = run("-f", file)
     assert (status, err) == (0, "")
-    head, *lines = out.splitlines()
-    assert head.split() == ["NODE", "UNIT", "USED", "CARDS"]
+    head, *lines, sums = out.splitlines()
+    assert head.split() == ["NODE", "STATUS", "UNIT", "USED", "CARDS"]
+    assert sums == "gpupack.io/gpu-memory-gib: 23/86 in use, whole cards free: 1, largest request: 36"
     assert [line.split()[0] for line in lines] == ["gpu-0", "gpu-1", "odd"]
     assert "14/28" in lines[0]
     assert "8/44" in lines[1]
@@ -132,11 +139,11 @@ def test_table(run, file):
 def test_wide(run, file):
     status, out, _ = run("-f", file, "-o", "wide")
     assert status == 0
-    assert [line.split()[:2] for line in out.splitlines()[1:]] == [
-        ["gpu-0", "0"],
-        ["gpu-0", "1"],
-        ["gpu-1", "0"],
-        ["odd", "0"],
+    assert [line.split()[:3] for line in out.splitlines()[1:-1]] == [
+        ["gpu-0", "Ready", "0"],
+        ["gpu-0", "Ready", "1"],
+        ["gpu-1", "Ready", "0"],
+        ["odd", "Ready", "0"],
     ]
     assert "GPU-a" in out
 
@@ -201,3 +208,85 @@ def test_a_cluster_that_does_not_answer(run, tmp_path):
     assert (status, out) == (1, "")
     assert err.startswith("gpupack: GET /api/v1/nodes: http://127.0.0.1:0: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--watch", "--context=c", "--kubeconfig=k"])
+def test_options_for_a_cluster_do_not_go_with_a_file(run, file, option):
+    name = option.partition("=")[0]
+    status, out, err = run("-f", file, option)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"gpupack top: {name} is for a cluster: leave it out with --filename")
+
+
+def test_named_nodes_of_a_file(run, file):
+    status, out, _ = run("-f", file, "gpu-1", "cpu-0")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["cpu-0", "gpu-1"]
+    assert run("-f", file, "x") == (2, "", 'gpupack: no node has the name "x"\n')
+
+
+POD = {
+    "kind": "Pod",
+    "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+    "spec": {
+        "nodeName": "gpu-0",
+        "containers": [{"name": "c", "resources": {"limits": {"gpupack.io/gpu-memory-gib": "4"}}}],
+    },
+}
+
+
+def test_pods_of_a_file(run):
+    text = json.dumps({"items": [*CLUSTER["items"], POD]}).encode()
+    status, out, _ = run("-f", "-", "--pods", stdin=text)
+    assert status == 0
+    assert "gpu-0  -     -           -      ns         p    4      unknown" in out.splitlines()
+
+
+def test_what_is_asked_of_a_cluster(run, tmp_path, monkeypatch):
+    """Nodes by name, pods, and a context of two files merged."""
+
+    async def ask(look):
+        async with ApiServer() as api:
+            for item in CLUSTER["items"]:
+                meta = item["metadata"]
+                api.add_node(meta["name"], None, item["status"]["capacity"], meta["annotations"])
+            api.add_pod(copy.deepcopy(POD))
+            (tmp_path / "first").write_text(
+                CONFIG.format(name="one", server="http://127.0.0.1:9", current="one")
+            )
+            (tmp_path / "second").write_text(CONFIG.format(name="two", server=api.url, current="two"))
+            return await asyncio.to_thread(look)
+
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'first'}:{tmp_path / 'none'}:{tmp_path / 'second'}")
+
+    def look():
+        return (
+            run("--context", "two", "gpu-1", "--pods", "-o", "json"),
+            run("--context", "two", "gpu-0", "--pods", "-o", "json"),
+            run("--context", "two", "x"),
+            run("--context", "three"),
+            run("-o", "json"),
+        )
+
+    one, other, missing, unknown, first = asyncio.run(ask(look))
+    assert [(record["node"], record["pods"]) for record in json.loads(one[1])] == [("gpu-1", [])]
+    ((_, pods),) = [(record["node"], record["pods"]) for record in json.loads(other[1])]
+    assert [(pod["namespace"], pod["name"], pod["units"], pod["share"]) for pod in pods] == [
+        ("ns", "p", 4, "unknown")
+    ]
+    assert missing == (2, "", 'gpupack: no node has the name "x"\n')
+    assert unknown[0] == 2
+    assert unknown[2].startswith("gpupack: context 'three': allowed are 'one', 'two', of kubeconfig ")
+    # Without --context the first file that names one decides, as with kubectl.
+    assert first[0] == 1
+    assert "http://127.0.0.1:9: " in first[2]
+
+
+CONFIG = """
+apiVersion: v1
+kind: Config
+current-context: {current}
+clusters: [{{name: {name}, cluster: {{server: "{server}"}}}}]
+users: []
+contexts: [{{name: {name}, context: {{cluster: {name}}}}}]
+"""

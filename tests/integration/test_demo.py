@@ -10,14 +10,16 @@ import pytest
 
 from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
-from gpupack import demo
-from gpupack.audit import environment_faults, faults, over_committed, views
-from gpupack.demo import NODES, PODS, DemoFailedError, play
-from gpupack.embedded import EmbeddedCluster
+from gpupack.audit import cards_of, environment_faults, faults, over_committed, views
+from gpupack.demo import play as demo
+from gpupack.demo.play import DemoFailedError, play
+from gpupack.demo.pods import NODES, PODS, shapes
+from gpupack.embedded import EmbeddedCluster, until
 from standins.scheduler import Unschedulable
 
-SPREAD = ["--node-policy", "least-requested", "--card-policy", "least-used"]
-TITLES = ["Before: all cards are free", f"{len(PODS)} pods run", "After: 8 pods have gone, 12 run on"]
+BEFORE = "Before: all cards are free"
+BARS = re.compile(r"[░▏▎▍▌▋▊▉█]{4} (\d+)/")
+TITLES = re.compile(rf"^({BEFORE}|\d+ pods run|After: 8 pods have gone, \d+ run on)$", re.MULTILINE)
 
 
 class Doctored:
@@ -48,56 +50,127 @@ async def cluster():
 async def place(cluster, **shape):
     pod = cluster.create(cluster.pod_manifest("p", **shape))
     await cluster.schedule(pod)
-    await demo.until(lambda: cluster.api.pod("default", "p")["status"].get("phase") == "Running", "pod runs")
-    await demo.until(lambda: not faults(cluster), "views agree")
+    await until(lambda: cluster.api.pod("default", "p")["status"].get("phase") == "Running", "pod runs")
+    await until(lambda: not faults(cluster), "views agree")
 
 
-def test_the_demo():
+def said_by(*arguments):
+    """Run the demo; returns what it says on stdout and stderr."""
     done = subprocess.run(
-        [sys.executable, "-m", "gpupack", "demo"], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if line in TITLES] == TITLES
-    tables = [lines.index(title) + 1 for title in TITLES]
-    for start in tables:
-        assert lines[start].split() == ["NODE", "UNIT", "USED", "CARDS"]
-        assert [line.split()[0] for line in lines[start + 1 : start + 4]] == sorted(NODES)
-    used = [
-        sum(int(re.search(r"(\d+)/\d+", line)[1]) for line in lines[start + 1 : start + 4])
-        for start in tables
-    ]
-    assert used[0] == 0 < used[2] < used[1]
-    placed = re.findall(r"^  (pod-\d\d) +\S.* -> (node-\S+)$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in placed] == [f"pod-{number:02}" for number in range(len(PODS))]
-    assert {node for _, node in placed} == set(NODES)
-    assert "too-large" in done.stdout
-    assert "-> pending: no healthy card of 45 GiB or more" in done.stdout
-    assert lines[-1].startswith("Every check held")
-
-
-def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
-    done = subprocess.run(
-        [sys.executable, "-m", "gpupack", "demo", "-v", *SPREAD],
+        [sys.executable, "-m", "gpupack", "demo", *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def fates(out):
+    """What became of the pods with the extender, by name: a node with cards, or `pending`."""
+    told = out.partition("The same pods with")[0]
+    return re.findall(r"^  (pod-\d\d) +\S.* -> (pending|node-\S+, cards? [\d, ]+)", told, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def default():
+    return said_by()
+
+
+def test_the_demo(default):
+    out, err = default
+    assert err == ""
+    lines = out.splitlines()
+    titles = TITLES.findall(out)
+    assert [title.split()[-1] for title in titles] == ["free", "run", "on"]
+    tables = [lines.index(title) + 1 for title in titles]
+    for start in tables:
+        assert lines[start].split() == ["NODE", "STATUS", "UNIT", "USED", "CARDS"]
+        assert [line.split()[0] for line in lines[start + 1 : start + 4]] == sorted(NODES)
+    used = [int(re.search(r"(\d+)/\d+ in use", lines[start + 4])[1]) for start in tables]
+    assert used[0] == 0 < used[2] < used[1]
+    told = fates(out)
+    assert sorted(name for name, _ in told) == [f"pod-{number:02}" for number in range(len(PODS))]
+    running = [fate for _, fate in told if fate != "pending"]
+    assert titles[1] == f"{len(running)} pods run"
+    cards = {
+        (node, card) for node, _, numbers in (fate.split(maxsplit=2) for fate in running)
+        for card in numbers.split(", ")
+    }  # fmt: skip
+    # As many cards as the pods are said to have are in use in the table.
+    table = "\n".join(lines[tables[1] + 1 : tables[1] + 4])
+    assert len(cards) == sum(units != "0" for units in BARS.findall(table))
+    need = sum(shape.get("cards", 1) for name, shape in shapes(1).items() if (name, "pending") not in told)
+    assert f"{len(running)} pods on {len(cards)} cards; whole GPUs need {need}, and there are 14." in lines
+    # The word says what the table says of its node.
+    (node,) = re.findall(r"^How (node-\S+) says so, in two integers of its status:$", out, re.MULTILINE)
+    (line,) = [line for line in table.splitlines() if line.startswith(node)]
+    steps = re.findall(r"^ +card (\d): \d+ >> +\d+ & 63 = +(\d+)   \2 units in use$", out, re.MULTILINE)
+    assert steps == [(str(card), units) for card, units in enumerate(BARS.findall(line))]
+    assert any(units != "0" for _, units in steps)
+    assert "-> pending: no healthy card of 45 GiB or more" in out
+    refused = re.findall(r"^  \S+ +.* -> node-\S+, whose kubelet refuses it: .*card.*", out, re.MULTILINE)
+    (failed,) = re.findall(r"^(\d+) of 21 pods fail for good in the kubelet", out, re.MULTILINE)
+    assert 1 <= len(refused) == min(int(failed), 3)
+    assert lines[-5].startswith("Every check held")
+    assert lines[-1] == "  kubectl label node NODE gpupack.io/node=true"
+
+
+def test_a_seed_repeats_the_demo_and_another_changes_it(default):
+    assert said_by("--seed", "1") == default
+    assert shapes(2) == shapes(2) != shapes(1)
+    for seed in (1, 2):
+        assert sorted(map(str, shapes(seed).values())) == sorted(map(str, PODS))
+
+
+def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
+    policies = ["--node-policy", "least-requested", "--card-policy", "least-used"]
+    out, err = said_by("-v", *policies)
     # Every line of the log says which part speaks.
-    speakers = [re.search(r" (node=node-\S+|component=extender)$", line) for line in done.stderr.splitlines()]
-    assert all(speakers), done.stderr
+    speakers = [re.search(r" (node=node-\S+|component=extender)$", line) for line in err.splitlines()]
+    assert all(speakers), err
     assert {found[1] for found in speakers} == {"component=extender", *(f"node={node}" for node in NODES)}
-    assert re.search(r"^  pod-13 +44 GiB +-> pending: no card with 44 GiB free", done.stdout, re.MULTILINE)
-    assert done.stdout.splitlines()[-1].startswith("Every check held")
+    assert re.search(r"^  pod-\d\d +44 GiB +-> pending: no card with 44 GiB free", out, re.MULTILINE)
+    assert "Every check held" in out
+
+
+async def test_the_kubelets_refusal_is_shown_in_the_plugins_words(cluster, capsys):
+    """A card of 14 cannot take 20, which kube-scheduler does not know: both cards together can."""
+    await demo._without_extender(cluster, {"pod-00": {"units": [8]}, "pod-01": {"units": [20]}}, 1)
+    out = capsys.readouterr().out
+    assert re.search(r"pod-01 +20 GiB +-> node-t4, whose kubelet refuses it: .*20", out)
+    # No sum of these two cards has 45.
+    assert "  1 pending: no node has so much left in sum" in out
+    assert "1 of 3 pods fail for good" in out
+
+
+def test_a_long_refusal_is_cut():
+    wrapped = "UnexpectedAdmissionError: rpc error: code = X desc = " + "a" * 200
+    assert demo._short(wrapped) == "a" * (demo.REFUSAL_SIGNS - 3) + "..."
+    assert demo._short("UnexpectedAdmissionError: no card") == "UnexpectedAdmissionError: no card"
+
+
+async def test_a_word_that_does_not_say_what_the_product_reads_ends_it(cluster, monkeypatch):
+    monkeypatch.setattr(demo, "decoded", lambda _: ([], [1, 2]))
+    with pytest.raises(DemoFailedError, match=r"a word decoded step by step says \[1, 2\]"):
+        demo._decode(cluster)
+
+
+async def test_cards_of_a_pod(cluster):
+    await place(cluster, units=[6], cards=2)
+    (node,) = cluster.nodes.values()
+    uid = cluster.api.pod("default", "p")["metadata"]["uid"]
+    assert cards_of(cluster, node, uid) == {0: 3, 1: 3}
+    assert cards_of(cluster, node, "other") == {}
 
 
 def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
     """Through the command itself: status 1, a line per fault, no traceback."""
     from gpupack.cli import main  # noqa: PLC0415
 
-    async def lying(cluster):
+    async def lying(cluster, seed):
+        assert seed == 7
         doctor(
             cluster, "node-t4", "kubelet", running_pods=lambda: frozenset({"u"}), held=held, containers=one
         )
@@ -109,7 +182,7 @@ def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
         ids = [device_id("GPU-unknown", 0), device_id("GPU-00000074-0000-4000-8000-000000000000", 3)]
         return {"gpupack.io/gpu-memory-gib": ids}
 
-    monkeypatch.setattr(sys, "argv", ["gpupack", "demo"])
+    monkeypatch.setattr(sys, "argv", ["gpupack", "demo", "--seed", "7"])
     monkeypatch.setattr(demo, "play", lying)
     with pytest.raises(SystemExit) as exit_of:
         main()

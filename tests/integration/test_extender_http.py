@@ -397,6 +397,7 @@ async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
     tls = {"tls_cert": str(certificate), "tls_key": str(key), "tls_client_ca": str(certificate)}
     async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
         client.tls = ssl.create_default_context(cafile=str(certificate))
+        await until(client.ready)
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await client.get(path))[0] == 200
         for verb in ("filter", "prioritize", "bind", "preempt"):

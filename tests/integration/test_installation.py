@@ -45,6 +45,27 @@ def test_kubectl_finds_the_command_under_its_second_name() -> None:
     assert done.stdout.endswith(f", version {gpupack.__version__}\n")
 
 
+def test_kubectl_finds_it_through_a_link_too(tmp_path: Path) -> None:
+    """As docs/install.md has it: a link on the PATH to the script of a virtual environment elsewhere."""
+    (tmp_path / "kubectl-gpupack").symlink_to(Path(sysconfig.get_path("scripts")) / "kubectl-gpupack")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["kubectl-gpupack", "--version"], env=environment, capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_every_package_is_distributed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    tops = {name.split(".")[0] for name in listed}
+    there = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in tops
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert set(listed) == there
+
+
 @pytest.mark.parametrize("kind", sorted(LOCKS))
 def test_every_dependency_is_locked_to_a_version_that_is_allowed(kind: str) -> None:
     wanted = [Requirement(text) for text in PROJECT["dependencies"]]

@@ -113,7 +113,7 @@ async def test_registrations_and_patches_are_counted() -> None:
         await world.settled([3], {uid})
         told = await metrics(world)
         patches = told["gpupack_node_patches_total"]
-        assert (told["gpupack_node_registrations_total"], patches) == (1, world.daemon._publisher.patches)
+        assert (told["gpupack_node_registrations_total"], patches) == (2, world.daemon._publisher.patches)
         await world.kubelet.restart()
         await says(world, "gpupack_node_registrations_total", 2)
         await until(lambda: world.kubelet.allocatable()[GIB] == 8)

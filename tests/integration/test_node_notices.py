@@ -4,6 +4,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
+from allocator.names import NODE_CORDON
 from tests.integration.node_world import NODE, NodeWorld, card, node_world, until
 
 
@@ -83,6 +84,19 @@ async def test_another_device_plugin_is_noticed_for_as_long_as_it_offers_gpus():
         world.api.patch_node(NODE, {"status": {"capacity": gone, "allocatable": gone}})
         await until(lambda: "ConflictingDevicePluginGone" in events(world))
         assert "gpupack_node_foreign_gpus" not in await metrics(world)
+
+
+async def test_a_cordon_of_a_card_that_is_not_here_is_an_event_of_the_node():
+    async with node_world(8, 8) as world:
+        await world.settled([0, 0], set())
+        assert (await metrics(world))["gpupack_node_unknown_cordoned_cards"] == {(): 0}
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: f"GPU-9,{card(1)}"}}})
+        await until(lambda: "InvalidCordon" in events(world))
+        said = events(world)["InvalidCordon"]
+        assert said.startswith(f'Warning annotation {NODE_CORDON} holds "GPU-9", no card of this node')
+        assert card(0) in said
+        await until(lambda: world.used == [0, 8])
+        assert (await metrics(world))["gpupack_node_unknown_cordoned_cards"] == {(): 1}
 
 
 async def test_what_prometheus_expects_of_every_process_and_whether_the_node_is_fit():

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.packing import read_node
-from gpupack.demo import NODES, PODS
+from gpupack.demo.pods import NODES, PODS
 from gpupack.embedded import EmbeddedCluster, until
 
 

@@ -44,12 +44,25 @@ def test_pods_get_the_cards_chosen_for_their_like_where_nothing_goes_wrong(part:
         run(seed, HISTORY, density=0.0)
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_invariant_holds_where_half_of_the_pods_ask_for_percent(part: int) -> None:
+    for seed in range(FIRST_SEED + part, FIRST_SEED + max(24, STEPS // HISTORY // 10), 4):
+        run(seed, HISTORY, density=1.0 + seed % 2, percent=0.5)
+
+
 def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
     """Whether a mutant's history breaks the invariant, with the rule taken out or in its place."""
     with pytest.MonkeyPatch.context() as patch:
         rules = [mutant.apply(patch)] if taken_out else []
         try:
-            run(mutant.seed, HISTORY, *rules, density=mutant.density, more=mutant.more)
+            run(
+                mutant.seed,
+                HISTORY,
+                *rules,
+                density=mutant.density,
+                more=mutant.more,
+                percent=mutant.percent,
+            )
         except ViolationError:
             return True
     return False

@@ -107,7 +107,7 @@ def test_one_container_is_placed_whenever_enough_cards_fit(cards, request, polic
     demand = request.demands[0]
     if len(request.demands) > 1:
         return
-    fitting = [c for c in cards if c.free_units >= demand.units_per_card and request.selector.admits(c)]
+    fitting = [c for c in cards if c.free_units >= demand.per_card and request.selector.admits(c)]
     assert (place(cards, request, policy) is not None) == (len(fitting) >= demand.cards)
 
 

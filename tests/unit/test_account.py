@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger
 from deviceplugin.errors import RefusedError, UnitInUseError
-from deviceplugin.node.account import Account
+from deviceplugin.node.account import NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -105,6 +105,7 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
     with pytest.raises(RefusedError, match="12 free units") as caught:
         await node.preferred(12)
     assert caught.value.kind == "no-room"
+    assert str(caught.value).endswith(NOT_OURS)
 
 
 async def test_a_known_pod_without_room_is_refused_after_one_look():
@@ -112,6 +113,17 @@ async def test_a_known_pod_without_room_is_refused_after_one_look():
     node.bind(pod("a", 5, "c0"))
     with pytest.raises(RefusedError, match="5 free units"):
         await node.preferred(5, node.ids[:4])
+
+
+@pytest.mark.parametrize(
+    ("assigned", "end"), [(("c0",), TAKEN), ((), NOT_OURS)], ids=["its card was taken", "not bound by us"]
+)
+async def test_a_refusal_ends_with_the_likely_cause_and_the_way_out(assigned, end):
+    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+    node.bind(pod("a", 5, *assigned))
+    with pytest.raises(RefusedError) as caught:
+        await node.preferred(5, node.ids[:4])
+    assert str(caught.value) == f"no card has 5 free units, by card they have [4]; {end}"
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():

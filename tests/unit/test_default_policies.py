@@ -2,9 +2,9 @@
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
-import pytest
 import yaml
 
 from allocator.ledger.ledger import Ledger
@@ -18,6 +18,7 @@ from scheduler_plugin.commit.two_tier_workers import BatchSettings
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.queue.settings import QueueSettings
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.simulator.options import Options
 
@@ -30,17 +31,23 @@ def test_they_exist() -> None:
     assert DEFAULT_CARD_POLICY in CARD_POLICIES.names()
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler", "demo", "simulate"])
-def test_the_commands_agree(command: str) -> None:
-    defaults = {option.name: option.default for option in cli.commands[command].params}
-    node = defaults.get("policy" if command == "simulate" else "node_policy")
-    assert node == (None if command == "node" else DEFAULT_NODE_POLICY)
-    assert defaults["card_policy"] == DEFAULT_CARD_POLICY
+def test_the_commands_agree() -> None:
+    named = {}
+    for command, made in cli.commands.items():
+        defaults = {option.name: option.default for option in made.params}
+        node = defaults.get("policy" if command == "simulate" else "node_policy")
+        if node is not None or "card_policy" in defaults:
+            named[command] = (node, defaults.get("card_policy"))
+    assert named.pop("node") == (None, DEFAULT_CARD_POLICY)
+    assert set(named) >= {"scheduler", "queue", "demo", "simulate"}
+    assert set(named.values()) == {BOTH}
 
 
 def test_the_parts_agree() -> None:
     assert (SchedulerSettings().node_policy, SchedulerSettings().card_policy) == BOTH
     assert NodeSettings(node_name="n").card_policy == DEFAULT_CARD_POLICY
+    queue = {field.name: field.default for field in fields(QueueSettings)}
+    assert (queue["node_policy"], queue["card_policy"]) == BOTH
     assert (Policies().node_policy, Policies().card_policy) == BOTH
     assert (BatchSettings().node_policy, BatchSettings().card_policy) == BOTH
     assert (Options("n", "p").policies, Options("n", "p").card_policy) == (BOTH[:1], BOTH[1])

@@ -36,8 +36,10 @@ def test_when_none_fits_every_node_says_why(world: World) -> None:
     answer = world.filter(pod_object("p", 40), [*sorted(world.state.nodes.rows), "unknown"])
     small = "no healthy card of 40 GiB or more"
     assert answer["NodeNames"] == []
-    assert answer["FailedNodes"] == {"large": "no card with 40 GiB free"}
+    # kube-scheduler's dry run of preemption can do nothing about any of them.
+    assert answer["FailedNodes"] == {}
     assert answer["FailedAndUnresolvableNodes"] == {
+        "large": "no card with 40 GiB free",
         "a": small,
         "b": small,
         "c": small,
@@ -174,10 +176,10 @@ def test_cards_and_selectors_count(world: World) -> None:
     answer = world.filter(pod_object("p", 34, annotations=two))
     assert answer["FailedAndUnresolvableNodes"]["a"] == "no 2 healthy cards of 17 GiB or more"
     answer = world.filter(pod_object("p", 32, annotations=two))
-    assert answer["FailedNodes"]["a"] == "no 2 cards with 16 GiB free each"
+    assert answer["FailedAndUnresolvableNodes"]["a"] == "no 2 cards with 16 GiB free each"
     answer = world.filter(pod_object("p", 8, annotations={"gpupack.io/gpu-model": "none"}))
     assert set(answer["FailedAndUnresolvableNodes"].values()) == {
-        "no card that the pod's gpu-model and gpu-uuid admit"
+        "no card of the cluster that the pod's gpu-model and gpu-uuid admit"
     }
 
 
@@ -186,7 +188,7 @@ def test_several_containers_are_placed_in_order(world: World) -> None:
     assert world.filter(the_pod)["NodeNames"] == ["b"]
     the_pod = pod_object("p", containers=[container("x", 12), container("y", 13)])
     answer = world.filter(the_pod)
-    assert set(answer["FailedNodes"].values()) == {"no cards with 12 GiB + 13 GiB free"}
+    assert set(answer["FailedAndUnresolvableNodes"].values()) == {"no cards with 12 GiB + 13 GiB free"}
 
 
 def test_prioritize_ranks_densely(world: World) -> None:
@@ -216,12 +218,13 @@ def test_a_node_where_the_kubelet_could_mix_pods_up_is_passed_over(world: World)
     assert world.filter(pod_object("p", 7))["NodeNames"] == ["a", "b"]
     answer = world.filter(pod_object("p", 8), ["b", "c"])
     assert answer["FailedAndUnresolvableNodes"] == {
-        "b": "a pod of the same size and another shape is starting on the node"
+        "b": "a pod of the same size and another shape is starting on the node",
+        "c": "no card with 8 GiB free",
     }
-    assert answer["FailedNodes"] == {"c": "no card with 8 GiB free"}
     # A node that could be mixed up and is full is full.
     world.state.apply_pod(pod("r", 8, node="c", version=51, annotations={"gpupack.io/gpu-model": "*"}), 0)
-    assert world.filter(pod_object("p", 8), ["c"])["FailedNodes"] == {"c": "no card with 8 GiB free"}
+    answer = world.filter(pod_object("p", 8), ["c"])
+    assert answer["FailedAndUnresolvableNodes"] == {"c": "no card with 8 GiB free"}
 
 
 def test_a_busy_name_without_a_node_is_harmless(world: World) -> None:
@@ -295,8 +298,9 @@ def test_long_lists_are_read_as_arrays(world: World) -> None:
         scores = world.prioritize(pod_object("p", 8), names)
         assert (scores["b"], scores["a"], len(scores)) == (10, 9, 402)
         answer = world.filter(pod_object("p", 16), [*unknown, "a"])
-        assert answer["FailedNodes"] == {"a": "no card with 16 GiB free"}
-        assert set(answer["FailedAndUnresolvableNodes"]) == set(unknown)
+        failed = answer["FailedAndUnresolvableNodes"]
+        assert failed.pop("a") == "no card with 16 GiB free"
+        assert set(failed) == set(unknown)
     world.state.delete_node("b", "99", 0)
     assert world.filter(pod_object("p", 8), ["a", *unknown, "b"])["NodeNames"] == ["a"]
 

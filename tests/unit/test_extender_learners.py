@@ -46,9 +46,14 @@ def test_a_policy_may_hold_a_pod_back(policy: Holding) -> None:
     world = World(policy="holding")
     world.node("hold-1", (16,))
     world.node("hold-2", (16,), (16,))
+    found = world.extender.filter(world.body(pod_object("p", 8)), 0)
+    assert (found.refused, found.evictable) == ("uid-p", ()), "nobody is evicted for a pod that only waits"
+    policy.told.clear()
     answer = world.filter(pod_object("p", 8))
-    assert answer["FailedAndUnresolvableNodes"] == {"hold-1": "held back by the node policy"}
-    assert answer["FailedNodes"] == {"hold-2": "no card with 8 GiB free"}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "hold-1": "held back by the node policy",
+        "hold-2": "no card with 8 GiB free",
+    }
     assert policy.told == ["pending uid-p 2"]
     world.node("open", (16,))
     assert world.filter(pod_object("p", 8))["NodeNames"] == ["open"]

@@ -7,10 +7,12 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler_plugin.commit.preemptor import SPARED_S
 from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
 from scheduler_plugin.http.waiting import Waiting
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
+from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 GIB = 1 << 30
 
@@ -90,3 +92,29 @@ def test_who_leads() -> None:
     assert told()["gpupack_scheduler_leader"] == 1
     told.election.is_leader = False
     assert told()["gpupack_scheduler_leader"] == 0
+
+
+async def test_what_the_preemptor_does_is_counted() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8,), a=(0, 4, 1), b=(0, 4, 2))
+    metrics = Metrics()
+    metrics.follow(world.preemptor)
+    world.wait("needy", 8)
+    world.api.faults["/b/eviction"] = [BUDGET_SAYS_NO]
+
+    def told() -> list[float]:
+        text = metrics.render().decode()
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        found = {name: float(value) for name, _, value in lines}
+        attempts = "gpupack_preemption_attempts_total"
+        others = ("gpupack_preemption_victims_total", "gpupack_preemption_nominated_pods")
+        return [
+            found[name]
+            for name in (f'{attempts}{{result="begun"}}', f'{attempts}{{result="failed"}}', *others)
+        ]
+
+    assert told() == [0, 0, 0, 0]
+    await world.settle()
+    assert told() == [1, 1, 1, 0]
+    await world.settle(SPARED_S)
+    assert told() == [2, 1, 2, 1]

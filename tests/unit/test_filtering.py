@@ -36,6 +36,26 @@ def test_more_cards_than_any_node_has() -> None:
         assert misfits(nodes, query, rows_of(row)).tolist()[0] in {Misfit.TOO_SMALL, Misfit.NOT_ADMITTED}
 
 
+def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
+    nodes = NodeArrays()
+    for name, model in (("a", "NVIDIA A100"), ("b", "Tesla T4")):
+        nodes.set_cards(nodes.add(name), (8,), (8,), models=(model,), uuids=(f"GPU-{name}",))
+    here = rows_of(nodes.rows["a"])
+    for model, uuid, found in (
+        ("*T4", None, Misfit.NOT_ADMITTED),
+        (None, "GPU-b", Misfit.NOT_ADMITTED),
+        ("*A10O*", None, Misfit.NO_SUCH_CARD),
+        ("*T4", "GPU-a", Misfit.NO_SUCH_CARD),
+        ("!*", None, Misfit.NO_SUCH_CARD),
+    ):
+        asked = request(1, selector=Selector.parse(model, uuid))
+        assert misfits(nodes, Policies().query(nodes, asked, 0, 0), here).tolist() == [found], (model, uuid)
+    # A node that is gone has no cards, whatever its row still says.
+    nodes.remove("b")
+    gone = Policies().query(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
+    assert misfits(nodes, gone, here).tolist() == [Misfit.NO_SUCH_CARD]
+
+
 class First:
     """A card policy that knows nothing of arrays."""
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from kubeapi import errors
 from kubeapi.client import KubeClient
+from kubeapi.posting import make_posts
 
 JSON_PATCH = "application/json-patch+json"
 BOUND = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
@@ -63,9 +64,10 @@ def kubeconfig(path, url, **user) -> str:
     return str(path)
 
 
-@pytest.fixture
-async def client(server, tmp_path):
-    async with await KubeClient.connect(kubeconfig(tmp_path / "kc", server.url, token="t0")) as client:
+@pytest.fixture(params=[None, make_posts], ids=["aiohttp", "posting"])
+async def client(request, server, tmp_path):
+    config = kubeconfig(tmp_path / "kc", server.url, token="t0")
+    async with await KubeClient.connect(config, posts=request.param) as client:
         yield client
 
 
@@ -197,6 +199,7 @@ def refuse_first(server):
     server.answer = answer
 
 
+@pytest.mark.parametrize("client", [None], indirect=True)
 async def test_a_second_try_has_the_time_that_the_first_left(server, client, mocker) -> None:
     refuse_first(server)
     mocker.patch.object(client._credentials, "renew", return_value=True)

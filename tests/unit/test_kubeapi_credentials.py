@@ -64,6 +64,66 @@ async def test_kubeconfig_from_the_environment(tmp_path, monkeypatch) -> None:
     assert (await Credentials.load(None)).server == "http://h:2"
 
 
+def named(path, name, **changed) -> str:
+    """Write a kubeconfig whose cluster, user and context have one name."""
+    config = {
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": {"server": f"http://{name}:1"}}],
+        "users": [{"name": name, "user": {"token": name}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+    }
+    path.write_text(json.dumps({**config, **changed}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("context", "server", "header"), [(None, "http://b:1", "Bearer b"), ("c", "http://c:1", "Bearer c")]
+)
+async def test_several_kubeconfigs_are_merged_as_kubectl_does(
+    tmp_path, monkeypatch, context, server, header
+) -> None:
+    """What a file says first holds, also which context is the current one; empty files say nothing."""
+    (tmp_path / "empty").write_text("---\n# nothing\n")
+    paths = [
+        str(tmp_path / "empty"),
+        named(tmp_path / "a", "a", **{"current-context": ""}),
+        str(tmp_path / "none"),
+        named(tmp_path / "b", "b"),
+        named(tmp_path / "c", "c"),
+        named(
+            tmp_path / "d",
+            "b",
+            **{"current-context": "a"},
+            clusters=[{"name": "b", "cluster": {"server": "http://other:1"}}],
+        ),
+    ]
+    monkeypatch.setenv("KUBECONFIG", ":".join(paths))
+    credentials = await Credentials.load(None, context=context)
+    assert (credentials.server, await credentials.authorization()) == (server, header)
+
+
+async def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path) -> None:
+    path = named(tmp_path / "a", "a")
+    with pytest.raises(errors.ConfigError) as caught:
+        await Credentials.load(path, context="b")
+    assert str(caught.value) == f"context 'b': allowed are 'a', of kubeconfig {path}"
+    named(tmp_path / "a", "a", contexts=[])
+    with pytest.raises(errors.ConfigError, match="context 'b': allowed are none, of"):
+        await Credentials.load(path, context="b")
+
+
+async def test_a_context_is_of_a_kubeconfig_also_in_a_cluster(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(errors.ConfigError, match=r"kubeconfig ~/\.kube/config is not a file"):
+        await Credentials.load(None, context="a")
+
+
+async def test_an_empty_kubeconfig(tmp_path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(errors.ConfigError, match="is empty"):
+        await Credentials.load(str(tmp_path / "empty"))
+
+
 async def test_kubeconfig_from_home(tmp_path) -> None:
     (tmp_path / ".kube").mkdir()
     write(tmp_path / ".kube" / "config", {"server": "http://h:3"}, {})

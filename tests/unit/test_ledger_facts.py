@@ -65,8 +65,10 @@ def test_containers_that_share_a_card_are_one_demand():
 
 def test_eligible_are_cards_large_enough_that_the_pod_accepts():
     facts = Ledger(cards(8, 4, 8)).facts
-    assert facts.eligible(request(5), 5) == ["c0", "c2"]
-    assert facts.eligible(request(5, selector=Selector.parse(None, "!c0")), 5) == ["c2"]
+    five = request(5)
+    assert facts.eligible(five, five.demands[0]) == {"c0": 5, "c2": 5}
+    picky = request(5, selector=Selector.parse(None, "!c0"))
+    assert facts.eligible(picky, picky.demands[0]) == {"c2": 5}
 
 
 def test_missing_is_what_the_book_never_showed():

@@ -58,8 +58,8 @@ def test_a_pod_waits_for_what_was_assigned():
     world = World.of(8, 8)
     world.bind(pod("a", TWO, "c1", "c0"))
     assert places(world.ledger.facts) == {
-        ("a", 0): Place(("c1",), 2, on_target=True),
-        ("a", 1): Place(("c0",), 3, on_target=True),
+        ("a", 0): Place({"c1": 2}, on_target=True),
+        ("a", 1): Place({"c0": 3}, on_target=True),
     }
     assert world.used == [0, 0]
 
@@ -87,7 +87,7 @@ def test_init_units_still_to_come_are_where_the_first_are():
     world = World.of(8, 8)
     world.bind(pod("x", INIT_AND_MAIN, "c0"))
     world.allocate(ids("c1", 0, 1), ("x", "setup"))
-    assert places(world.ledger.facts) == {("x", 0): Place(("c1",), 3, on_target=True)}
+    assert places(world.ledger.facts) == {("x", 0): Place({"c1": 3}, on_target=True)}
     assert world.used == [0, 5]
 
 

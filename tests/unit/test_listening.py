@@ -3,52 +3,56 @@
 import asyncio
 import errno
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.http.listening import Listener, listeners
+from scheduler_plugin.http.listening import Acceptor, listeners
 
 
-async def test_without_file_descriptors_a_turn_of_the_loop_fails_once(mocker: MockerFixture) -> None:
+@pytest.fixture
+async def acceptor() -> AsyncIterator[Acceptor]:
     (listener,) = await listeners("127.0.0.1", 0)
+    acceptor = Acceptor(listener, asyncio.Protocol, None)
+    acceptor.start()
+    yield acceptor
+    acceptor.close()
+
+
+async def test_without_file_descriptors_it_is_told_once_and_tried_again(
+    acceptor: Acceptor, mocker: MockerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reports: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reports.append(context))
-    tried = mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EMFILE, "none left"))
-    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listener, backlog=128)
-    with socket.create_connection(listener.getsockname()):
-        while not reports:  # noqa: ASYNC110  (a loop of turns, that is what is counted)
-            await asyncio.sleep(0)
+    told, begun = asyncio.Semaphore(0), asyncio.Event()
+
+    def note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        reports.append(context)
+        told.release()
+
+    asyncio.get_running_loop().set_exception_handler(note)
+    refusing = mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EMFILE, "none left"))
+    monkeypatch.setattr("scheduler_plugin.http.listening.PAUSE_S", 0.05)
+    mocker.patch.object(asyncio.Protocol, "connection_made", side_effect=lambda _: begun.set())
+    async with asyncio.timeout(10):
+        _, writer = await asyncio.open_connection(*acceptor.listener.getsockname())
+        await told.acquire()
         for _ in range(10):
             await asyncio.sleep(0)
-    server.close()
-    assert tried.call_count == len(reports) == 1
-    mocker.stopall()
-
-
-async def test_afterwards_it_accepts_again(mocker: MockerFixture) -> None:
-    (listener,) = await listeners("127.0.0.1", 0)
-    listener.listen()
-    listener.setblocking(False)
-    with socket.create_connection(listener.getsockname()):
-        refusing = mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EMFILE, "none"))
-        with pytest.raises(OSError, match="none"):
-            listener.accept()
+        assert refusing.call_count == len(reports) == 1
+        assert reports[0]["message"] == "socket.accept() out of system resource"
+        await told.acquire()
         mocker.stop(refusing)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-        listener.accept()[0].close()
-    listener.close()
+        await begun.wait()
+    writer.close()
 
 
-async def test_another_error_is_told_every_time(mocker: MockerFixture) -> None:
-    (listener,) = await listeners("127.0.0.1", 0)
-    mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EINVAL, "bad"))
-    for _ in range(2):
-        with pytest.raises(OSError, match="bad"):
-            listener.accept()
-    listener.close()
+async def test_closed_it_accepts_nothing(acceptor: Acceptor) -> None:
+    address = acceptor.listener.getsockname()
+    acceptor.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
 
 
 async def test_all_addresses_of_the_machine() -> None:
@@ -60,14 +64,14 @@ async def test_all_addresses_of_the_machine() -> None:
 
 
 async def test_a_machine_without_ipv6_has_its_other_addresses(mocker: MockerFixture) -> None:
-    bind = Listener.bind
+    bind = socket.socket.bind
 
-    def only_ipv4(self: Listener, address: Any) -> None:
+    def only_ipv4(self: socket.socket, address: Any) -> None:
         if self.family == socket.AF_INET6:
             raise OSError(errno.EADDRNOTAVAIL, "no IPv6")
         bind(self, address)
 
-    mocker.patch.object(Listener, "bind", only_ipv4)
+    mocker.patch.object(socket.socket, "bind", only_ipv4)
     mocker.patch.object(
         asyncio.get_running_loop(),
         "getaddrinfo",

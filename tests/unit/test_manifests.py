@@ -66,7 +66,8 @@ def referenced(folder: Path) -> set[Path]:
 
 
 def test_every_file_is_used() -> None:
-    used = set().union(*(referenced(MANIFESTS / name) for name in BUILDS))
+    components = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
+    used = set().union(*map(referenced, [*(MANIFESTS / name for name in BUILDS), *components]))
     assert used | SNIPPETS == {path for path in MANIFESTS.rglob("*") if path.is_file()}
 
 
@@ -124,6 +125,8 @@ def test_names_of_the_product_are_those_of_the_code(name: str) -> None:
         for key, value in vars(names).items()
         if key.isupper() and isinstance(value, str) and value.startswith(names.DOMAIN)
     } | {names.resource_name(1024), f"{names.DOMAIN}/node"}
+    # What the policies about pods compare with.
+    known |= {f"{names.DOMAIN}/", f"{names.RESOURCE_PREFIX}1024mib"}
     for one in objects(name).values():
         for seen in re.findall(rf"{re.escape(names.DOMAIN)}/[a-z0-9-]*", text_of(one)):
             assert seen in known, f"{one['kind']} {one['metadata']['name']}: {seen}"
@@ -280,7 +283,8 @@ def test_both_ways_to_join_the_extender_agree() -> None:
     service = objects("overlays/join-existing-scheduler")["Service", "gpupack-extender"]["metadata"]
     host = f"{service['name']}.{service['namespace']}.svc"
     assert (theirs["urlPrefix"], theirs["tlsConfig"]["serverName"]) == (f"https://{host}", host)
-    assert ours["managedResources"] == [{"name": names.resource_name(1024), "ignoredByScheduler": False}]
+    resources = (names.resource_name(1024), names.PERCENT_RESOURCE)
+    assert ours["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in resources]
     assert (ours["filterVerb"], ours["prioritizeVerb"], ours["bindVerb"]) == ("filter", "prioritize", "bind")
 
 
@@ -312,8 +316,12 @@ def test_rights_are_few() -> None:
         "nodes": read,
         "pods": read,
         "pods/binding": {"create"},
+        "pods/eviction": {"create"},
+        "pods/status": {"patch"},
+        "poddisruptionbudgets": read,
         "events": {"create", "patch"},
     }
+    assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
 
 
 def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
@@ -329,21 +337,19 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]
     )
-    words = text_of(found["ValidatingAdmissionPolicy", "gpupack-packed-words"])
-    assert words.count(f"!name.startsWith('{names.PACKED_PREFIX}')") == 2
+    assert f"name.startsWith('{names.PACKED_PREFIX}')" in text_of(
+        found["ValidatingAdmissionPolicy", "gpupack-pod-request"]
+    )
     for (kind, name), one in found.items():
         if kind == "ValidatingAdmissionPolicy":
             assert one["spec"]["failurePolicy"] == "Fail", name
         if kind == "ValidatingAdmissionPolicyBinding":
-            assert one["spec"]["validationActions"] == ["Deny"], name
-
-
-def test_the_optional_policy_names_our_scheduler() -> None:
-    policy = text_of(
-        objects("overlays/set-scheduler-name")["MutatingAdmissionPolicy", "gpupack-scheduler-name"]
-    )
-    assert f"schedulerName: '{names.SCHEDULER_NAME}'" in policy
-    assert f"startsWith('{names.RESOURCE_PREFIX}')" in policy
+            expected = ["Warn"] if name.endswith("-warn") else ["Deny"]
+            assert one["spec"]["validationActions"] == expected, name
+        if "paramRef" in one.get("spec", {}):
+            # Else a ConfigMap that is missing would keep every pod of the cluster from being created.
+            assert one["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow", name
+            assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
 
 
 def test_the_overlays_change_what_they_say() -> None:

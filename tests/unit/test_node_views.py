@@ -277,3 +277,24 @@ def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
         assert of.ledger.used() == (0, 8)
     view.take(node(4))
     assert of.ledger.used() == (0, 0)
+
+
+def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
+    of, told = account(), []
+    view = NodeView(of, "n1", told.append)
+    with capture_logs() as logs:
+        for version in (1, 2):
+            view.take(node(version, **{NODE_CORDON: "c1,c7, c9"}))
+    assert of.ledger.used() == (0, 8)
+    assert view.unknown_cordoned == ("c7", "c9")
+    (problem,) = told
+    assert problem == (
+        'annotation gpupack.io/cordon holds "c7, c9", no card of this node: allowed are "c0, c1"'
+    )
+    assert [(each["log_level"], each["error"]) for each in logs] == [("warning", problem)]
+    view.take(node(3, **{NODE_CORDON: "c1"}))
+    assert view.unknown_cordoned == ()
+    view.take(node(4, **{NODE_CORDON: "c1,c7"}))
+    assert len(told) == 2
+    view.take(node(5, **{NODE_CORDON: "no:uuid"}))
+    assert '"no:uuid": allowed is a comma list of card UUIDs' in told[2]

@@ -106,11 +106,8 @@ def make_service(patience: Patience, clock: Clock, room_at: int) -> Service:
     )
 
 
-async def call(service: Service, uid: str) -> bytes | bytearray | object:
-    async def read() -> bytes:
-        return uid.encode()
-
-    return (await service.filter(cast("Any", SimpleNamespace(read=read)))).body
+async def call(service: Service, uid: str) -> bytes:
+    return (await service.filter(uid.encode())).body
 
 
 async def test_filter_answers_a_first_refusal_at_once_and_the_next_after_the_news(

@@ -1,12 +1,12 @@
 import pytest
 
+from allocator.request import Demand
 from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.policies.registry import CardDemand
 from scheduler_plugin.placement.reasons import memory, reason
 
-ONE = (CardDemand(8, 1),)
-TWO = (CardDemand(4, 2),)
-MANY = (CardDemand(8, 1), CardDemand(4, 2))
+ONE = (Demand((), 8, 1),)
+TWO = (Demand((), 4, 2),)
+MANY = (Demand((), 8, 1), Demand((), 4, 2))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
         (Misfit.NOT_ADMITTED, MANY, "no cards that the pod's gpu-model and gpu-uuid admit"),
     ],
 )
-def test_reasons_name_the_request(misfit: Misfit, demands: tuple[CardDemand, ...], text: str) -> None:
+def test_reasons_name_the_request(misfit: Misfit, demands: tuple[Demand, ...], text: str) -> None:
     assert reason(misfit, demands, 1024) == text
 
 

@@ -159,7 +159,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", MAX_UNITS + 1)],
             [],
             {},
-            f'container "m" has limit {GIB}: 16777216: {LIMITS}',
+            f'container "m" has limit {GIB}: {MAX_UNITS + 1}: {LIMITS}',
             id="huge",
         ),
         pytest.param(

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
-from scheduler_plugin.cluster.objects import has_preferences
+from scheduler_plugin.cluster.objects import has_preferences, may_preempt
 from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod, shapes
 from scheduler_plugin.cluster.versions import version_number
 from tests.cluster_builders import GIB, MEMORY, container, pod
@@ -95,6 +95,49 @@ def test_cards_that_say_nothing(allocation: str) -> None:
     assert record.allocated is None
 
 
+def test_what_preemption_reads() -> None:
+    record = read_pod(
+        pod(
+            "p",
+            4,
+            labels={"app": "web"},
+            deleted="2027-01-15T08:00:30Z",
+            status={"nominatedNodeName": "n", "startTime": "2027-01-15T08:00:00Z"},
+            annotations={"kubernetes.io/config.mirror": "x"},
+        ),
+        MEMORY,
+    )
+    assert (record.leaves_at, record.started_at) == (1_800_000_030.0, 1_800_000_000.0)
+    assert (record.labels, record.nominated, record.mirrored) == ({"app": "web"}, "n", True)
+    bound = read_pod(pod("p", 4, node="n", status={"nominatedNodeName": "n"}), MEMORY)
+    assert (bound.nominated, bound.leaves_at, bound.started_at, bound.mirrored) == ("", None, 0.0, False)
+    plain = read_pod(pod("p", containers=[{"name": "c"}], labels={"app": "web"}, deleted="x"), MEMORY)
+    assert (plain.labels, plain.leaves_at) == ({}, None)
+
+
+def test_times_that_cannot_be_read_are_long_ago() -> None:
+    record = read_pod(pod("p", 4, deleted="soon", status={"startTime": "9" * 30}), MEMORY)
+    assert (record.leaves_at, record.started_at) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, True),
+        ({"preemptionPolicy": "PreemptLowerPriority"}, True),
+        ({"preemptionPolicy": "Never"}, False),
+        ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}}, True),
+        ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": None}}}, True),
+        ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}, False),
+        ({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}, True),
+        ({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}}, True),
+    ],
+    ids=repr,
+)
+def test_may_preempt(spec: dict[str, Any], expected: bool) -> None:
+    assert may_preempt(pod("p", 4, spec=spec)) is expected
+
+
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("-1", 0), ("abc", 0), ("٣", 0)], ids=repr)
 def test_version_number(text: str, number: int) -> None:
     assert version_number(text) == number
@@ -165,5 +208,5 @@ def test_shapes_tell_what_the_kubelet_cannot() -> None:
         shape_of(container("a", 8), annotations={"gpupack.io/gpu-model": "T4"}),
         shape_of(container("a", 8), init=[container("i", 4)]),
     ):
-        assert {units for units, _ in other} & {8}
+        assert {units for units, _ in other} & {(8, False)}
         assert not other & plain

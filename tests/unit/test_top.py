@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.names import resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.quantity import canonical
 from allocator.records import CardRecord, dump_cards
@@ -14,6 +15,7 @@ from gpupack.errors import InputError
 from gpupack.top import CardRow, NodeRow, load_nodes, render, rows
 
 CARDS = "gpupack.io/cards"
+REVISION = 1_763_000_000_000
 INVENTORY = dump_cards(
     [CardRecord("GPU-a", 4, "NVIDIA L40S", 45459, 0, True), CardRecord("GPU-b", 5, "", 45459, None, False)]
 )
@@ -22,14 +24,30 @@ INVENTORY = dump_cards(
 def node(name, sizes=None, used=None, annotations=None, unit_mib=1024, **resources):
     """Make a node as kubectl prints it: canonical quantities, and much that we do not read."""
     if sizes is not None:
-        words = NodeWords.of(unit_mib, sizes, used, 1_763_000_000_000)
+        words = NodeWords.of(unit_mib, sizes, used, REVISION)
         resources |= {name: canonical(value) for name, value in node_resources(words).items()}
+        resources.setdefault(resource_name(unit_mib), str(sum(sizes)))
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "annotations": annotations, "labels": {"a": "b"}},
-        "status": {"capacity": {"cpu": "8", **resources}, "allocatable": {"cpu": "8", **resources}},
+        "status": {
+            "capacity": {"cpu": "8", **resources},
+            "allocatable": {"cpu": "8", **resources},
+            "conditions": [
+                {"type": "MemoryPressure", "status": "False"},
+                {"type": "Ready", "status": "True"},
+            ],
+        },
     }
+
+
+def alive(name, cards, unit_mib=1024, error=None, **more):
+    """Make the row of a node that is well."""
+    units = sum(card.size_units for card in cards)
+    resource = resource_name(unit_mib)
+    plain = {"ready": True, "resource": resource, "offered_units": units, "known_units": units}
+    return NodeRow(name, cards, unit_mib, error, **{**plain, "revision": REVISION, **more})
 
 
 def listed(*nodes):
@@ -43,12 +61,9 @@ def test_rows():
         node("a", [14, 14], [0, 7], unit_mib=512),
     )
     assert rows(nodes) == [
-        NodeRow("a", (CardRow(0, None, None, 14, 0), CardRow(1, None, None, 14, 7)), 512, None),
-        NodeRow(
-            "b",
-            (CardRow(4, "GPU-a", "NVIDIA L40S", 44, 4), CardRow(5, "GPU-b", None, 44, 44, healthy=False)),
-            1024,
-            None,
+        alive("a", (CardRow(0, None, None, 14, 0), CardRow(1, None, None, 14, 7)), 512),
+        alive(
+            "b", (CardRow(4, "GPU-a", "NVIDIA L40S", 44, 4), CardRow(5, "GPU-b", None, 44, 44, healthy=False))
         ),
     ]
 
@@ -108,7 +123,7 @@ def test_one_bad_node_leaves_the_others_alone(annotations, resources, cards, pro
     assert broken.cards == cards
     assert problem in broken.error
     assert broken.unit_mib == (1024 if cards else None)
-    assert good == NodeRow("good", (CardRow(0, None, None, 44, 0),), 1024, None)
+    assert good == alive("good", (CardRow(0, None, None, 44, 0),))
 
 
 @pytest.mark.parametrize("wrap", [json.dumps, lambda value: json.dumps(value, indent=4).encode()])
@@ -156,52 +171,68 @@ def test_rubbish_is_refused_in_one_line(text, problem):
 
 MIXED = [
     NodeRow("broken", (), None, "layout header 3 has version 3: allowed is 1"),
-    NodeRow("half", (CardRow(0, None, None, 14, 7),), 1024, "annotation bad"),
-    NodeRow(
+    alive("half", (CardRow(0, None, None, 14, 7),), error="annotation bad"),
+    alive(
         "node-1",
         (
             CardRow(0, "GPU-a", "NVIDIA L40S", 44, 0),
-            CardRow(1, "GPU-b", "NVIDIA L40S", 44, 44, healthy=False),
+            CardRow(1, "GPU-b", "NVIDIA L40S", 44, 44, healthy=False, held_units=4),
             CardRow(2, "GPU-c", "NVIDIA L40S", 0, 0, cordoned=True),
         ),
         512,
-        None,
     ),
+]
+SUMS = [
+    "gpupack.io/gpu-memory-512mib: 4/88 in use, whole cards free: 1, largest request: 44",
+    "gpupack.io/gpu-memory-gib: 7/14 in use, whole cards free: 0, largest request: 7",
 ]
 
 
 def test_table():
     assert render(MIXED, "table").splitlines() == [
-        "NODE    UNIT     USED   CARDS",
-        "broken  -        -      layout header 3 has version 3: allowed is 1",
-        "half    1 GiB    7/14   ██░░ 7/14  annotation bad",
-        "node-1  512 MiB  44/88  ░░░░ 0/44  ████ 44/44!  ████ 0/0!",
-        "! unhealthy or cordoned",
+        "NODE    STATUS   UNIT     USED  CARDS",
+        "broken  Unknown  -        -     layout header 3 has version 3: allowed is 1",
+        "half    Ready    1 GiB    7/14  ██░░ 7/14  annotation bad",
+        "node-1  Ready    512 MiB  4/88  ░░░░ 0/44  ▎░░░ 4/44!  ████ 0/0*",
+        "! unhealthy  * cordoned",
+        *SUMS,
     ]
 
 
 def test_wide():
     assert render([replace(MIXED[0], error="layout header"), *MIXED[1:]], "wide").splitlines() == [
-        "NODE    CARD  UNIT     USED        STATE      MODEL        UUID",
-        "broken  -     -        -           -          -            -      layout header",
-        "half    0     1 GiB    ██░░ 7/14   ok         -            -      annotation bad",
-        "node-1  0     512 MiB  ░░░░ 0/44   ok         NVIDIA L40S  GPU-a",
-        "node-1  1     512 MiB  ████ 44/44  unhealthy  NVIDIA L40S  GPU-b",
-        "node-1  2     512 MiB  ████ 0/0    cordoned   NVIDIA L40S  GPU-c",
+        "NODE    STATUS   CARD  UNIT     USED       STATE      MODEL        UUID",
+        "broken  Unknown  -     -        -          -          -            -      layout header",
+        "half    Ready    0     1 GiB    ██░░ 7/14  ok         -            -      annotation bad",
+        "node-1  Ready    0     512 MiB  ░░░░ 0/44  ok         NVIDIA L40S  GPU-a",
+        "node-1  Ready    1     512 MiB  ▎░░░ 4/44  unhealthy  NVIDIA L40S  GPU-b",
+        "node-1  Ready    2     512 MiB  ████ 0/0   cordoned   NVIDIA L40S  GPU-c",
+        *SUMS,
     ]
 
 
 def test_json_is_the_documented_form():
+    well = {
+        "ready": True,
+        "unschedulable": False,
+        "daemon": True,
+        "takes_pods": True,
+        "revision": REVISION,
+        "foreign_gpus": {},
+    }
+    half = {
+        "index": 0,
+        "uuid": None,
+        "model": None,
+        "size_units": 14,
+        "used_units": 7,
+        "in_use_units": 7,
+        "held_units": None,
+        "healthy": True,
+        "cordoned": False,
+    }
     assert json.loads(render(MIXED[1:], "json")) == [
-        {
-            "node": "half",
-            "cards": [
-                {"index": 0, "uuid": None, "model": None, "size_units": 14, "used_units": 7, "healthy": True}
-            ],
-            "unit_mib": 1024,
-            "error": "annotation bad",
-            "foreign_gpus": {},
-        },
+        {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
         {
             "node": "node-1",
             "cards": [
@@ -211,13 +242,16 @@ def test_json_is_the_documented_form():
                     "model": "NVIDIA L40S",
                     "size_units": size,
                     "used_units": used,
+                    "in_use_units": 4 if index == 1 else used,
+                    "held_units": 4 if index == 1 else None,
                     "healthy": index != 1,
+                    "cordoned": index == 2,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],
             "unit_mib": 512,
             "error": None,
-            "foreign_gpus": {},
+            **well,
         },
     ]
 
@@ -230,7 +264,7 @@ def test_nothing_to_show(output):
 
 @pytest.mark.parametrize(("used", "colour"), [(0, "32"), (32, "32"), (33, "33"), (43, "33"), (44, "31")])
 def test_colours_by_fill(used, colour):
-    row = NodeRow("n", (CardRow(0, None, None, 44, used),), 1024, None)
+    row = alive("n", (CardRow(0, None, None, 44, used),))
     plain, coloured = (render([row], "table", colour=on) for on in (False, True))
     assert "\x1b" not in plain
     assert f"\x1b[{colour}m" in coloured
@@ -272,7 +306,7 @@ def test_control_sequences_stay_off_the_terminal():
     inventory = dump_cards([CardRecord("GPU-a", 0, "\x1b[2JL40S\n", 45459, 0, True)])
     found = rows(listed(node("n\x1b[31m", [44], [4], {CARDS: inventory})))
     assert "\x1b" not in render(found, "wide")
-    assert len(render(found, "wide").splitlines()) == 2
+    assert len(render(found, "wide").splitlines()) == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=16))
@@ -289,12 +323,13 @@ def test_every_card_is_shown_as_published(pairs):
     )
     for size, units in zip(sizes, used, strict=True):
         assert f" {units}/{size}" in render(found, "table")
+    assert f": {sum(used)}/{sum(sizes)} in use" in render(found, "table")
 
 
 def test_thousands_of_nodes():
     many = listed(*(node(f"node-{i:04}", [79] * 8, [i % 80] * 8) for i in reversed(range(5000))))
     found = rows(load_nodes(json.dumps(many)))
     assert [row.node for row in found] == [f"node-{i:04}" for i in range(5000)]
-    assert len(render(found, "table").splitlines()) == 5001
-    assert len(render(found, "wide").splitlines()) == 40_001
+    assert len(render(found, "table").splitlines()) == 5002
+    assert len(render(found, "wide").splitlines()) == 40_002
     assert len(json.loads(render(found, "json"))) == 5000

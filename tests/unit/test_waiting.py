@@ -2,9 +2,10 @@
 
 import pytest
 
+from scheduler_plugin.cluster.reservations import Reservation
 from scheduler_plugin.http.waiting import TELL_AGAIN_S, Refusal, Waiting
 from scheduler_plugin.placement.filtering import Misfit
-from tests.cluster_builders import container, pod, pod_object
+from tests.cluster_builders import container, in_percent, pod, pod_object
 from tests.extender_world import World
 
 
@@ -53,10 +54,20 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             id="two containers",
         ),
         pytest.param(
+            pod_object("p", containers=[in_percent(200)], annotations={"gpupack.io/cards": "2"}),
+            "not_free",
+            "0/4 nodes can take 2 x 100 percent: 2 no 2 cards with 100 percent free each, "
+            "1 no gpupack words on the node, 1 no 2 healthy cards of which 100 percent is a unit. "
+            "Largest free card: 8 GiB on node a; all cards together: 22 GiB; "
+            "cards with 100 percent free on one node: 1.",
+            id="a share",
+        ),
+        pytest.param(
             pod_object("p", 2, annotations={"gpupack.io/gpu-model": "*H100*"}),
-            "not_admitted",
-            "0/4 nodes can take 2 GiB: 3 no card that the pod's gpu-model and gpu-uuid admit, "
-            "1 no gpupack words on the node. No card that the pod may use has anything free.",
+            "no_such_card",
+            "0/4 nodes can take 2 GiB: 3 no card of the cluster that the pod's gpu-model and gpu-uuid admit, "
+            "1 no gpupack words on the node. "
+            """The pod's gpu-model is "*h100*"; the cluster has NVIDIA A100.""",
             id="selector",
         ),
     ],
@@ -66,12 +77,31 @@ def test_the_text_has_the_numbers_of_the_moment(world: World, the_pod, label, te
     assert (found.label, found.text(world.state)) == (label, text)
 
 
+def test_a_selector_that_nothing_matches_is_shown_beside_the_models_that_there_are(world: World) -> None:
+    for number in range(14):
+        world.node(f"m{number:02}", (16,), models=(f"Model {number:02}",))
+    annotations = {"gpupack.io/gpu-model": "*A10O*,!*T4*", "gpupack.io/gpu-uuid": "GPU-1"}
+    text = refusal(world, pod_object("p", 2, annotations=annotations)).text(world.state)
+    models = ", ".join(f"Model {number:02}" for number in range(12))
+    assert text.endswith(
+        """The pod's gpu-model is "*a10o*, !*t4*" and gpu-uuid is "GPU-1"; """
+        f"the cluster has {models} and 3 more models."
+    )
+
+
 def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
     text = refusal(world, pod_object("p", 9), "b", "unknown").text(world.state)
     assert text == (
         "0/2 nodes can take 9 GiB: 1 node not known to the gpupack scheduler yet, 1 no card with 9 GiB free. "
         "Largest free card: 4 GiB on node b; all cards together: 4 GiB."
     )
+
+
+def test_a_selector_in_a_cluster_without_cards() -> None:
+    world = World()
+    world.node("bare", (8,), inventory=False)
+    text = refusal(world, pod_object("p", 2, annotations={"gpupack.io/gpu-uuid": "GPU-1"})).text(world.state)
+    assert text.endswith("""The pod's gpu-uuid is "GPU-1"; the cluster has no card whose model is known.""")
 
 
 def test_without_a_usable_node_there_is_nothing_free(world: World) -> None:
@@ -121,3 +151,10 @@ def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) 
         other = type(meta)(name=f"p{number}", namespace="default", uid=f"uid-{number}")
         waiting.refused(Refusal(other, {Misfit.NOT_FREE: 1}), 0)
     assert len(waiting._waiting) <= 1002
+
+
+def test_cards_that_are_free_and_kept_are_explained(world: World) -> None:
+    world.state.reservations.put(Reservation("uid-other", 5, "a", {0: 8}))
+    text = refusal(world, pod_object("p", 8), "a").text(world.state)
+    assert "Largest free card: 8 GiB on node a" in text
+    assert text.endswith("Some are kept for pods that others were evicted for.")

@@ -18,6 +18,7 @@ from tests.cluster.harness.rest import Api
 ADMIN_TOKEN = "admin-token"
 NODE_TOKEN = "node-token"
 RESOURCE = "gpupack.io/gpu-memory-gib"
+PERCENT = "gpupack.io/gpu-percent"
 PROFILES = ("default-scheduler", "gpupack-scheduler")
 
 
@@ -268,5 +269,5 @@ def extender_entry(url: str) -> dict[str, Any]:
         "httpTimeout": "10s",
         "nodeCacheCapable": True,
         "ignorable": False,
-        "managedResources": [{"name": RESOURCE, "ignoredByScheduler": False}],
+        "managedResources": [{"name": name, "ignoredByScheduler": False} for name in (RESOURCE, PERCENT)],
     }

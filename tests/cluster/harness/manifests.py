@@ -12,6 +12,7 @@ import yaml
 
 from tests.cluster.harness.rest import Api, Json
 
+COMPONENTS = Path(__file__).resolve().parents[3] / "manifests" / "components"
 UNDERSTOOD = {
     "apiVersion",
     "kind",
@@ -24,32 +25,42 @@ UNDERSTOOD = {
     "generatorOptions",
 }
 FIRST = ("Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "Role", "ConfigMap")
+MUTATING, MUTATING_V1 = "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1"
 
 
-def build(folder: Path) -> list[Json]:
+def build(folder: Path, *components: Path) -> list[Json]:
     """All objects of a kustomization, in the order to apply them.
+
+    Args:
+        folder: Of the kustomization.
+        components: Folders of components that an overlay of it would name.
 
     Raises:
         AssertionError: If the kustomization uses a field that is not understood.
     """
-    return sorted(
-        _build(folder, []), key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST)
-    )
+    objects = _build(folder, [])
+    for component in components:
+        objects = _build(component, objects)
+    return sorted(objects, key=lambda one: FIRST.index(one["kind"]) if one["kind"] in FIRST else len(FIRST))
+
+
+def build_for(api: Api, folder: Path) -> list[Json]:
+    """As `build`, with the component that docs/install.md names for an API server before 1.36."""
+    objects = build(folder)
+    ours = {one["apiVersion"] for one in objects if one["kind"] == MUTATING}
+    if has_mutating_policies(api) or ours != {MUTATING_V1}:
+        return objects
+    return build(folder, COMPONENTS / "scheduler-name-v1beta1")
+
+
+def has_mutating_policies(api: Api) -> bool:
+    """Whether the API server has MutatingAdmissionPolicy as v1, from 1.36 on."""
+    return any(found["kind"] == MUTATING for found in api.get(f"/apis/{MUTATING_V1}")["resources"])
 
 
 def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[Json]:
     """Server-side apply of every object; returns them as the API server stored them, or would."""
-    served = [_as_served(api, one) for one in objects]
-    return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in served]
-
-
-def _as_served(api: Api, one: Json) -> Json:
-    """The object, or its v1beta1 where an API server has no v1 of it (before 1.36, see docs/install.md)."""
-    if not one["kind"].startswith("MutatingAdmissionPolicy"):
-        return one
-    group, _, version = one["apiVersion"].partition("/")
-    kinds = {found["kind"] for found in api.get(f"/apis/{group}/{version}")["resources"]}
-    return one if one["kind"] in kinds else {**one, "apiVersion": f"{group}/v1beta1"}
+    return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
 
 
 def path_of(api: Api, one: Json) -> str:
@@ -78,17 +89,17 @@ def _build(folder: Path, objects: list[Json]) -> list[Json]:
         _patch(folder, patch, objects)
     for image in plan.get("images", []):
         for one in objects:
-            _tag(one, image["name"], image["newTag"])
+            _tag(one, image["name"], f"{image.get('newName', image['name'])}:{image['newTag']}")
     if "namespace" in plan:
         for one in objects:
             _move(one, plan["namespace"])
     return objects
 
 
-def _tag(one: Json, name: str, tag: str) -> None:
+def _tag(one: Json, name: str, image: str) -> None:
     for container in one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
         if container["image"].partition(":")[0] == name:
-            container["image"] = f"{name}:{tag}"
+            container["image"] = image
 
 
 def _documents(path: Path) -> Iterator[Json]:
@@ -110,7 +121,9 @@ def _patch(folder: Path, patch: dict[str, Any], objects: list[Json]) -> None:
     hits = [one for one in objects if _selected(one, target)]
     assert hits, f"patch of {folder} finds no {target}"
     for one in hits:
-        if isinstance(change, list):
+        if isinstance(change, dict) and change.get("$patch") == "delete":
+            objects.remove(one)
+        elif isinstance(change, list):
             for step in change:
                 _step(one, step)
         else:

@@ -75,9 +75,14 @@ class ModelDaemon(Plugin):
             self.ledger.set_healthy(self.cards[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
+        self.seen: set[str] = set()
         self.lost = self.synced = False
         self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
+
+    def has_seen(self, uid: str) -> bool:
+        """Whether it knew the pod since its start, and hears of the API server."""
+        return self.synced and not self.away and uid in self.seen
 
     # The kubelet's calls.
 
@@ -85,9 +90,10 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        if not self.away and not self.ledger.expects(size, must_include, self.now):
+        percent = any("::p" in text for text in available)
+        if not self.away and not self.ledger.expects(size, must_include, self.now, percent=percent):
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and self.ledger.displaces(size, must_include, self.now):
+        if not self.away and self.ledger.displaces(size, must_include, self.now, percent=percent):
             self._catch_up(relist=True)
         return self.ledger.preferred(available, must_include, size, self.now)
 
@@ -117,6 +123,7 @@ class ModelDaemon(Plugin):
                 continue
             for _ in range(2 if self.random.random() < 0.02 else 1):
                 self.pods.event(event.kind, pod.object, str(event.version))
+            self.seen.add(pod.uid)
             return True
         return False
 
@@ -150,6 +157,7 @@ class ModelDaemon(Plugin):
         pods, version, cursor = self.view
         self.view = None
         self.pods.replace(pods, str(version))
+        self.seen |= {pod.metadata.uid for pod in pods}
         if not self.synced:
             self.look_at_cgroups()
         self.cursor, self.lost, self.synced = cursor, False, True

@@ -33,7 +33,12 @@ class Binding:
 
 
 class ModelExtender:
-    """The cluster's extender; `rules` lets a mutant in."""
+    """The cluster's extender; `rules` lets a mutant in.
+
+    Attributes:
+        never_heard_of: pods that a Binding of the process before bound and that were deleted before this one
+            had its list: the kubelet may still admit them.
+    """
 
     def __init__(self, world: World, random: Random, rules: type[Rules]) -> None:
         self.world, self.random, self.rules = world, random, rules
@@ -41,6 +46,7 @@ class ModelExtender:
         self.bindings: list[Binding] = []
         self.unheard: list[Binding] = []
         self.closed_until: float | None = None
+        self.never_heard_of: list[ModelPod] = []
         self.start()
 
     def start(self) -> None:
@@ -117,6 +123,9 @@ class ModelExtender:
     def _open(self) -> bool:
         """Bind only once no Binding of the one before can land any more, and all that landed are known."""
         if self.closed_until is not None and self.now >= self.closed_until:
+            for event in self.world.pod_events[self.pod_cursor :]:
+                if event.kind == "DELETED" and event.pod is not None and event.pod.node:
+                    self.never_heard_of.append(event.pod)
             self.relist_pods()
             self.closed_until = None
         return self.closed_until is None

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from allocator.errors import AllocatorError
-from allocator.ids import parse_device_id
 from allocator.ledger import BookEntry
+from allocator.names import PERCENT_RESOURCE
 
+from .deviceids import card_of, joined
 from .world import RESOURCE, ModelPod, World
+
+AWAITED_S = 9.0
+"""The kubelet hears of a deletion within this time; a node keeps the pod's place a little longer."""
 
 START_S = 8.0
 """A container that the kubelet has begun to start runs by then, though its pod was deleted."""
@@ -39,20 +43,36 @@ class Admission:
 class ModelKubelet:
     """One node's kubelet.
 
+    Args:
+        ids: of its resource for units.
+        percent: of its resource for percent.
+        sizes: units of the cards by UUID, which the kubelet itself does not know.
+
     Attributes:
         devices: its memory: device IDs by UID and container.
         file: the book, None where there is none.
         torn: the book cannot be read until it is written again.
-        truth: device IDs that each pod's containers were told of, by UID, until nothing of the pod runs.
+        truth: sets of device IDs that each pod's containers were told of, by UID, until nothing of it runs.
         running: pods with a container's cgroup.
         starting: pods that are gone and whose containers may come up all the same, until when.
         refused: pods that failed admission for want of devices, with the reason.
-        late: pods deleted before they were admitted, or whose Node was deleted with all that it said.
+        late: pods deleted before they were admitted, that nobody could wait for; or whose Node was deleted
+            with all that it said.
+        awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
         sick: IDs that the plugin calls unhealthy.
     """
 
-    def __init__(self, node: str, world: World, random: Random, ids: frozenset[str]) -> None:
+    def __init__(
+        self,
+        node: str,
+        world: World,
+        random: Random,
+        ids: frozenset[str],
+        percent: frozenset[str],
+        sizes: dict[str, int],
+    ) -> None:
         self.node, self.world, self.random, self.ids = node, world, random, ids
+        self.percent, self.sizes = percent, sizes
         self.cursor = 0
         self.known: dict[str, ModelPod] = {}
         self.queue: list[str] = []
@@ -69,10 +89,11 @@ class ModelKubelet:
         self.to_start: list[str] = []
         self.synced = True
         self.batch: set[str] = set()
-        self.truth: dict[str, set[str]] = {}
+        self.truth: dict[str, set[frozenset[str]]] = {}
         self.refused: list[tuple[ModelPod, str]] = []
         self.finished: set[str] = set()
         self.late: set[str] = set()
+        self.awaited: set[str] = set()
         self.sick: frozenset[str] = frozenset()
 
     # Its book.
@@ -80,7 +101,7 @@ class ModelKubelet:
     def _snapshot(self) -> Book:
         return Book(
             tuple(
-                BookEntry(uid, name, RESOURCE, ids)
+                BookEntry(uid, name, PERCENT_RESOURCE if ids & self.percent else RESOURCE, ids)
                 for uid, mine in self.devices.items()
                 for name, ids in mine.items()
             )
@@ -198,6 +219,11 @@ class ModelKubelet:
 
     def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin") -> None:
         uid = admission.pod.uid
+        deleted_at = self.world.deleted_at.get(uid, self.now)
+        if daemon.has_seen(uid) and self.now < deleted_at + AWAITED_S:
+            self.awaited.add(uid)
+        else:
+            self.awaited.discard(uid)
         mine = self.devices.setdefault(uid, {})
         if name not in mine:
             if not self.batch:
@@ -205,10 +231,10 @@ class ModelKubelet:
                 mine = self.devices.setdefault(uid, {})
             taken = set(self.random.sample(sorted(admission.reusable), min(units, len(admission.reusable))))
             if len(taken) < units:
-                taken |= self._choose(taken, units, daemon)
+                taken |= self._choose(taken, units, daemon, percent=admission.pod.percent)
             daemon.allocate(frozenset(taken))
             mine[name] = frozenset(taken)
-            self.truth.setdefault(uid, set()).update(taken)
+            self.truth.setdefault(uid, set()).add(frozenset(taken))
             self.unwritten = self._snapshot()
             if self.random.random() < 0.7:
                 self.flush()
@@ -217,9 +243,9 @@ class ModelKubelet:
         else:
             admission.reusable -= mine[name]
 
-    def _choose(self, taken: set[str], units: int, daemon: "Plugin") -> set[str]:
+    def _choose(self, taken: set[str], units: int, daemon: "Plugin", *, percent: bool) -> set[str]:
         in_use = frozenset().union(*(ids for by in self.devices.values() for ids in by.values()))
-        available = self.ids - in_use - self.sick
+        available = (self.percent if percent else self.ids) - in_use - self.sick
         needed = units - len(taken)
         if len(available) < needed:
             raise AllocatorError(f"requested {needed} devices, available {len(available)}")
@@ -233,7 +259,7 @@ class ModelKubelet:
 
     def _admitted(self, uid: str) -> None:
         known = self.world.pods.get(self.known[uid].name)
-        if known is None or known.uid != uid:
+        if (known is None or known.uid != uid) and uid not in self.awaited:
             self.late.add(uid)
         self.admitted.add(uid)
         self.to_run.append(uid)
@@ -308,20 +334,25 @@ class ModelKubelet:
     def units(self, uids: Collection[str]) -> dict[str, int]:
         """Units by card that these pods were told of.
 
-        IDs of different pods count each: a forgetful kubelet gives them out again.
+        IDs of different pods count each: a forgetful kubelet gives them out again. A share is rounded down,
+        for all containers together that have some of it in common.
         """
         units: dict[str, int] = {}
         for uid in uids:
-            for text in self.truth.get(uid, ()):
-                uuid = parse_device_id(text)[0]
-                units[uuid] = units.get(uuid, 0) + 1
+            for ids in joined(self.truth.get(uid, ())):
+                for uuid, size in self.sizes.items():
+                    mine = {text for text in ids if card_of(text) == uuid}
+                    share = len(mine & self.percent)
+                    count = len(mine) - share + share * size // 100
+                    if count:
+                        units[uuid] = units.get(uuid, 0) + count
         return units
 
     def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
         """UUIDs of the cards that its memory has for containers of a pod, sorted."""
         mine = self.devices.get(uid, {})
         ids = frozenset().union(*(mine.get(name, ()) for name in containers))
-        return tuple(sorted({parse_device_id(text)[0] for text in ids}))
+        return tuple(sorted({card_of(text) for text in ids}))
 
     # Restart.
 
@@ -347,7 +378,7 @@ class ModelKubelet:
         for line in self.file.entries if self.file is not None else ():
             self.devices.setdefault(line.uid, {})[line.container] = line.ids
             if line.uid not in self.running:
-                self.truth.setdefault(line.uid, set()).update(line.ids)
+                self.truth.setdefault(line.uid, set()).add(line.ids)
 
     def sync(self) -> None:
         """Learn all pods from the API again; those that run stay as they are."""
@@ -367,6 +398,10 @@ class ModelKubelet:
 
 class Plugin:
     """What the kubelet calls: the device plugin's two decisions."""
+
+    def has_seen(self, uid: str) -> bool:
+        """Whether it knew the pod before, and sees what becomes of it."""
+        raise NotImplementedError
 
     def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int

@@ -27,6 +27,7 @@ class Mutant:
         seed: a history that breaks without it; others are tried when this one does not.
         density: of that history.
         more: events that come more often in it.
+        percent: how many of its pods ask for percent of cards.
         also: the same rule at its second place, where extender and node both keep it.
     """
 
@@ -37,6 +38,7 @@ class Mutant:
     seed: int = 1000
     density: float = 1.0
     more: Mapping[str, float] = field(default_factory=dict)
+    percent: float = 0.0
     also: tuple[ModuleType, str, Any] | None = None
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
@@ -196,9 +198,51 @@ def _policy_only(facts: Facts, slot: Any, offered: frozenset[str], size: int) ->
     return _CARDS(facts, None, offered, size)
 
 
+def _one_share(facts: Facts, sets: Any) -> Units:
+    """The share of a pod is rounded down, not that of each container."""
+    return facts.by_card(frozenset().union(*sets))
+
+
 def _give_up_at_once(extender: ModelExtender, binding: Any) -> None:
     extender._roll_back(binding.commitment)
 
+
+BUSY_WITHOUT_RESTARTS = {
+    **dict.fromkeys(("create", "publish"), 2.0),
+    **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears", "admit"), 3.0),
+    "force_delete": 8.0,
+    "run": 4.0,
+    "kubelet_hears": 0.15,
+    "sleep": 0.2,
+    "finish": 0.3,
+    **dict.fromkeys(("stop_daemon", "restart_kubelet", "restart_extender", "away", "delete_node"), 0.0),
+}
+"""Pods come, are deleted and come again quickly, the kubelet hears of it late, and nobody restarts."""
+
+OTHERS_BIND_TOO = {
+    "daemon_hears": 0.3,
+    "view": 0.1,
+    "bookmark": 0.2,
+    "publish": 3.0,
+    "foreign": 10.0,
+    "cordon": 4.0,
+    "admit": 0.5,
+    **dict.fromkeys(
+        (
+            "force_delete",
+            "stop_daemon",
+            "tear",
+            "fall_sick",
+            "pressure",
+            "restart_extender",
+            "sleep",
+            "away",
+            "delete_node",
+        ),
+        0.0,
+    ),
+}
+"""Other schedulers bind pods, cards are cordoned, and the daemon hears of pods late."""
 
 MUTANTS = (
     Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", _nothing, seed=1000),
@@ -242,7 +286,7 @@ MUTANTS = (
     ),
     Mutant("node: IDs of two pods count for both", charges, "charged", _ids_once, seed=1174),
     Mutant("node: an Allocate counts before the book shows it", charges, "charged", _no_grants, seed=1040),
-    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no, seed=1126),
+    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", _no, seed=2029),
     Mutant(
         "node: what holds said before the start is charged",
         Ledger,
@@ -276,6 +320,22 @@ MUTANTS = (
         "is_dead",
         _dead_whenever_looked,
         seed=7219,
+    ),
+    Mutant(
+        "node: a pod that is gone keeps its turn",
+        release,
+        "waits_its_turn",
+        _no,
+        seed=270,
+        more=BUSY_WITHOUT_RESTARTS,
+    ),
+    Mutant(
+        "node: who goes elsewhere waits for all pods",
+        choice,
+        "is_displaced",
+        _no,
+        seed=495,
+        more=OTHERS_BIND_TOO,
     ),
     Mutant("node: the book must lack the pod", release, "is_unlisted", _yes, seed=1008),
     Mutant(
@@ -322,5 +382,13 @@ MUTANTS = (
         "is_expected",
         _yes,
         seed=109,
+    ),
+    Mutant(
+        "node: each container's share is rounded down by itself",
+        Facts,
+        "of_containers",
+        _one_share,
+        seed=1002,
+        percent=0.5,
     ),
 )

@@ -6,13 +6,14 @@ from random import Random
 from typing import Final
 
 from allocator.cards import Card
-from allocator.ids import device_id, parse_device_id
+from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import places
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
 
 from .daemon import ModelDaemon
+from .deviceids import card_of
 from .extender import ModelExtender
 from .kubelet import ModelKubelet
 from .world import RESOURCE, World
@@ -75,7 +76,9 @@ class Scene:
             Card(i, f"GPU-{name}{i}".ljust(40, "0"), MODELS[i % 2], size, 0) for i, size in enumerate(sizes)
         )
         ids = frozenset(device_id(card.uuid, slot) for card in cards for slot in range(card.size_units))
-        kubelet = ModelKubelet(name, self.world, self.random, ids)
+        percent = frozenset(percent_id(card.uuid, slot) for card in cards for slot in range(PERCENT_IDS))
+        sizes = {card.uuid: card.size_units for card in cards}
+        kubelet = ModelKubelet(name, self.world, self.random, ids, percent, sizes)
         self.world.put_node(name, {}, {})
         return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
 
@@ -86,7 +89,13 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
         self.now += seconds
-        self.extender.now = self.now
+        self.world.now = self.extender.now = self.now
+        for pod in self.extender.never_heard_of:
+            node = next(node for node in self.nodes if node.name == pod.node)
+            if pod.uid not in self._held(node):
+                node.clouded = True
+                node.kubelet.late.add(pod.uid)
+        self.extender.never_heard_of.clear()
         for node in self.nodes:
             node.daemon.now = node.kubelet.now = self.now
             book = self.extender.state.books.get(node.name)
@@ -197,7 +206,11 @@ class Scene:
             0 if card.index in node.daemon.sick else card.size_units - occupied.get(card.uuid, 0)
             for card in node.daemon.cards
         )
-        demands = [(d.units_per_card, d.cards) for pod in waiting for d in pod.request.demands]
+        demands = [
+            (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards)
+            for pod in waiting
+            for d in pod.request.demands
+        ]
         if not fit(free, tuple(sorted(demands, reverse=True))):
             self._fail(
                 f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
@@ -346,14 +359,14 @@ class Scene:
                 self._fail(f"{node.name}: charges without pods {node.daemon.ledger.explain()}")
 
 
-def fit(free: tuple[int, ...], demands: tuple[tuple[int, int], ...]) -> bool:
-    """Whether there is a way to serve all demands, each (units a card, different cards), from free units."""
+def fit(free: tuple[int, ...], demands: tuple[tuple[tuple[int, ...], int], ...]) -> bool:
+    """Whether there is a way to serve all demands, each (units by card, different cards), from free units."""
     if not demands:
         return True
     (units, cards), others = demands[0], demands[1:]
-    room = [index for index, left in enumerate(free) if left >= units]
+    room = [index for index, left in enumerate(free) if left >= units[index]]
     return any(
-        fit(tuple(left - units * (index in chosen) for index, left in enumerate(free)), others)
+        fit(tuple(left - units[index] * (index in chosen) for index, left in enumerate(free)), others)
         for chosen in combinations(room, cards)
     )
 
@@ -365,6 +378,6 @@ def shown(kubelet: ModelKubelet) -> dict[str, dict[str, dict[str, int]]]:
         for container, ids in by_container.items():
             counts = shown.setdefault(uid, {}).setdefault(container, {})
             for text in ids:
-                card = parse_device_id(text)[0].rstrip("0")
+                card = card_of(text).rstrip("0") + ("%" if "::p" in text else "")
                 counts[card] = counts.get(card, 0) + 1
     return shown

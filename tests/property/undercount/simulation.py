@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from allocator.ids import parse_device_id
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
 from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.cluster.rules import Rules
 
+from .deviceids import card_of
 from .scene import MODELS, UNSAID, Node, Scene, shown
 from .world import ModelPod
 
@@ -30,6 +30,21 @@ SHAPES: Final = (
 )
 
 
+PERCENT_SHAPES: Final = (
+    (("c", 50, "main"),),
+    (("c", 50, "main"),),
+    (("c", 34, "main"),),
+    (("c", 20, "main"),),
+    (("c", 13, "main"),),
+    (("c", 100, "main"),),
+    (("a", 33, "main"), ("b", 33, "main")),
+    (("i", 60, "init"), ("c", 40, "main")),
+    (("i", 25, "init"), ("c", 50, "main")),
+    (("s", 33, "sidecar"), ("i", 33, "init"), ("c", 40, "main")),
+    (("c", 100, "main"), ("d", 25, "main")),
+)
+
+
 class Simulation(Scene):
     """One random history.
 
@@ -39,6 +54,7 @@ class Simulation(Scene):
         density: how much more often trouble comes than it usually does. With 0 nothing goes wrong, and pods
             must get the very cards that were chosen for them or for their like.
         more: how much more often things of these names happen, besides.
+        percent: how many of the pods ask for percent of cards.
     """
 
     def __init__(
@@ -47,8 +63,10 @@ class Simulation(Scene):
         rules: type[Rules] = Rules,
         density: float = 1.0,
         more: Mapping[str, float] = MappingProxyType({}),
+        percent: float = 0.0,
     ) -> None:
         super().__init__(seed, rules, calm=density == 0)
+        self.percent = percent
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
         self.picky = self.random.choice((0.0, 0.15))
@@ -127,9 +145,14 @@ class Simulation(Scene):
         if name in self.world.pods:
             return
         shape = self.random.choice(self.shapes)
+        percent = self.percent > 0 and self.random.random() < self.percent
+        if percent:
+            shape = self.random.choice(PERCENT_SHAPES)
         notes: dict[str, str] = {}
         if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
             notes[POD_CARDS] = "2"
+        if percent and all(kind != "init" and each in {50, 100} for _, each, kind in shape):
+            notes |= self.random.choice(({}, {POD_CARDS: "2"}))
         if self.random.random() < self.picky:
             notes[POD_GPU_MODEL] = self.random.choice(MODELS)
         if self.random.random() < 0.2 and self.world.pods:
@@ -145,6 +168,7 @@ class Simulation(Scene):
                 containers=shape,
                 annotations=tuple(notes.items()),
                 created=f"{number:08}",
+                percent=percent,
             )
         )
 
@@ -244,7 +268,9 @@ class Simulation(Scene):
         sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
         for card in node.daemon.cards:
             node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
-        node.kubelet.sick = frozenset(text for text in node.kubelet.ids if parse_device_id(text)[0] in sick)
+        node.kubelet.sick = frozenset(
+            text for text in node.kubelet.ids | node.kubelet.percent if card_of(text) in sick
+        )
 
     def _recover(self) -> None:
         """One thing that went wrong on a node is well again."""
@@ -420,7 +446,9 @@ class Simulation(Scene):
         demands = pod.request.demands
         if self.extender.state.busy_nodes(shapes(pod.request)):
             return
-        if len(demands) == 1 and demands[0].cards == 1 and max(free) >= demands[0].units_per_card:
+        sizes = [card.size_units for card in node.daemon.cards]
+        fits = any(left >= demands[0].units_on(size) for left, size in zip(free, sizes, strict=False))
+        if len(demands) == 1 and demands[0].cards == 1 and fits:
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():
@@ -437,6 +465,7 @@ def run(
     rules: type[Rules] = Rules,
     density: float = 1.0,
     more: Mapping[str, float] = MappingProxyType({}),
+    percent: float = 0.0,
 ) -> int:
     """Run one history; returns the steps done.
 
@@ -446,11 +475,12 @@ def run(
         rules: the extender's.
         density: see `Simulation`.
         more: likewise.
+        percent: likewise.
 
     Raises:
         ViolationError: the invariant broke.
     """
-    simulation = Simulation(seed, rules, density, more)
+    simulation = Simulation(seed, rules, density, more, percent)
     for number in range(1, steps + 1):
         simulation.step()
         if number % 250 == 0:

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from allocator.names import NODE_CORDON, POD_ASSIGNED, resource_name
+from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.node.objects import Condition, Container, PodObject, Resources
@@ -18,6 +18,7 @@ from scheduler_plugin.cluster.objects import (
     NodeLite,
     NodeStatus,
     PodLite,
+    PodMetadata,
     PodSpec,
     PodStatus,
     ResourceList,
@@ -29,7 +30,10 @@ RESOURCE = resource_name(UNIT_MIB)
 
 @dataclass(frozen=True)
 class ModelPod:
-    """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main."""
+    """One version of a pod; `containers` are (name, units, kind) with kind init, sidecar or main.
+
+    With `percent` they ask for percent of a card in place of units.
+    """
 
     uid: str
     name: str
@@ -41,6 +45,11 @@ class ModelPod:
     started: bool = False
     created: str = ""
     ours: bool = False
+    percent: bool = False
+
+    @property
+    def resource(self) -> str:
+        return PERCENT_RESOURCE if self.percent else RESOURCE
 
     @property
     def ended(self) -> bool:
@@ -51,7 +60,7 @@ class ModelPod:
         """What the extender decodes."""
 
         def container(name: str, units: int, kind: str) -> ContainerLite:
-            amount: dict[str, str | int] = {RESOURCE: str(units)}
+            amount: dict[str, str | int] = {self.resource: str(units)}
             return ContainerLite(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
@@ -59,7 +68,7 @@ class ModelPod:
             )
 
         return PodLite(
-            metadata=Metadata(
+            metadata=PodMetadata(
                 name=self.name,
                 namespace="default",
                 uid=self.uid,
@@ -80,7 +89,7 @@ class ModelPod:
             return {
                 "name": name,
                 "restartPolicy": "Always" if kind == "sidecar" else None,
-                "resources": {"limits": {RESOURCE: str(units)}},
+                "resources": {"limits": {self.resource: str(units)}},
             }
 
         request = parse_pod(
@@ -100,7 +109,7 @@ class ModelPod:
             return Container(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=Resources(limits={RESOURCE: str(units)}),
+                resources=Resources(limits={self.resource: str(units)}),
             )
 
         return PodObject(
@@ -138,7 +147,9 @@ class Event:
 class World:
     """What is true in etcd, and how it came about."""
 
+    now: float = 0.0
     version: int = 0
+    deleted_at: dict[str, float] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, NodeLite] = field(default_factory=dict)
     pod_events: list[Event] = field(default_factory=list)
@@ -178,6 +189,7 @@ class World:
         pod = self.pods.get(name)
         if pod is None or pod.uid != uid:
             return False
+        self.deleted_at[uid] = self.now
         self.version += 1
         del self.pods[name]
         self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))

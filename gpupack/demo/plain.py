@@ -1,0 +1,85 @@
+"""The demo's pods once more, with kube-scheduler alone: it sees the sum of a node's cards, and no card."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from allocator.quantity import parse_integer
+from gpupack.demo.pods import Shapes, cost
+from gpupack.embedded import EmbeddedCluster, until
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of one pod.
+
+    Attributes:
+        node: where it was bound, None where no node's sum had room.
+        refusal: the kubelet's reason and message, None where the pod runs.
+    """
+
+    node: str | None
+    refusal: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was bound and taken."""
+        return self.node is not None and self.refusal is None
+
+
+async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dict[str, Fate]:
+    """Bind pods by the sums of nodes, one after the other, and see what the kubelets do with them.
+
+    Of the nodes that have room the one with the fewest pods is taken, as kube-scheduler's own scores do for
+    pods that ask for nothing else; chance decides between equals.
+
+    A pod that fails gives its part of the sum back.
+
+    Args:
+        cluster: with all cards free, and its device plugins running.
+        shapes: the pods, in their order.
+        seed: of chance.
+
+    Raises:
+        NeverCameError: a kubelet does not decide.
+    """
+    chance = Random(seed)  # noqa: S311 - chance, not secrecy
+    room = {name: _room(cluster, name) for name in cluster.nodes}
+    pods = dict.fromkeys(room, 0)
+    fates: dict[str, Fate] = {}
+    for name, shape in shapes.items():
+        units = cost(shape)
+        fitting = sorted(node for node in room if room[node] >= units)
+        if not fitting:
+            fates[name] = Fate(None)
+            continue
+        fewest = min(pods[node] for node in fitting)
+        node = chance.choice([node for node in fitting if pods[node] == fewest])
+        fates[name] = await _bind(cluster, name, shape, node)
+        if fates[name].runs:
+            room[node] -= units
+            pods[node] += 1
+    return fates
+
+
+def _room(cluster: EmbeddedCluster, node: str) -> int:
+    """Units of the resource that kube-scheduler reads on an empty node."""
+    return parse_integer(cluster.api.node(node)["status"]["allocatable"][cluster.resource])
+
+
+async def _bind(cluster: EmbeddedCluster, name: str, shape: Mapping[str, Any], node: str) -> Fate:
+    """Bind one pod and wait for its kubelet's decision."""
+    cluster.create(copy.deepcopy(cluster.pod_manifest(name, **shape)))
+    cluster.api.bind_pod("default", name, node)
+    await until(lambda: _status(cluster, name).get("phase") in {"Running", "Failed"}, f"{name} is decided on")
+    status = _status(cluster, name)
+    if status["phase"] == "Running":
+        return Fate(node)
+    return Fate(node, f"{status.get('reason')}: {status.get('message')}")
+
+
+def _status(cluster: EmbeddedCluster, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.api.pod("default", name)["status"]
+    return status

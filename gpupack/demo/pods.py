@@ -1,0 +1,53 @@
+"""The demo's nodes and pods."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+NODES: Final = {"node-a100": "8xa100-40", "node-l40s": "4xl40s", "node-t4": "2xt4"}
+
+PODS: Final[tuple[dict[str, Any], ...]] = (
+    *({"units": [4]} for _ in range(6)),
+    *({"units": [10]} for _ in range(4)),
+    *({"units": [20]} for _ in range(2)),
+    {"units": [39]},
+    {"units": [44]},
+    {"units": [16], "cards": 2},
+    {"units": [32], "cards": 4},
+    {"units": [3, 5]},
+    {"units": [6], "init": 12},
+    {"units": [6], "sidecar": 2},
+    {"units": [14]},
+)
+TOO_LARGE: Final[dict[str, Any]] = {"units": [45]}
+
+Shapes = Mapping[str, dict[str, Any]]
+"""Pods by name: arguments of `EmbeddedCluster.pod_manifest`."""
+
+
+def shapes(seed: int) -> dict[str, dict[str, Any]]:
+    """Name the pods, in the order in which they come: another one for every seed."""
+    order = Random(seed).sample(PODS, len(PODS))  # noqa: S311 - chance, not secrecy
+    return {f"pod-{number:02}": shape for number, shape in enumerate(order)}
+
+
+def cost(shape: Mapping[str, Any]) -> int:
+    """Units that a pod of this shape holds."""
+    return int(max(sum(shape["units"]) + shape.get("sidecar", 0), shape.get("init", 0)))
+
+
+def whole_gpus(shape: Mapping[str, Any]) -> int:
+    """GPUs that a pod of this shape needs where nothing shares one."""
+    return int(shape.get("cards", 1))
+
+
+def wish(shape: Mapping[str, Any]) -> str:
+    """Say what a pod asks for."""
+    said = " + ".join(f"{units} GiB" for units in shape["units"])
+    if "cards" in shape:
+        said += f" over {shape['cards']} cards"
+    if "init" in shape:
+        said += f", init container {shape['init']} GiB"
+    if "sidecar" in shape:
+        said += f", sidecar {shape['sidecar']} GiB"
+    return said

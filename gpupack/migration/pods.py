@@ -1,0 +1,253 @@
+"""Rewrites one pod, or one pod template, in place."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from allocator.names import (
+    PERCENT_RESOURCE,
+    POD_CARD_POLICY,
+    POD_CARDS,
+    POD_GPU_MODEL,
+    POD_GPU_UUID,
+    POD_NODE_POLICY,
+    resource_name,
+)
+from allocator.request import MAX_CARDS
+from gpupack.migration.requests import Options, UntranslatableError, Wanted, asked, is_peer, wanted
+from gpupack.migration.yamltext import Scalar
+
+PEER_SCHEDULERS: Final = frozenset({"", "default-scheduler", "hami-scheduler"})
+
+USE_TYPE: Final = "nvidia.com/use-gputype"
+NO_TYPE: Final = "nvidia.com/nouse-gputype"
+USE_UUID: Final = "nvidia.com/use-gpuuuid"
+NO_UUID: Final = "nvidia.com/nouse-gpuuuid"
+NODE_POLICY: Final = "hami.io/node-scheduler-policy"
+CARD_POLICY: Final = "hami.io/gpu-scheduler-policy"
+NODE_POLICIES: Final = {"binpack": "best-fit", "spread": "least-requested"}
+CARD_POLICIES: Final = {"binpack": "most-used", "spread": "least-used"}
+WITHOUT_PEER: Final = {
+    "nvidia.com/vgpu-mode": "how memory is limited is not the pod's choice",
+    "nvidia.com/numa-bind": "cards are not chosen by NUMA node",
+}
+WRITTEN_BY_PEERS: Final = (
+    "hami.io/bind-phase",
+    "hami.io/bind-time",
+    "hami.io/vgpu-",
+    "ALIYUN_COM_GPU_MEM_",
+    "scheduler.framework.gpushare.allocation",
+)
+"""Beginnings of annotations that the peers' schedulers write; they mean nothing elsewhere."""
+OVERRIDING: Final = "NVIDIA_VISIBLE_DEVICES"
+PEER_VARIABLES: Final = ("ALIYUN_COM_GPU_MEM", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
+
+Say = Callable[[str], None]
+
+
+def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, say: Say) -> bool:
+    """Rewrite a pod for gpupack; one with something untranslatable stays as it was.
+
+    Args:
+        metadata: of the pod or of its template.
+        spec: of the pod.
+        options: what the manifests leave open.
+        say: takes what a person has to know, a sentence each.
+
+    Returns:
+        False where something could not be translated.
+    """
+    containers = list(_containers(spec))
+    amounts = [(container, asked(container)) for container in containers]
+    if not any(found for _, found in amounts):
+        return True
+    try:
+        wants = [(container, _wanted(container, found, options)) for container, found in amounts]
+        cards = _cards(wants, _init_asks(spec, wants))
+        annotations = _annotations(metadata, cards, say)
+    except UntranslatableError as error:
+        say(f"left as it is: {error}")
+        return False
+    resource = resource_name(options.unit_mib)
+    for container, want in wants:
+        _replace(container, want, resource)
+        for note in want.notes if want is not None else ():
+            say(f"container {container.get('name', '')}: {note}")
+    if any(want is not None for _, want in wants):
+        _name_scheduler(spec, options.scheduler_name, say)
+    if annotations or "annotations" in metadata:
+        metadata["annotations"] = annotations
+        if not annotations:
+            del metadata["annotations"]
+    _warn(spec, wants, say)
+    return True
+
+
+def _containers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for field in ("initContainers", "containers"):
+        found = spec.get(field)
+        if isinstance(found, list):
+            yield from (each for each in found if isinstance(each, dict))
+
+
+def _init_asks(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]]) -> bool:
+    """Tell whether an ordinary init container asks; gpupack then gives the pod one card."""
+    init = spec.get("initContainers")
+    if not isinstance(init, list):
+        return False
+    ordinary = {id(each) for each in init if isinstance(each, dict) and each.get("restartPolicy") != "Always"}
+    return any(id(container) in ordinary and want is not None for container, want in wants)
+
+
+def _wanted(container: dict[str, Any], amounts: dict[str, Any], options: Options) -> Wanted | None:
+    try:
+        return wanted(amounts, options)
+    except UntranslatableError as error:
+        raise UntranslatableError(f"container {container.get('name', '')}: {error}") from error
+
+
+def _cards(wants: list[tuple[dict[str, Any], Wanted | None]], init_asks: bool) -> int:
+    """Agree on what gpupack asks once for a pod: the number of cards, and GiB or percent."""
+    asking = [(container.get("name", ""), want) for container, want in wants if want is not None]
+    numbers = {want.cards for _, want in asking}
+    said = ", ".join(f"{name} {want.cards}" for name, want in asking)
+    if len(numbers) > 1:
+        raise UntranslatableError(
+            f"containers want different numbers of cards ({said}): gpupack.io/cards holds for all containers "
+            "of a pod"
+        )
+    if len({bool(want.units) for _, want in asking}) > 1:
+        raise UntranslatableError(
+            "one container wants memory and another a share of a card or a whole one: gpupack takes one of "
+            "both in a pod; with --gpu-gib all are memory"
+        )
+    cards = numbers.pop() if numbers else 1
+    if cards > MAX_CARDS:
+        raise UntranslatableError(f"{said} cards: allowed are at most {MAX_CARDS}")
+    if cards > 1 and init_asks:
+        raise UntranslatableError(
+            f"an init container asks and {said}: gpupack then gives one card to the pod"
+        )
+    return cards
+
+
+def _annotations(metadata: dict[str, Any], cards: int, say: Say) -> dict[str, Any]:
+    old = metadata.get("annotations")
+    old = old if isinstance(old, dict) else {}
+    new: dict[str, Any] = {}
+    if cards > 1:
+        new[POD_CARDS] = str(cards)
+    for key, patterns in (
+        (POD_GPU_MODEL, [*_models(old.get(USE_TYPE), ""), *_models(old.get(NO_TYPE), "!")]),
+        # HAMi looks at the second only where the first is absent.
+        (POD_GPU_UUID, [*_split(old.get(USE_UUID))] or [f"!{uuid}" for uuid in _split(old.get(NO_UUID))]),
+    ):
+        if patterns:
+            new[key] = ",".join(patterns)
+    for key, ours, policies in (
+        (NODE_POLICY, POD_NODE_POLICY, NODE_POLICIES),
+        (CARD_POLICY, POD_CARD_POLICY, CARD_POLICIES),
+    ):
+        if key in old:
+            policy = policies.get(str(old[key]))
+            if policy is None:
+                say(f"annotation {key}: {old[key]} is left out: gpupack has no such policy")
+            else:
+                new[ours] = policy
+    for key, why in WITHOUT_PEER.items():
+        if key in old:
+            say(f"annotation {key}: {old[key]} is left out: {why}")
+    translated = {USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY, *WITHOUT_PEER}
+    kept = {
+        key: value
+        for key, value in old.items()
+        if key not in translated and not key.startswith(WRITTEN_BY_PEERS)
+    }
+    return kept | new
+
+
+def _split(text: Any) -> list[str]:
+    return [part.strip() for part in str(text or "").split(",") if part.strip()]
+
+
+def _models(text: Any, sign: str) -> Iterator[str]:
+    """HAMi looks for the text anywhere in the model, whose name it begins with `NVIDIA-`."""
+    for part in _split(text):
+        bare = part[len("NVIDIA-") :] if part.upper().startswith("NVIDIA-") else part
+        yield f"{sign}*{bare or part}*"
+
+
+def _replace(container: dict[str, Any], want: Wanted | None, resource: str) -> None:
+    """Put our resource where the first of theirs stood."""
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        return
+    name, amount = (resource, want.units) if want is not None and want.units else (PERCENT_RESOURCE, 0)
+    if want is not None and want.percent:
+        amount = want.percent
+    for field in ("limits", "requests"):
+        part = resources.get(field)
+        if not isinstance(part, dict) or not any(is_peer(key) for key in part):
+            continue
+        written: dict[str, Any] = type(part)()
+        for key, value in part.items():
+            if not is_peer(key):
+                written[key] = value
+            elif want is not None:
+                written[name] = amount
+        resources[field] = written
+        if not written:
+            del resources[field]
+    # Kubernetes takes no request of an extended resource without its limit.
+    if want is not None and name not in (resources.get("limits") or {}):
+        limits = resources.get("limits")
+        resources["limits"] = (limits if isinstance(limits, dict) else {}) | {name: amount}
+
+
+def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:
+    named = spec.get("schedulerName", "")
+    if str(named) in PEER_SCHEDULERS or (isinstance(named, Scalar) and named.is_null):
+        spec["schedulerName"] = ours
+    elif named != ours:
+        say(f"schedulerName {named} is kept: it has to call gpupack's extender, else write {ours}")
+
+
+def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]], say: Say) -> None:
+    """Say what would work otherwise than before although it needs no other words."""
+    if spec.get("nodeName"):
+        say(f"nodeName {spec['nodeName']} is kept: no scheduler chooses a card for such a pod; take it out")
+    asking = [container for container, want in wants if want is not None]
+    if len(asking) > 1:
+        say("several containers ask: each gets a card by itself, maybe another one")
+    for container in asking:
+        name = container.get("name", "")
+        env = container.get("env")
+        for variable in env if isinstance(env, list) else ():
+            if isinstance(variable, dict) and variable.get("name") == OVERRIDING:
+                say(f"container {name} sets {OVERRIDING}, which overrides the card it is given; take it out")
+        for peer in PEER_VARIABLES:
+            if any(peer in text for text in _texts([container.get(k) for k in ("env", "command", "args")])):
+                say(f"container {name} uses {peer}*; gpupack sets GPUPACK_MEMORY_MIB and GPUPACK_CARDS")
+    for key, value in _selected(spec):
+        say(
+            f"nodeSelector {key}: {value} is kept: somebody has to set that label without {key.split('/')[0]}"
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def _selected(spec: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    selector = spec.get("nodeSelector")
+    if isinstance(selector, dict):
+        yield from (
+            (key, value)
+            for key, value in selector.items()
+            if key in {"gpushare", "gpu"} or key.startswith(("nvidia.com/", "aliyun.com/"))
+        )

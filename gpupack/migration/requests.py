@@ -1,0 +1,187 @@
+"""What one container asks of HAMi, gpushare or NVIDIA's device plugin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from allocator.errors import QuantityError, shown
+from allocator.quantity import parse_integer
+
+GPU: Final = "nvidia.com/gpu"
+SHARED_GPU: Final = "nvidia.com/gpu.shared"
+MIG_PREFIX: Final = "nvidia.com/mig-"
+HAMI_MIB: Final = "nvidia.com/gpumem"
+HAMI_PERCENT: Final = "nvidia.com/gpumem-percentage"
+HAMI_CORES: Final = "nvidia.com/gpucores"
+HAMI_PRIORITY: Final = "nvidia.com/priority"
+GPUSHARE_MEMORY: Final = "aliyun.com/gpu-mem"
+GPUSHARE_COUNT: Final = "aliyun.com/gpu-count"
+
+RESOURCES: Final = frozenset(
+    {GPU, SHARED_GPU, HAMI_MIB, HAMI_PERCENT, HAMI_CORES, HAMI_PRIORITY, GPUSHARE_MEMORY, GPUSHARE_COUNT}
+)
+_EXCLUSIVE: Final = (
+    (GPUSHARE_MEMORY, GPU),
+    (GPUSHARE_MEMORY, SHARED_GPU),
+    (GPUSHARE_MEMORY, HAMI_MIB),
+    (GPUSHARE_MEMORY, HAMI_PERCENT),
+    (GPU, SHARED_GPU),
+    (HAMI_MIB, HAMI_PERCENT),
+)
+WHOLE_PERCENT: Final = 100
+_MIB_PER_GIB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read what manifests leave open.
+
+    Attributes:
+        unit_mib: MiB of one of gpupack's units.
+        gpushare_unit_mib: MiB of one `aliyun.com/gpu-mem`: 1024, or 1 where its plugin counts MiB.
+        gpu_gib: GiB for each `nvidia.com/gpu` or `nvidia.com/gpu.shared` that says no memory; None: none.
+        scheduler_name: for pods that ask.
+    """
+
+    unit_mib: int
+    gpushare_unit_mib: int
+    gpu_gib: int | None
+    scheduler_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a container wants in gpupack's terms: memory or percent, all its cards together.
+
+    Attributes:
+        cards: how many cards it is split over.
+        units: of GPU memory; 0 where `percent` says it.
+        percent: of a card, 100 for each whole one; 0 where `units` says it.
+        notes: what changes by it.
+    """
+
+    cards: int
+    units: int = 0
+    percent: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class UntranslatableError(ValueError):
+    """There is nothing in gpupack that does the same; the message says what to write."""
+
+
+def is_peer(resource: str) -> bool:
+    """Tell whether a resource belongs to one of the three."""
+    return resource in RESOURCES or resource.startswith(MIG_PREFIX)
+
+
+def asked(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the amounts of the three's resources; the limit counts, as with every extended resource."""
+    found: dict[str, Any] = {}
+    resources = container.get("resources")
+    for field in ("requests", "limits"):
+        part = resources.get(field) if isinstance(resources, dict) else None
+        if isinstance(part, dict):
+            found |= {name: amount for name, amount in part.items() if is_peer(name)}
+    return found
+
+
+def wanted(amounts: Mapping[str, Any], options: Options) -> Wanted | None:
+    """Translate the amounts of one container, as `asked` read them.
+
+    Returns:
+        None where it asks for no card.
+
+    Raises:
+        UntranslatableError: nothing in gpupack does the same.
+    """
+    if not amounts:
+        return None
+    _refuse_without_peer(amounts)
+    numbers = {name: _number(name, amount) for name, amount in amounts.items()}
+    if GPUSHARE_MEMORY in numbers:
+        return _memory(1, numbers[GPUSHARE_MEMORY] * options.gpushare_unit_mib, options, ())
+    # HAMi's webhook sets 1 where only memory or cores are asked for.
+    cards = numbers.get(GPU, numbers.get(SHARED_GPU, 1))
+    notes = _left_out(numbers)
+    if not cards:
+        return None
+    if numbers.get(HAMI_MIB):
+        return _memory(cards, numbers[HAMI_MIB], options, notes)
+    if numbers.get(HAMI_PERCENT):
+        return _percent(cards, numbers[HAMI_PERCENT], notes)
+    return _without_memory(cards, options, notes, shared=SHARED_GPU in numbers)
+
+
+def _refuse_without_peer(amounts: Mapping[str, Any]) -> None:
+    for name in amounts:
+        if name.startswith(MIG_PREFIX):
+            raise UntranslatableError(
+                f"{name} is a MIG instance: gpupack lists a card in MIG mode as its instances; ask for the "
+                "instance's memory in gpupack.io/gpu-memory-gib"
+            )
+    if GPUSHARE_COUNT in amounts:
+        raise UntranslatableError(
+            f"{GPUSHARE_COUNT}: write the sum of all cards in gpupack.io/gpu-memory-gib and their number in "
+            "the annotation gpupack.io/cards"
+        )
+    for one, other in _EXCLUSIVE:
+        if one in amounts and other in amounts:
+            raise UntranslatableError(f"{one} and {other} in one container: keep one of them")
+
+
+def _left_out(numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """Say what gpupack has not."""
+    notes = []
+    if HAMI_PRIORITY in numbers:
+        notes.append(f"{HAMI_PRIORITY} is left out: gpupack has no priorities among pods on one card")
+    cores = numbers.get(HAMI_CORES, 0)
+    if cores:
+        alone = "; for a card alone ask for gpupack.io/gpu-percent: 100" if cores == WHOLE_PERCENT else ""
+        notes.append(f"{HAMI_CORES}: {cores} is left out: gpupack shares memory and limits no cores{alone}")
+    return tuple(notes)
+
+
+def _without_memory(cards: int, options: Options, notes: tuple[str, ...], *, shared: bool) -> Wanted | None:
+    """Translate cards of which only the number is known."""
+    if options.gpu_gib is not None:
+        return _memory(cards, options.gpu_gib * _MIB_PER_GIB, options, notes)
+    if shared:
+        raise UntranslatableError(
+            f"{SHARED_GPU} is a replica that says no memory: give --gpu-gib, the GiB that each may use"
+        )
+    whole = (
+        f"{GPU}: {cards} becomes {'a whole card' if cards == 1 else f'{cards} whole cards'}; where NVIDIA's "
+        "plugin makes replicas (time-slicing, MPS) or HAMi has a default memory, give --gpu-gib instead"
+    )
+    return _percent(cards, WHOLE_PERCENT, (*notes, whole))
+
+
+def _memory(cards: int, mib_per_card: int, options: Options, notes: tuple[str, ...]) -> Wanted | None:
+    """Ask for memory on each of some cards, rounded up to whole units."""
+    if not mib_per_card:
+        return None
+    units = -(-mib_per_card // options.unit_mib)
+    if units * options.unit_mib != mib_per_card:
+        notes = (
+            *notes,
+            f"{mib_per_card} MiB on each card rounded up to {units} units of {options.unit_mib} MiB",
+        )
+    return Wanted(cards, units=cards * units, notes=notes)
+
+
+def _percent(cards: int, percent: int, notes: tuple[str, ...]) -> Wanted:
+    if not 1 <= percent <= WHOLE_PERCENT:
+        raise UntranslatableError(f"{HAMI_PERCENT}: {percent}: allowed is 1 to {WHOLE_PERCENT}")
+    return Wanted(cards, percent=cards * percent, notes=notes)
+
+
+def _number(name: str, amount: Any) -> int:
+    try:
+        number = parse_integer(str(amount))
+    except QuantityError as error:
+        raise UntranslatableError(f"{name}: {error}") from error
+    if number < 0 or (name in {HAMI_MIB, GPUSHARE_MEMORY} and not str(amount).isdigit()):
+        # `8Gi` would be 8 589 934 592 MiB.
+        raise UntranslatableError(f"{name}: {shown(str(amount))}: allowed is a whole number without a suffix")
+    return number

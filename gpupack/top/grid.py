@@ -1,0 +1,56 @@
+"""Lines of cells that are padded to common widths.
+
+By hand rather than in a `rich` table, which takes 16 s for the 40 000 cards of 5 000 nodes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.cells import cell_len
+from rich.style import Style
+
+HEADER: Final = Style(bold=True)
+PLAIN: Final = Style()
+ERROR: Final = Style(color="red")
+
+_GAP: Final = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text and how it looks on a terminal."""
+
+    text: str
+    style: Style = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Cells that are padded to common widths, and a text after them that is not."""
+
+    cells: Sequence[Cell]
+    tail: str = ""
+
+
+def grid(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
+    """Pad the cells of all lines to the widths of their columns."""
+    kept = list(lines)
+    widths: list[int] = []
+    for line in kept:
+        for column, cell in enumerate(line.cells):
+            width = cell_len(cell.text)
+            if column == len(widths):
+                widths.append(width)
+            elif width > widths[column]:
+                widths[column] = width
+    for line in kept:
+        parts = []
+        # The blanks before a cell are written with it, so that no line ends in blanks.
+        blanks = ""
+        for cell, width in zip(line.cells, widths, strict=False):
+            parts += [blanks, cell.style.render(cell.text) if colour else cell.text]
+            blanks = " " * (width - cell_len(cell.text)) + _GAP
+        if line.tail:
+            parts += [blanks, ERROR.render(line.tail) if colour else line.tail]
+        yield "".join(parts)

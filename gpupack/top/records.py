@@ -1,0 +1,132 @@
+"""The rows of `gpupack top`: nodes, their cards and the pods on them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Output = Literal["table", "wide", "json"]
+
+Share = Literal["allocated", "assigned", "unknown", "ending"]
+"""How a pod stands to a card: the kubelet gave it, the scheduler chose it, nobody says, the pod ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """A pod's part of one card, or of no card that is known.
+
+    Attributes:
+        namespace: of the pod; empty when only its UID is known.
+        name: of the pod; empty likewise.
+        uid: of the pod.
+        units: on the card; of the whole pod where the card is not known.
+        share: how it stands to the card.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    units: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """One card.
+
+    Attributes:
+        index: the driver's number, or the position in the words where the node publishes no inventory.
+        uuid: None where the node publishes no inventory.
+        model: likewise.
+        size_units: whole size.
+        used_units: as the words say; the whole size while the card is out of use, so that no pod comes.
+        healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
+        cordoned: by `gpupack.io/cordon`.
+        held_units: what the words hold of pods there, None where the node does not say.
+        pods: on this card; empty unless they were asked for.
+    """
+
+    index: int
+    uuid: str | None
+    model: str | None
+    size_units: int
+    used_units: int
+    healthy: bool = True
+    cordoned: bool = False
+    held_units: int | None = None
+    pods: tuple[PodRow, ...] = ()
+
+    @property
+    def state(self) -> Literal["ok", "unhealthy", "cordoned"]:
+        """Whether it is in use, and why not."""
+        if not self.healthy:
+            return "unhealthy"
+        return "cordoned" if self.cordoned else "ok"
+
+    @property
+    def in_use_units(self) -> int:
+        """Units really in use, also while the words call a card full to keep pods away."""
+        if self.state == "ok" or self.held_units is None:
+            return self.used_units
+        return min(self.held_units, self.size_units)
+
+    @property
+    def free_units(self) -> int:
+        """Units that a pod could get; 0 on a card that is out of use."""
+        return self.size_units - self.used_units if self.state == "ok" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node that publishes words, is meant to, or was asked for by name.
+
+    Attributes:
+        node: its name.
+        cards: in the order of the words; empty when the words do not decode.
+        unit_mib: MiB of one unit, None when the words do not decode.
+        error: what is wrong with the words or the annotations, None when nothing is.
+        ready: whether the condition Ready is True, None where the node has none.
+        unschedulable: cordoned with `kubectl cordon`.
+        resource: name of the extended resource, None when the words do not decode.
+        offered_units: of that resource in allocatable: what the kubelet's device plugin offers. 0 without a
+            daemon, and when no card is healthy.
+        known_units: of that resource in capacity: the kubelet sets it to 0 5 minutes after its plugin went.
+        revision: of the words, as a rule milliseconds since the epoch; None when they do not decode.
+        pods: that are on the node and on no card that is known; empty unless they were asked for.
+        foreign_gpus: GPUs that another device plugin offers there, by resource.
+    """
+
+    node: str
+    cards: tuple[CardRow, ...]
+    unit_mib: int | None
+    error: str | None
+    ready: bool | None = None
+    unschedulable: bool = False
+    resource: str | None = None
+    offered_units: int = 0
+    known_units: int = 0
+    revision: int | None = None
+    pods: tuple[PodRow, ...] = ()
+    foreign_gpus: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def without_daemon(self) -> bool:
+        """Whether the words stand without a device plugin that serves pods.
+
+        Where every card is unhealthy the kubelet offers nothing, daemon or not: then its capacity tells.
+        """
+        if self.resource is None:
+            return False
+        if any(card.healthy and card.size_units for card in self.cards):
+            return self.offered_units == 0
+        return any(card.size_units for card in self.cards) and self.known_units == 0
+
+    @property
+    def takes_pods(self) -> bool:
+        """Whether a pod that asks for GPU memory can start there."""
+        alive = self.ready is not False and not self.unschedulable and not self.without_daemon
+        return alive and self.unit_mib is not None
+
+
+def printable(text: str) -> str:
+    """Keep other people's control sequences off the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)

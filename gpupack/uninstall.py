@@ -1,0 +1,329 @@
+"""`gpupack uninstall`: takes what gpupack wrote off the Nodes, and says which pods still need it.
+
+What is found and what is kept back is decided on plain values; only `Uninstaller` talks to the API server. A
+Node is read and patched by itself, with its resourceVersion, so that what was decided is true when it is
+written, and so that the command can be stopped and started again at any Node.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from allocator.names import DOMAIN, GPU_PREFIX, QUEUE_GATE
+from gpupack.errors import InputError
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, NotFound
+from kubeapi.paths import segment
+
+PREFIX: Final = f"{DOMAIN}/"
+
+DAEMON: Final = "gpupack-node"
+_NAME_LABEL: Final = "app.kubernetes.io/name"
+_TRIES: Final = 5
+"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = ""
+    resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Status(msgspec.Struct):
+    capacity: dict[str, Any] | None = None
+    allocatable: dict[str, Any] | None = None
+    phase: str = ""
+
+
+class Node(msgspec.Struct):
+    """What is read of a Node."""
+
+    metadata: _Metadata
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, Any] | None = None
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Gate(msgspec.Struct):
+    name: str
+
+
+class _Spec(msgspec.Struct):
+    containers: list[_Container] | None = None
+    initContainers: list[_Container] | None = None  # noqa: N815 (as Kubernetes writes it)
+    nodeName: str = ""  # noqa: N815 (as Kubernetes writes it)
+    schedulingGates: list[_Gate] | None = None  # noqa: N815 (as Kubernetes writes it)
+
+
+class Pod(msgspec.Struct):
+    """What is read of a pod."""
+
+    metadata: _Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+    @property
+    def text(self) -> str:
+        """Its name as people write it."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its containers have ended for good."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def asks(self) -> bool:
+        """Whether a container asks for GPU memory."""
+        containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
+        return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it waits for gpupack's queue."""
+        return any(gate.name == QUEUE_GATE for gate in self.spec.schedulingGates or ())
+
+    @property
+    def is_daemon(self) -> bool:
+        """Whether it is gpupack's node daemon."""
+        return (self.metadata.labels or {}).get(_NAME_LABEL) == DAEMON
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What gpupack and its users wrote on a Node.
+
+    Attributes:
+        resources: names in capacity or allocatable.
+        annotations: their keys.
+        labels: their keys.
+        offered: resources that the kubelet still says it has; it writes them again while it knows the plugin.
+    """
+
+    resources: tuple[str, ...]
+    annotations: tuple[str, ...]
+    labels: tuple[str, ...]
+    offered: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.resources or self.annotations or self.labels)
+
+    @property
+    def text(self) -> str:
+        """All of it in one line."""
+        return "; ".join(
+            f"{what} {', '.join(found)}"
+            for what, found in (
+                ("resources", self.resources), ("annotations", self.annotations), ("labels", self.labels),
+            )
+            if found
+        )  # fmt: skip
+
+    def patch(self, resource_version: str) -> dict[str, Any]:
+        """Write the merge patch of nodes/status that removes all of it."""
+        gone = dict.fromkeys(self.resources)
+        return {
+            "metadata": {
+                "resourceVersion": resource_version,
+                "annotations": dict.fromkeys(self.annotations),
+                "labels": dict.fromkeys(self.labels),
+            },
+            "status": {"capacity": gone, "allocatable": gone},
+        }
+
+
+def traces(node: Node) -> Traces:
+    """Find what there is under our prefix."""
+    capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
+    return Traces(
+        resources=_ours({**capacity, **allocatable}),
+        annotations=_ours(node.metadata.annotations or {}),
+        labels=_ours(node.metadata.labels or {}),
+        offered=tuple(
+            key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
+        ),
+    )
+
+
+def kept_back(pods: Collection[Pod], *, force: bool) -> str:
+    """Say why a Node must stay as it is; empty where nothing is against cleaning it.
+
+    Args:
+        pods: bound to the Node.
+        force: clean it although pods there hold GPU memory.
+    """
+    here = [pod for pod in pods if not pod.ended]
+    daemons = [pod.text for pod in here if pod.is_daemon]
+    if daemons:
+        return f"its daemon runs and would write again: pod {daemons[0]}"
+    holding = sorted(pod.text for pod in here if pod.asks)
+    if holding and not force:
+        return f"{_count(holding, 'pod')} there {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
+    return ""
+
+
+def warnings(pods: Collection[Pod]) -> list[str]:
+    """Say which pods still need gpupack, whatever becomes of the Nodes."""
+    living = [pod for pod in pods if not pod.ended]
+    gated = sorted(pod.text for pod in living if pod.is_gated)
+    waiting = sorted(pod.text for pod in living if pod.asks and not pod.spec.nodeName and not pod.is_gated)
+    holding = sorted(pod.text for pod in living if pod.asks and pod.spec.nodeName)
+    found = []
+    if holding:
+        found.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
+    if waiting:
+        found.append(
+            f"{_count(waiting, 'pod')} {_verb(waiting, 'wait')} for GPU memory and will not start without "
+            f"gpupack: {_some(waiting)}"
+        )
+    if gated:
+        found.append(
+            f"{_count(gated, 'pod')} {_verb(gated, 'wait')} behind the gate {QUEUE_GATE}, which only "
+            f"gpupack queue takes away: {_some(gated)}"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one Node.
+
+    Attributes:
+        node: its name.
+        traces: what was found.
+        cleaned: whether it was removed; in a dry run, whether it would be.
+        why: why not; empty where it was.
+    """
+
+    node: str
+    traces: Traces
+    cleaned: bool
+    why: str = ""
+
+
+class Uninstaller:
+    """Cleans the Nodes of one cluster.
+
+    Args:
+        client: may list nodes and pods, get nodes and patch nodes/status.
+        dry_run: change nothing.
+        force: clean also Nodes where pods hold GPU memory.
+    """
+
+    def __init__(self, client: KubeClient, *, dry_run: bool = False, force: bool = False) -> None:
+        self._client = client
+        self._dry_run = dry_run
+        self._force = force
+
+    async def pods(self) -> list[Pod]:
+        """List all pods."""
+        return [
+            pod
+            async for page in self._client.pages("/api/v1/pods")
+            for pod in _items(page, Pod, self._client.server)
+        ]
+
+    async def nodes(self, names: Sequence[str] = ()) -> list[str]:
+        """Name the Nodes that have anything of ours, in order.
+
+        Args:
+            names: only these; empty for all.
+
+        Raises:
+            InputError: a name that no Node has.
+        """
+        found = {
+            node.metadata.name: traces(node)
+            async for page in self._client.pages("/api/v1/nodes")
+            for node in _items(page, Node, self._client.server)
+        }
+        unknown = sorted(set(names) - set(found))
+        if unknown:
+            raise InputError(
+                f"no Node is named {', '.join(unknown)}: allowed are names of the cluster's nodes"
+            )
+        return [name for name in sorted(found) if found[name] and (not names or name in names)]
+
+    async def clean(self, names: Sequence[str], pods: Collection[Pod]) -> AsyncIterator[Outcome]:
+        """Clean one Node after the other; those without anything of ours are passed over.
+
+        Raises:
+            KubeApiError: the API server refused; Nodes before that one are clean.
+        """
+        there: dict[str, list[Pod]] = {}
+        for pod in pods:
+            there.setdefault(pod.spec.nodeName, []).append(pod)
+        for name in names:
+            outcome = await self._clean(name, kept_back(there.get(name, ()), force=self._force))
+            if outcome is not None:
+                yield outcome
+
+    async def _clean(self, name: str, why: str) -> Outcome | None:
+        for left in reversed(range(_TRIES)):
+            try:
+                node = msgspec.json.decode(
+                    await self._client.get(f"/api/v1/nodes/{segment(name)}"), type=Node
+                )
+            except NotFound:
+                return None
+            found = traces(node)
+            if not found:
+                return None
+            if why or self._dry_run:
+                return Outcome(name, found, cleaned=not why, why=why)
+            try:
+                await self._client.patch_node_status(name, found.patch(node.metadata.resourceVersion))
+            except NotFound:
+                return None
+            except Conflict:
+                if not left:
+                    raise
+            else:
+                return Outcome(name, found, cleaned=True)
+        return None
+
+
+def _items(page: bytes, kind: Any, server: str) -> list[Any]:
+    try:
+        return list(msgspec.json.decode(page, type=_list_of(kind)).items)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
+
+
+class _NodeList(msgspec.Struct):
+    items: list[Node]
+
+
+class _PodList(msgspec.Struct):
+    items: list[Pod]
+
+
+def _list_of(kind: Any) -> type[_NodeList] | type[_PodList]:
+    return _NodeList if kind is Node else _PodList
+
+
+def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(sorted(key for key in keys if key.startswith(PREFIX)))
+
+
+def _count(texts: Sequence[str], what: str) -> str:
+    return f"{len(texts)} {what}{'' if len(texts) == 1 else 's'}"
+
+
+def _verb(texts: Sequence[str], verb: str) -> str:
+    return f"{verb}{'s' if len(texts) == 1 else ''}"
+
+
+def _some(texts: Sequence[str], most: int = 10) -> str:
+    rest = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,72 @@
+"""Evicting pods, and saying which node is kept for a pod that waits: what a preemptor writes."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kubeapi.errors import Conflict, Invalid
+from kubeapi.paths import pod_path
+
+WRITE_S = 10.0
+"""Seconds for one of these requests."""
+
+
+class EvictionApi(Protocol):
+    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes:
+        """Create an object."""
+        ...
+
+    async def patch(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes:
+        """Merge into an object."""
+        ...
+
+
+async def evict(api: EvictionApi, namespace: str, name: str, uid: str) -> None:
+    """Evict exactly the pod with that UID; its grace period is its own.
+
+    Raises:
+        NotFound: no such pod.
+        Conflict: cause "uid", another pod has the name now.
+        TooManyRequests: a PodDisruptionBudget does not allow it now.
+        KubeApiError: see errors.py.
+    """
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    }
+    await api.post(f"{pod_path(namespace, name)}/eviction", body, timeout_s=WRITE_S)
+
+
+async def nominate(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
+    """Say which node is kept for exactly the pod with that UID.
+
+    Args:
+        api: API server.
+        namespace: of the pod.
+        name: of the pod.
+        uid: of the pod.
+        node: for status.nominatedNodeName; empty takes it back.
+
+    Returns:
+        The pod as it is then.
+
+    Raises:
+        NotFound: no such pod.
+        Conflict: cause "uid", another pod has the name now.
+        KubeApiError: see errors.py.
+    """
+    body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node or None}}
+    try:
+        return await api.patch(f"{pod_path(namespace, name)}/status", body, timeout_s=WRITE_S)
+    except Invalid as error:
+        # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
+        if "metadata.uid" not in error.message:
+            raise
+        raise Conflict(error.message, status=error.status, reason=error.reason, cause="uid") from error

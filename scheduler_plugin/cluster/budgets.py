@@ -1,0 +1,137 @@
+"""PodDisruptionBudgets: how many of the pods that an application counts on may be evicted now."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from scheduler_plugin.cluster.objects import Metadata, Struct
+from scheduler_plugin.cluster.pods import PodRecord
+
+
+class Requirement(Struct):
+    """One of a label selector's `matchExpressions`."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether labels meet it; an operator that Kubernetes does not have is met by none."""
+        value = labels.get(self.key)
+        values = self.values or ()
+        match self.operator:
+            case "In":
+                return value is not None and value in values
+            case "NotIn":
+                return value is None or value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        return False
+
+
+class LabelSelector(Struct):
+    """A label selector; an empty one matches everything."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether labels meet every requirement."""
+        wanted = (self.match_labels or {}).items()
+        return wanted <= labels.items() and all(each.matches(labels) for each in self.match_expressions or ())
+
+
+class BudgetSpec(Struct):
+    """`spec` of a PodDisruptionBudget."""
+
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Struct):
+    """`status` of a PodDisruptionBudget."""
+
+    disruptions_allowed: int = 0
+
+
+class BudgetLite(Struct):
+    """A PodDisruptionBudget."""
+
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is left of a budget.
+
+    Attributes:
+        namespace: Of the PodDisruptionBudget and of the pods that it counts.
+        name: Of the PodDisruptionBudget.
+        allowed: Pods that may be evicted now.
+    """
+
+    namespace: str
+    name: str
+    allowed: int
+
+
+class Budgets:
+    """All PodDisruptionBudgets, kept up to date as the sink of a reflector.
+
+    Attributes:
+        synced: They have been listed once; before that nothing is known of them.
+    """
+
+    def __init__(self) -> None:
+        self.synced = False
+        self._known: dict[str, dict[str, BudgetLite]] = {}
+
+    def covering(self, pod: PodRecord) -> list[Budget]:
+        """The budgets that count a pod; the API server evicts no pod that more than one counts."""
+        return [
+            Budget(pod.namespace, name, max(0, budget.status.disruptions_allowed))
+            for name, budget in self._known.get(pod.namespace, {}).items()
+            if budget.spec.selector is not None and budget.spec.selector.matches(pod.labels)
+        ]
+
+    def replace(self, items: Sequence[BudgetLite], _resource_version: str) -> None:
+        """Take a complete list."""
+        self._known = {}
+        for item in items:
+            self._put(item)
+        self.synced = True
+
+    def event(self, kind: str, item: BudgetLite, _resource_version: str) -> None:
+        """Take one change."""
+        if kind == "DELETED":
+            self._known.get(item.metadata.namespace, {}).pop(item.metadata.name, None)
+        else:
+            self._put(item)
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed."""
+
+    def disconnected(self, error: Exception) -> None:
+        """Nothing to do: what an old view allows, the API server still refuses."""
+
+    def _put(self, item: BudgetLite) -> None:
+        self._known.setdefault(item.metadata.namespace, {})[item.metadata.name] = item
+
+
+def within(budgets: Budgets, victims: Iterable[PodRecord]) -> bool:
+    """Tell whether evicting these pods keeps every budget."""
+    taken: dict[tuple[str, str], int] = {}
+    for victim in victims:
+        covering = budgets.covering(victim)
+        if len(covering) > 1:
+            return False
+        for budget in covering:
+            key = (budget.namespace, budget.name)
+            taken[key] = taken.get(key, 0) + 1
+            if taken[key] > budget.allowed:
+                return False
+    return True

@@ -1,0 +1,284 @@
+"""Connections that carry kube-scheduler's calls, answered without a web framework in between.
+
+A framework spends more on a call than the verb itself: objects for the request, its headers, its body, the
+route and the answer. kube-scheduler always writes the same few headers and a body of known length, so calls
+of just that form are read here. Whatever else comes, from GET /metrics to rubbish, makes the connection one
+of aiohttp's server, with everything that was read of that message; it stays there.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, cast
+
+LONGEST_HEAD: Final = 4096
+"""Bytes up to the end of the headers that are looked at here."""
+
+READ_AHEAD: Final = 2**16
+"""Bytes kept of the calls after the one under way; a client that sends more has to wait."""
+
+_HEAD: Final = re.compile(
+    rb"POST (/filter|/prioritize|/bind|/preempt) HTTP/1\.1\r\n"
+    rb"((?:(?i:Host|User-Agent|Accept|Accept-Encoding|Content-Type|Content-Length):[ \t]*[\x20-\x7e]*\r\n)*)"
+    rb"\r\n"
+)
+"""None of these headers but the length changes how the body is read or what becomes of the connection."""
+_NAMES: Final = re.compile(rb"^([^:]+):", re.MULTILINE)
+_LENGTH: Final = re.compile(rb"^(?i:Content-Length):[ \t]*([0-9]{1,12})[ \t]*\r\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call is answered with.
+
+    Attributes:
+        body: The bytes.
+        took_s: Seconds that handling took, None where that says nothing.
+        status: HTTP status.
+        content_type: Of the body.
+    """
+
+    body: bytes
+    took_s: float | None = None
+    status: int = 200
+    content_type: str = "application/json"
+
+    @property
+    def timing(self) -> str:
+        """Value of the header Server-Timing, empty for none."""
+        return "" if self.took_s is None else f"handled;dur={self.took_s * 1000:.3f}"
+
+    def wire(self) -> bytes:
+        """Write the whole answer."""
+        status = "200 OK" if self.status == 200 else f"{self.status} {HTTPStatus(self.status).phrase}"  # noqa: PLR2004
+        timing = f"Server-Timing: {self.timing}\r\n" if self.took_s is not None else ""
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            f"Date: {_date(int(time.time()))}\r\n{timing}\r\n"
+        )
+        return head.encode() + self.body
+
+
+Call = Callable[[str, bytes], Awaitable[Answer]]
+"""Answers a verb: its path and the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    path: str
+    size: int
+    body_size: int
+
+
+class DirectServer:
+    """Makes the connections, and ends them.
+
+    Args:
+        call: Answers a call.
+        cut_off: Told the path of a call whose client went away before its body was here.
+        other: Makes the protocol that takes over a connection with anything else on it.
+        most: Bytes of a body; a longer one is left to `other`.
+        only_known_clients: Leave connections of clients without a certificate to `other`.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        cut_off: Callable[[str], None],
+        other: Callable[[], asyncio.Protocol],
+        most: int,
+        *,
+        only_known_clients: bool,
+    ) -> None:
+        self.call = call
+        self.cut_off = cut_off
+        self.other = other
+        self.most = most
+        self.only_known_clients = only_known_clients
+        self.ending = False
+        self.connections: set[_Connection] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._all_gone = asyncio.Event()
+
+    def connection(self) -> asyncio.Protocol:
+        """Make the protocol of a new connection."""
+        return _Connection(self)
+
+    def begin(self, work: Awaitable[None]) -> None:
+        """Answer a call to the end, even if its client goes away: a Binding may be under way."""
+        task = asyncio.ensure_future(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def gone(self, connection: "_Connection") -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_gone.set()
+
+    async def close(self, grace_s: float) -> None:
+        """End idle connections now, those with a call under way once it is answered or `grace_s` are over."""
+        self.ending = True
+        self._all_gone.clear()
+        for connection in list(self.connections):
+            connection.end_if_idle()
+        try:
+            async with asyncio.timeout(grace_s if self.connections else None):
+                if self.connections:
+                    await self._all_gone.wait()
+        except TimeoutError:
+            for connection in list(self.connections):
+                connection.abort()
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. One call is answered at a time, in the order in which they come."""
+
+    def __init__(self, server: DirectServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._head: _Head | None = None
+        self._answering = False
+        self._unread_answers = False
+        self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; the other server refuses a client that has to show a certificate and has none."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self)
+        if self._server.only_known_clients and not transport.get_extra_info("peercert"):
+            self._hand_over(self._transport)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Forget it; a call under way goes on."""
+        if self._transport is None:
+            return
+        self._transport = None
+        self._parts.clear()
+        if self._head is not None and not self._answering and not self._server.ending:
+            self._server.cut_off(self._head.path)
+        self._server.gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        self._parts.append(data)
+        self._have += len(data)
+        self._next()
+
+    def pause_writing(self) -> None:
+        """Answers are not read: read no further calls."""
+        self._unread_answers = True
+        self._pace()
+
+    def resume_writing(self) -> None:
+        """Answers are read again."""
+        self._unread_answers = False
+        self._pace()
+
+    def end_if_idle(self) -> None:
+        """Close the connection unless a call is under way, its body perhaps not here yet."""
+        if self._transport is not None and not self._answering and self._head is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _next(self) -> None:
+        """Begin with the next call, if all of it is here."""
+        transport = self._transport
+        if transport is None:
+            return
+        if not self._answering and self._have:
+            if self._head is None:
+                self._head = _read_head(self._all(), self._server.most)
+                if self._head is None:
+                    self._hand_over(transport)
+                    return
+            size = self._head.size + self._head.body_size
+            if self._have >= size:
+                data = self._all()
+                body, rest = data[self._head.size : size], data[size:]
+                self._parts, self._have = [rest] if rest else [], len(rest)
+                self._answering = True
+                self._server.begin(self._answer(self._head.path, body))
+        self._pace()
+
+    async def _answer(self, path: str, body: bytes) -> None:
+        try:
+            answer = await self._server.call(path, body)
+        except BaseException:
+            self.abort()
+            raise
+        self._answering, self._head = False, None
+        if self._transport is None:
+            return
+        self._transport.write(answer.wire())
+        if self._server.ending:
+            self._transport.close()
+        else:
+            self._next()
+
+    def _all(self) -> bytes:
+        """Everything that has come and was not answered, as one piece."""
+        if len(self._parts) > 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0]
+
+    def _pace(self) -> None:
+        """Read on, unless more is here already than will be answered soon."""
+        transport = self._transport
+        stop = self._unread_answers or (self._answering and self._have > READ_AHEAD)
+        if transport is None or stop == self._paused or transport.is_closing():
+            return
+        self._paused = stop
+        if stop:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def _hand_over(self, transport: asyncio.Transport) -> None:
+        """Make the connection the other server's, with what has come of its next message."""
+        self._server.gone(self)
+        self._transport = None
+        if self._paused:
+            transport.resume_reading()
+        other = self._server.other()
+        transport.set_protocol(other)
+        other.connection_made(transport)
+        if self._parts:
+            other.data_received(self._all())
+
+
+def _read_head(data: bytes, most: int) -> _Head | None:
+    """Read the headers of a call of the usual form, None where it has another, or its headers no end yet."""
+    found = _HEAD.match(data, 0, LONGEST_HEAD)
+    if found is None:
+        return None
+    fields = found[2]
+    names = [name.lower() for name in _NAMES.findall(fields)]
+    length = _LENGTH.search(fields)
+    if length is None or len(set(names)) < len(names) or int(length[1]) > most:
+        return None
+    return _Head(found[1].decode(), found.end(), int(length[1]))
+
+
+_dated: tuple[int, str] = (-1, "")
+
+
+def _date(now_s: int) -> str:
+    """The time as HTTP writes it, made once a second."""
+    global _dated  # noqa: PLW0603 - one clock
+    if _dated[0] != now_s:
+        _dated = (now_s, formatdate(now_s, usegmt=True))
+    return _dated[1]

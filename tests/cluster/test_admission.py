@@ -1,0 +1,360 @@
+"""What the API server tells people who ask wrongly: the policies about pods, beside the Python rules."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from allocator.errors import RequestError
+from allocator.names import POD_NODE_POLICY, RESOURCE_PREFIX, unit_of_resource
+from allocator.request import MAX_UNITS, parse_pod
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from tests.cluster.harness import ApiError, Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import apply_all, build, build_for, path_of
+
+pytestmark = pytest.mark.telling
+
+MANIFESTS = REPOSITORY / "manifests"
+SCHEDULER = "gpupack-scheduler"
+CONFIG_MAP = "/api/v1/namespaces/gpupack-system/configmaps/gpupack-admission"
+
+
+def start_with_policies(cluster: Cluster) -> None:
+    """Etcd and the API server alone, with the base: nothing is ever created, every pod is a dry run."""
+    cluster.control.start_without_controllers()
+    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
+    until(lambda: "gpu-modle" in told(cluster, annotated(8, {"gpu-modle": "x"})), "policies in force")
+    until(lambda: told(cluster, w.pod("p", w.container(gib=0))), "policies in force")
+    until(lambda: told(cluster, w.pod("p", w.container(gib=1), schedulerName="x")), "policies in force")
+    until(lambda: not told(cluster, w.pod("p", w.container(gib=1))), "the scheduler's name set")
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(with_node=False, start=start_with_policies)
+
+
+def told(cluster: Cluster, pod: dict[str, Any]) -> str:
+    """What the API server says to a pod; empty where it takes it."""
+    try:
+        cluster.api.post(PODS, pod, dryRun="All")
+    except ApiError as error:
+        return error.message
+    return ""
+
+
+def annotated(
+    gib: int | str, annotations: dict[str, str], init: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """A pod with annotations under our prefix and, with `init`, an init container that asks."""
+    before = [] if init is None else [w.container("init", gib=init, **more)]
+    own = {f"gpupack.io/{key}": value for key, value in annotations.items()}
+    return w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
+
+
+def python_refuses(pod: dict[str, Any]) -> bool:
+    """Whether the product's own reading of a pod finds a mistake in it."""
+    annotations, spec = pod["metadata"]["annotations"], pod["spec"]
+    try:
+        parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
+    except RequestError:
+        return True
+    fault = read_ticket(msgspec.convert(pod, QueuePod)).fault
+    return bool(fault) or annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
+
+
+AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
+BOUNDS = (str(MAX_UNITS), str(MAX_UNITS + 1))
+VALUES = {
+    "cards": ("1", "2", "3", "02", "0", "64", "65", "100", "-1", "2.0", "two", "", " 2"),
+    "gpu-model": (
+        "*A100*,*H100*",
+        "!*T4*",
+        "! T4 , L40S",
+        "",
+        ",",
+        "a,",
+        "!",
+        "! ",
+        "!!a",
+        "a,!b",
+        "é*",
+        "*",
+    ),
+    "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
+    "node-policy": (*NODE_POLICIES.names(), "bestfit", "", "Best-Fit"),
+    "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
+    "job": ("", "anything"),
+    "card-policy": ("least-used", "most-used", "fragmentation", "most-use", "", "a\nb"),
+}
+GANGS = (
+    ("g", "4"),
+    ("g", "0"),
+    ("g", "1025"),
+    ("g", "many"),
+    ("g", None),
+    ("", "4"),
+    (None, "4"),
+    ("", None),
+)
+TABLE = [
+    *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
+    *(
+        pytest.param(annotated(64, {key: value}), id=f"{key} {value!r:.20}")
+        for key, values in VALUES.items()
+        for value in values
+    ),
+    *(
+        pytest.param(
+            annotated(
+                8, {key: text for key, text in (("gang", gang), ("gang-size", size)) if text is not None}
+            ),
+            id=f"gang {gang!r} of {size}",
+        )
+        for gang, size in GANGS
+    ),
+    pytest.param(annotated(8, {"cards": "2"}, init=2), id="cards beside an init container"),
+    pytest.param(annotated(8, {"cards": "2"}, init=2, sidecar=True), id="cards beside a sidecar"),
+    pytest.param(
+        annotated(8, {"cards": "2"}, init=3, sidecar=True), id="cards that do not divide a sidecar's"
+    ),
+]
+
+
+@pytest.mark.parametrize("pod", TABLE)
+def test_the_api_server_refuses_what_our_code_would(cluster: Cluster, pod: dict[str, Any]) -> None:
+    answer = told(cluster, pod)
+    assert bool(answer) == python_refuses(pod), answer
+
+
+@pytest.mark.parametrize(
+    "name", ["gib", "1mib", "1024mib", "16777215mib", "16777216mib", "Gib", "8gib", "mib", "01mib"]
+)
+def test_the_api_server_knows_the_resources_that_our_code_knows(cluster: Cluster, name: str) -> None:
+    resource = f"{RESOURCE_PREFIX}{name}"
+    answer = told(cluster, w.pod("p", w.container(limits={resource: 2})))
+    assert (answer == "") == (unit_of_resource(resource) is not None), answer
+
+
+@pytest.mark.parametrize(
+    ("percent", "gib", "cards", "words"),
+    [
+        (50, 0, "1", ""),
+        (200, 0, "2", ""),
+        (101, 0, "1", "gpupack.io/gpu-percent: 101: allowed is 100 for each card"),
+        (0, 0, "1", "gpupack.io/gpu-percent: 0, and would see every card"),
+        (50, 8, "1", "allowed is one of the two in a pod"),
+    ],
+)
+def test_shares_of_cards_are_known_and_bounded(
+    cluster: Cluster, percent: int, gib: int, cards: str, words: str
+) -> None:
+    others = [w.container("other", gib)] if gib else []
+    asking = w.container(limits={PERCENT: percent})
+    answer = told(cluster, w.pod("p", asking, *others, annotations={"gpupack.io/cards": cards}))
+    assert words in answer
+    assert bool(words) == bool(answer), answer
+
+
+GIB = f"asks for {RESOURCE}"
+REFUSALS = {
+    f'container "main" {GIB}: 8Gi, which is 8589934592 units: allowed is a whole number of units from 1 to '
+    "131072, without a suffix; for 8 GiB write 8": annotated("8Gi", {}),
+    f'container "main" {GIB}: 0, and would see every card': annotated(0, {}),
+    f'container "init" {GIB}: 0': annotated(1, {}, init=0),
+    "asks for gpupack.io/gpu-mem, which does not exist": w.pod(
+        "p", w.container(limits={"gpupack.io/gpu-mem": 8})
+    ),
+    "gpupack.io/packed-size-0, which says how full a node is": w.pod(
+        "p", w.container(), init=[w.container("i", limits={"gpupack.io/packed-size-0": 8})]
+    ),
+    'annotation gpupack.io/gpu-modle is "*T4*"; gpupack has no such annotation: allowed on a pod are '
+    "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/data": annotated(1, {"gpu-modle": "*T4*"}),
+    f'annotation gpupack.io/cards is "{"x" * 64}...": allowed is a whole number': annotated(
+        1, {"cards": "x" * 70}
+    ),
+    r'gpupack.io/card-policy is "a\nb": allowed are fragmentation, ': annotated(1, {"card-policy": "a\nb"}),
+    'gpupack.io/gpu-uuid is "a,,b": allowed is a comma list of non-empty': annotated(1, {"gpu-uuid": "a,,b"}),
+    'gpupack.io/queue-name is "a": allowed is a label of that name': annotated(1, {"queue-name": "a"}),
+    "200001 patterns: allowed are at most 64": annotated(1, {"gpu-model": "," * 200_000}),
+    "spec.nodeName is n1: no scheduler would choose a card": w.pod("p", w.container(gib=8), nodeName="n1"),
+    'spec.schedulerName is "other", a scheduler that chooses no cards: allowed is gpupack-scheduler': w.pod(
+        "p", w.container(gib=8), schedulerName="other"
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "pod"), list(REFUSALS.items()), ids=range(len(REFUSALS)))
+def test_a_refusal_names_the_value_and_what_is_allowed(
+    cluster: Cluster, words: str, pod: dict[str, Any]
+) -> None:
+    assert words in told(cluster, pod)
+
+
+def test_a_label_in_an_annotations_place_is_told(cluster: Cluster) -> None:
+    pod = annotated(8, {})
+    pod["metadata"]["labels"] = {"gpupack.io/cards": "2"}
+    assert "label gpupack.io/cards has no effect" in told(cluster, pod)
+
+
+def test_pods_of_others_are_not_held_back(cluster: Cluster) -> None:
+    plain = w.container()
+    for pod in (
+        w.pod("p", plain, schedulerName="other"),
+        w.pod("p", plain, nodeName="n1"),
+        w.pod("p", plain, annotations={"example.com/cards": "many", "gpupack.iodine/x": "y"}),
+        w.pod("p", w.container(limits={"nvidia.com/gpu": 1})),
+        w.pod("p", w.container(gib=1), schedulingGates=[{"name": "example.com/quota"}]),
+        # What a copy of a pod carries along.
+        w.pod(
+            "p", w.container(gib=1), annotations={"gpupack.io/assigned": "{}", "gpupack.io/allocation": "{}"}
+        ),
+    ):
+        assert told(cluster, pod) == ""
+
+
+def test_a_static_pods_mirror_is_not_hidden(cluster: Cluster) -> None:
+    """The kubelet runs it already; only the scheduler would not see it."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name, "controller": True}
+    made = cluster.api.post("/api/v1/nodes", {"metadata": {"name": cluster.node_name}})
+    mirror = w.pod("p", w.container(gib=1), w.container("none", gib=0), nodeName=cluster.node_name)
+    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x", "gpupack.io/cards": "none"}
+    mirror["metadata"]["ownerReferences"] = [owner | {"uid": made["metadata"]["uid"]}]
+    assert told(cluster, mirror) != ""
+    cluster.api.as_user(NODE_TOKEN).post(PODS, mirror, dryRun="All")
+
+
+def test_only_what_is_written_to_a_living_pod_is_checked(cluster: Cluster) -> None:
+    """An annotation that was there before the policy must not keep a finalizer from being removed."""
+    policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/gpupack-pod-annotations"
+    binding = cluster.api.get(policy)
+    pod = annotated(8, {"gpu-modle": "old"}, schedulerName="gpupack-scheduler")
+    cluster.api.delete(policy)
+    until(lambda: told(cluster, pod) == "", "policy gone")
+    pod["metadata"]["name"] = "living"
+    cluster.create(pod)
+    for field in ("resourceVersion", "uid", "creationTimestamp", "generation", "managedFields"):
+        binding["metadata"].pop(field, None)
+    cluster.api.apply(policy, binding)
+    until(lambda: told(cluster, annotated(8, {"gpu-modle": "new"})) != "", "policy back")
+    living = f"{PODS}/living"
+    cluster.api.merge(living, {"metadata": {"labels": {"a": "b"}}})
+    for key, value, words in (("cards", "0", "from 1 to 64"), ("gpu-modle", "new", "no such annotation")):
+        with pytest.raises(ApiError, match=words):
+            cluster.api.merge(living, {"metadata": {"annotations": {f"gpupack.io/{key}": value}}})
+    cluster.api.merge(living, {"metadata": {"annotations": {"gpupack.io/gpu-modle": None}}})
+    cluster.api.delete(living, grace_s=0)
+
+
+def warnings_of(cluster: Cluster, path: str, body: dict[str, Any]) -> list[str]:
+    """The warnings that kubectl would print, of a dry run that is taken."""
+    server = urlsplit(cluster.api.url)
+    context = ssl.create_default_context(cafile=cluster.api.ca)
+    connection = http.client.HTTPSConnection(server.hostname or "", server.port, timeout=20, context=context)
+    headers = {"Authorization": f"Bearer {cluster.api.token}", "Content-Type": "application/json"}
+    connection.request("POST", f"{path}?dryRun=All", json.dumps(body), headers)
+    answer = connection.getresponse()
+    assert answer.status == 201, answer.read()
+    connection.close()
+    return answer.headers.get_all("Warning") or []
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"])
+def test_a_workload_whose_pods_would_be_refused_is_warned_of(cluster: Cluster, kind: str) -> None:
+    metadata: dict[str, Any] = {"labels": {"app": "x"}, "annotations": {}}
+    pod = {"metadata": metadata, "spec": annotated(8, {})["spec"]}
+    pod["spec"]["restartPolicy"] = "Never" if "Job" in kind else "Always"
+    spec: dict[str, Any] = {"template": pod}
+    if "Job" not in kind:
+        spec["selector"] = {"matchLabels": {"app": "x"}}
+    if kind == "CronJob":
+        spec = {"schedule": "@daily", "jobTemplate": {"spec": spec}}
+    group = "batch" if "Job" in kind else "apps"
+    body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+    path = f"/apis/{group}/v1/namespaces/default/{kind.lower()}s"
+    assert warnings_of(cluster, path, body) == []
+    metadata["annotations"]["gpupack.io/gpu-modle"] = "*T4*"
+    pod["spec"]["containers"][0]["resources"]["limits"][RESOURCE] = "8Gi"
+    body["metadata"]["annotations"] = {"gpupack.io/cards": "2"}
+    request, annotation, misplaced = sorted(
+        warnings_of(cluster, path, body), key=lambda text: "annotation" in text
+    )
+    assert "for 8 GiB write 8" in request
+    assert "gpupack.io/gpu-modle" in annotation
+    assert f"annotation gpupack.io/cards of the {kind} has no effect" in misplaced
+
+
+@pytest.fixture
+def changed(cluster: Cluster) -> Iterator[Callable[[str, str], None]]:
+    """A function that sets a key of the policies' ConfigMap; the old values are put back in the end."""
+    before = cluster.api.get(CONFIG_MAP)["data"]
+
+    def change(key: str, value: str) -> None:
+        cluster.api.merge(CONFIG_MAP, {"data": {key: value}})
+
+    yield change
+    cluster.api.merge(CONFIG_MAP, {"data": before})
+    until(lambda: told(cluster, w.pod("p", w.container(gib=1))) == "", "ConfigMap as it was")
+    until(lambda: told(cluster, annotated(1, {"node-policy": "mine"})) != "", "ConfigMap as it was")
+
+
+def scheduler_of(cluster: Cluster, pod: dict[str, Any]) -> str:
+    """The scheduler that a pod ends up with."""
+    return str(cluster.api.post(PODS, pod, dryRun="All")["spec"]["schedulerName"])
+
+
+def test_the_lists_of_the_config_map_count(cluster: Cluster, changed: Callable[[str, str], None]) -> None:
+    changed("schedulerNames", " batch-scheduler ,gpupack-scheduler")
+    changed("nodePolicies", "best-fit, mine")
+    asks = w.pod("p", w.container(gib=1))
+    until(lambda: scheduler_of(cluster, asks) == "batch-scheduler", "the first name set")
+    assert scheduler_of(cluster, w.pod("p", w.container(gib=1), schedulerName=SCHEDULER)) == SCHEDULER
+    assert told(cluster, annotated(1, {"node-policy": "mine"})) == ""
+    assert "allowed are best-fit, mine" in told(cluster, annotated(1, {"node-policy": "balanced"}))
+
+
+def test_a_scheduler_that_was_joined_is_allowed_and_nothing_is_set(
+    cluster: Cluster, changed: Callable[[str, str], None]
+) -> None:
+    overlay = build(MANIFESTS / "overlays" / "join-existing-scheduler")
+    (admission,) = [one for one in overlay if one["metadata"]["name"] == "gpupack-admission"]
+    changed("schedulerNames", admission["data"]["schedulerNames"])
+    asks = w.pod("p", w.container(gib=1))
+    until(lambda: scheduler_of(cluster, asks) == "default-scheduler", "kube-scheduler's own name left")
+    refused = told(cluster, w.pod("p", w.container(gib=1), schedulerName=SCHEDULER))
+    assert "allowed is default-scheduler" in refused
+
+
+def test_a_config_map_that_is_missing_keeps_nobody_from_creating_pods(cluster: Cluster) -> None:
+    before = cluster.api.get(CONFIG_MAP)
+    cluster.api.delete(CONFIG_MAP)
+    strange = w.pod("p", w.container(gib=1), schedulerName="strange")
+    until(lambda: told(cluster, strange) == "", "policy without its parameter")
+    assert told(cluster, w.pod("p", w.container())) == ""
+    cluster.api.apply(
+        CONFIG_MAP, {**before, "metadata": {"name": "gpupack-admission", "namespace": "gpupack-system"}}
+    )
+    until(lambda: told(cluster, strange) != "", "policy as it was")
+
+
+def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluster) -> None:
+    by_hand = {one["metadata"]["name"] for one in build(MANIFESTS / "overlays" / "scheduler-name-by-hand")}
+    served = build_for(cluster.api, MANIFESTS / "base")
+    (binding,) = [one for one in served if one["kind"] == "MutatingAdmissionPolicyBinding"]
+    assert binding["metadata"]["name"] not in by_hand
+    cluster.api.delete(path_of(cluster.api, binding))
+    forgetful = w.pod("p", w.container(gib=1))
+    answer = until(lambda: told(cluster, forgetful), "nothing sets the name")
+    assert 'spec.schedulerName is "default-scheduler", a scheduler that chooses no cards' in answer
+    apply_all(cluster.api, [binding])
+    until(lambda: told(cluster, forgetful) == "", "the name is set again")

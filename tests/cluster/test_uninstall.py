@@ -1,0 +1,80 @@
+"""`gpupack uninstall` beside a real kubelet, with no more rights than its help names."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.daemons import REPOSITORY
+
+RIGHTS = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+]
+"""As in docs/install.md."""
+
+
+@pytest.fixture
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192, 8192))
+
+
+def account(cluster: Cluster) -> Path:
+    """A kubeconfig of an account that has RIGHTS and nothing else."""
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    name = {"metadata": {"name": "cleaner"}}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cleaner"}
+    who = {"kind": "ServiceAccount", "name": "cleaner", "namespace": "default"}
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", name)
+    cluster.api.post(f"{rbac}/clusterroles", {**name, "rules": RIGHTS})
+    cluster.api.post(f"{rbac}/clusterrolebindings", {**name, "roleRef": role, "subjects": [who]})
+    return cluster.use_identity("cleaner", cluster.token("default", "cleaner"))
+
+
+def ours(cluster: Cluster) -> set[str]:
+    node = cluster.node_object()
+    found = {*node["status"]["capacity"], *node["status"]["allocatable"], *node["metadata"]["annotations"]}
+    return {name for name in found if name.startswith("gpupack.io/")}
+
+
+def test_it_leaves_nothing_and_gpupack_comes_back(cluster: Cluster) -> None:
+    kubeconfig = account(cluster)
+
+    def uninstall(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "gpupack", "uninstall", f"--kubeconfig={kubeconfig}", *arguments]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    cluster.create(w.pod("holder", w.container(gib=5)))
+    cluster.wait_running("holder")
+    status, said = uninstall()
+    assert status == 1
+    assert "stays as it is: 1 pod there holds GPU memory: default/holder" in said
+    cluster.delete("holder")
+    cluster.wait_used([0, 0], 40)
+    assert cluster.daemon.stop() == 0
+
+    before = ours(cluster)
+    assert {"gpupack.io/packed-layout", "gpupack.io/holds", "gpupack.io/cards", RESOURCE} <= before
+    status, said = uninstall("--dry-run")
+    assert status == 0
+    assert all(name in said for name in before)
+    assert ours(cluster) == before
+    status, said = uninstall()
+    assert status == 0, said
+    # The kubelet remembers the plugin and its resource for five minutes, and nothing else of ours.
+    until(lambda: ours(cluster) == {RESOURCE}, "the kubelet writes its resource again")
+    assert "five minutes" in said
+
+    cluster.daemon.start()
+    until(lambda: before <= ours(cluster), "installed again")
+    cluster.create(w.pod("next", w.container(gib=5)))
+    cluster.wait_running("next")
+    until(lambda: sorted(cluster.state().used) == [0, 5], "the words have the pod")

@@ -1,0 +1,190 @@
+"""`gpupack uninstall` on the API server stand-in: what goes, what is kept back, what is said."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from gpupack.cli import cli
+from standins.apiserver.server import ApiServer
+
+SAID = "gpupack uninstall:"
+GIB = "gpupack.io/gpu-memory-gib"
+WORDS = {
+    "gpupack.io/packed-layout": 1073750129,
+    "gpupack.io/packed-size-0": 79,
+    "gpupack.io/packed-used-0": 8,
+    "gpupack.io/packed-revision": 1_763_000_000_000,
+}
+ANNOTATIONS = {f"gpupack.io/{name}": "x" for name in ("cards", "cordon", "daemon", "holds")} | {"team": "a"}
+LABELS = {"gpupack.io/node": "true", "zone": "a"}
+CLEAN = [
+    (
+        "node n1: removed resources gpupack.io/gpu-memory-gib, gpupack.io/packed-layout, "
+        "gpupack.io/packed-revision, gpupack.io/packed-size-0, gpupack.io/packed-used-0; annotations "
+        "gpupack.io/cards, gpupack.io/cordon, gpupack.io/daemon, gpupack.io/holds; labels gpupack.io/node"
+    )
+]
+
+
+@pytest.fixture
+async def api():
+    async with ApiServer(seed=7) as api:
+        yield api
+
+
+@pytest.fixture
+def uninstall(api, tmp_path):
+    """Run the command beside the API server; returns its exit status, lines on stdout, and on stderr."""
+    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+
+    async def run(*arguments):
+        command = ["uninstall", f"--kubeconfig={kubeconfig}", *arguments]
+        done = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, done.stdout.splitlines(), done.stderr.splitlines()
+
+    return run
+
+
+def add_node(api, name="n1", units=0):
+    api.add_node(name, LABELS, {**WORDS, GIB: units, "cpu": 8}, ANNOTATIONS)
+
+
+def add_pod(api, name, node="", limits=None, **more):
+    spec = {"containers": [{"name": "c", "resources": {"limits": limits or {}}}]} | more.get("spec", {})
+    pod = {"metadata": {"name": name, "namespace": "team", **more.get("metadata", {})}, "spec": spec}
+    api.add_pod(pod)
+    if node:
+        api.bind_pod("team", name, node, {})
+
+
+async def test_everything_of_ours_goes_and_nothing_else(api, uninstall):
+    add_node(api)
+    api.add_node("cpu-only", {"zone": "b"})
+    before = api.node("cpu-only")
+    assert await uninstall() == (0, CLEAN, [])
+    node = api.node("n1")
+    assert node["status"]["capacity"] == node["status"]["allocatable"] == {"cpu": "8"}
+    assert (node["metadata"]["annotations"], node["metadata"]["labels"]) == ({"team": "a"}, {"zone": "a"})
+    assert api.node("cpu-only") == before
+    # The list, and no more than there are Nodes of ours: clusters have thousands.
+    assert (api.http.requests["GET", "nodes", ""], api.http.requests["PATCH", "nodes", "status"]) == (2, 1)
+    assert await uninstall() == (0, ["Nothing of gpupack is on any node."], [])
+
+
+async def test_a_dry_run_says_the_same_and_changes_nothing(api, uninstall):
+    add_node(api)
+    before = api.node("n1")
+    assert await uninstall("--dry-run") == (0, [CLEAN[0].replace("removed", "would remove")], [])
+    assert api.node("n1") == before
+
+
+async def test_pods_keep_their_node_back_and_are_named(api, uninstall):
+    add_node(api, "n1")
+    add_node(api, "n2")
+    add_pod(api, "holds", "n2", {GIB: 8})
+    add_pod(api, "percent", "n2", {"gpupack.io/gpu-percent": 50})
+    add_pod(api, "other", "n1", {"nvidia.com/gpu": 1})
+    add_pod(api, "waits", limits={GIB: 8})
+    add_pod(api, "gated", limits={GIB: 8}, spec={"schedulingGates": [{"name": "gpupack.io/queue"}]})
+    status, out, err = await uninstall()
+    assert (status, out) == (
+        1,
+        [*CLEAN, "node n2 stays as it is: 2 pods there hold GPU memory: team/holds, team/percent"],
+    )
+    assert err == [
+        f"{SAID} 2 pods hold GPU memory: team/holds, team/percent",
+        f"{SAID} 1 pod waits for GPU memory and will not start without gpupack: team/waits",
+        (
+            f"{SAID} 1 pod waits behind the gate gpupack.io/queue, which only gpupack queue takes away: "
+            "team/gated"
+        ),
+    ]
+    assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
+    assert (await uninstall("--force"))[:2] == (0, [CLEAN[0].replace("n1", "n2")])
+    assert set(api.node("n2")["status"]["capacity"]) == {"cpu"}
+
+
+async def test_pods_that_have_ended_keep_nothing_back(api, uninstall):
+    add_node(api)
+    add_pod(api, "done", "n1", {GIB: 8})
+    api.patch_pod("team", "done", {"status": {"phase": "Succeeded"}})
+    assert await uninstall() == (0, CLEAN, [])
+
+
+async def test_a_daemon_that_runs_would_write_again(api, uninstall):
+    add_node(api)
+    add_pod(api, "d", "n1", metadata={"labels": {"app.kubernetes.io/name": "gpupack-node"}})
+    for force in ((), ("--force",)):
+        status, out, _ = await uninstall(*force)
+        assert (status, out) == (
+            1,
+            ["node n1 stays as it is: its daemon runs and would write again: pod team/d"],
+        )
+    assert "gpupack.io/packed-layout" in api.node("n1")["status"]["capacity"]
+
+
+async def test_a_resource_that_the_kubelet_may_write_again_is_said(api, uninstall):
+    add_node(api, units=79)
+    status, out, err = await uninstall()
+    assert (status, out) == (0, CLEAN)
+    (said,) = err
+    assert "until five minutes after the daemon's end" in said
+
+
+async def test_only_the_nodes_that_are_named(api, uninstall):
+    add_node(api, "n1")
+    add_node(api, "n2")
+    assert await uninstall("n1") == (0, CLEAN, [])
+    assert await uninstall("n1") == (0, ["Nothing of gpupack is on these nodes."], [])
+    assert "gpupack.io/packed-layout" in api.node("n2")["status"]["capacity"]
+    status, _, err = await uninstall("n1", "n3")
+    assert (status, err) == (2, ["gpupack: no Node is named n3: allowed are names of the cluster's nodes"])
+
+
+async def test_a_node_that_changes_meanwhile_is_read_again(api, uninstall):
+    add_node(api)
+    conflicts = 0
+
+    async def intercept(request):
+        nonlocal conflicts
+        if request.method == "PATCH" and conflicts < 2:
+            conflicts += 1
+            api.patch_node("n1", {"metadata": {"annotations": {"gpupack.io/new": str(conflicts)}}})
+
+    api.http.intercept = intercept
+    status, out, _ = await uninstall()
+    assert (status, conflicts) == (0, 2)
+    assert "gpupack.io/new" in out[0]
+    assert api.node("n1")["metadata"]["annotations"] == {"team": "a"}
+
+
+async def test_an_api_server_that_is_away_is_one_line(api, uninstall):
+    add_node(api)
+    await api.away(True)
+    status, out, err = await uninstall()
+    assert (status, out, len(err)) == (1, [], 1)
+    assert json.dumps(err).count("Traceback") == 0
+
+
+async def test_a_right_that_is_missing_is_said_and_what_was_done_before_stays_done(api, uninstall):
+    add_node(api, "n1")
+    add_node(api, "n2")
+
+    async def intercept(request):
+        if request.method != "PATCH" or "/n2/" not in request.path:
+            return None
+        said = 'nodes "n2" is forbidden: User "x" cannot patch resource "nodes/status"'
+        return web.json_response(
+            {"kind": "Status", "code": 403, "reason": "Forbidden", "message": said}, status=403
+        )
+
+    api.http.intercept = intercept
+    status, out, err = await uninstall()
+    assert (status, out) == (1, CLEAN)
+    (said,) = err
+    assert 'cannot patch resource "nodes/status"' in said
+    assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]

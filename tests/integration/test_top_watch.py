@@ -1,0 +1,170 @@
+"""`gpupack top --watch`: a state for every change, and a quiet end."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+from contextlib import asynccontextmanager
+
+import pytest
+
+from allocator.packing import NodeWords, node_resources
+from gpupack.errors import InputError
+from gpupack.top.objects import Metadata, Node
+from gpupack.top.rendering import Look
+from gpupack.top.watching import View, _Screen, watch
+from kubeapi.errors import Unreachable
+from standins.apiserver.server import ApiServer
+
+GIB = "gpupack.io/gpu-memory-gib"
+
+
+def resources(used):
+    words = node_resources(NodeWords.of(1024, [44], [used], 1_763_000_000_000 + used))
+    return {GIB: "44", **{name: str(value) for name, value in words.items()}}
+
+
+def use(api, name, used):
+    amounts = resources(used)
+    api.patch_node(name, {"status": {"capacity": amounts, "allocatable": amounts}})
+
+
+@pytest.fixture
+async def api(tmp_path):
+    async with ApiServer() as server:
+        for name in ("a", "b"):
+            server.add_node(name, None, resources(0))
+        server.config = server.kubeconfig(tmp_path / "kubeconfig")
+        yield server
+
+
+@asynccontextmanager
+async def watching(api, *arguments, stdout=asyncio.subprocess.PIPE):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gpupack", "top", "-w", "--kubeconfig", api.config, *arguments,
+        stdout=stdout, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def state(process):
+    """Read up to the sums, which end every state."""
+    lines = []
+    while not lines or not lines[-1].startswith(GIB):
+        line = await process.stdout.readline()
+        assert line, (lines, await process.stderr.read())
+        lines.append(line.decode().rstrip("\n"))
+    return lines
+
+
+async def test_every_change_is_shown_until_ctrl_c(api):
+    async with watching(api, "--pods") as process:
+        first = await state(process)
+        assert [line.split()[:3] for line in first[1:]] == [
+            ["a", "0", "░░░░"],
+            ["b", "0", "░░░░"],
+            [f"{GIB}:", "0/88", "in"],
+        ]
+        use(api, "b", 11)
+        second = await state(process)
+        assert second[0] == ""
+        assert second[-1] == f"{GIB}: 11/88 in use, whole cards free: 1, largest request: 44"
+        api.add_pod(
+            {
+                "metadata": {"name": "p"},
+                "spec": {
+                    "nodeName": "a",
+                    "containers": [{"name": "c", "image": "i", "resources": {"limits": {GIB: "4"}}}],
+                },
+            }
+        )
+        assert "default    p" in "\n".join(await state(process))
+        api.delete_node("b")
+        last = await state(process)
+        assert last[-1] == f"{GIB}: 0/44 in use, whole cards free: 1, largest request: 44"
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b""
+        # The line break is click's, after the ^C that a terminal shows.
+        assert (await process.wait(), await process.stderr.read()) == (130, b"\n")
+
+
+async def test_a_pipe_that_is_closed_ends_it_without_a_change(api):
+    read, write = os.pipe()
+    async with watching(api, "a", stdout=write) as process:
+        os.close(write)
+        said = await asyncio.to_thread(os.read, read, 65_536)
+        assert said.decode().count("\n") == 3
+        os.close(read)
+        assert (await process.wait(), await process.stderr.read()) == (0, b"")
+
+
+async def test_a_terminal_shows_one_state_cut_to_its_size(api):
+    for number in range(20):
+        api.add_node(f"node-{number:02}", None, resources(1))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 8, 60, 0, 0))
+    async with watching(api, stdout=theirs) as process:
+        os.close(theirs)
+        text = await asyncio.to_thread(screen, ours)
+        assert text.startswith("\x1b[H\x1b[2J\x1b[?7l")
+        lines = text.splitlines()
+        assert len(lines) == 8  # the last one is what follows the last line break
+        assert lines[5] == "... 18 more lines: name nodes to see them"
+        assert lines[6].startswith(f"{GIB}: 20/968 in use")
+        use(api, "a", 40)
+        text = await asyncio.to_thread(screen, ours)
+        assert "60/968 in use" in text
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        os.close(ours)
+
+
+def screen(terminal):
+    """Read one state from a terminal."""
+    text = ""
+    while "\x1b[?7h" not in text:
+        text += os.read(terminal, 65_536).decode()
+    return text.replace("\r\n", "\n")
+
+
+async def test_it_says_when_what_it_shows_is_old(api):
+    async with watching(api) as process:
+        await state(process)
+        await api.away(True)
+        old = await state(process)
+        assert (await process.stdout.readline()).startswith(b"not up to date: ")
+        await api.away(False)
+        assert (await state(process))[1:] == old[1:]
+
+
+def test_what_has_not_changed_is_not_written_again(capsys):
+    view = View(None, "/api/v1/nodes", Node, list)
+    view.replace([Node(Metadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    screen = _Screen(view, None, [], Look("table"))
+    for labels in ({}, {"new": "label"}):
+        view.event("MODIFIED", Node(Metadata("n", labels={"gpupack.io/node": "true", **labels})), "2")
+        screen.draw()
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    view.event("DELETED", Node(Metadata("n")), "3")
+    screen.draw()
+    assert capsys.readouterr().out == "\nNo node publishes GPU cards.\n"
+
+
+async def test_a_name_that_no_node_has(api):
+    with pytest.raises(InputError, match='no node has the name "x"'):
+        await watch(api.config, ["a", "x"], Look("table"))
+
+
+async def test_nothing_to_show_at_the_start_is_an_error(api):
+    await api.stop()
+    with pytest.raises(Unreachable):
+        await watch(api.config, [], Look("table"))

@@ -1,0 +1,209 @@
+"""Nodes whose cards pods share, a preemptor on a clock of the test's own, and the API server's part of it."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from allocator.names import POD_ASSIGNED
+from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
+from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
+from scheduler_plugin.cluster.objects import PodLite
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.commit.preemptor import SETTLE_S, Preemptor
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.cluster_policies import Policies
+from tests.cluster_builders import node, pod_object, uuid
+
+EPOCH_S = 1_800_000_000.0
+"""Wall clock at the beginning."""
+
+
+class PreemptionApi:
+    """What a preemptor asks of an API server; the watch brings what it does, unless `silent`.
+
+    Attributes:
+        pods: Pods by path.
+        evicted: Names of the pods evicted, in order.
+        nominated: Name and node of each nomination written, in order.
+        faults: Errors by the end of a path, raised once each.
+        silent: The watch brings nothing.
+        grace_s: Of the pods.
+    """
+
+    def __init__(self, world: "PreemptionWorld") -> None:
+        self.world = world
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.evicted: list[str] = []
+        self.nominated: list[tuple[str, str]] = []
+        self.faults: dict[str, list[KubeApiError]] = {}
+        self.silent = False
+        self.grace_s = 30.0
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        raise NotImplementedError
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
+        assert body["kind"] == "Eviction"
+        pod = self._pod(path, "/eviction")
+        uid = body["deleteOptions"]["preconditions"]["uid"]
+        if uid != pod["metadata"]["uid"]:
+            raise Conflict("the UID in the precondition (x) does not match the UID in record (y)")
+        self.evicted.append(pod["metadata"]["name"])
+        ends = datetime.fromtimestamp(self.world.wall_s + self.grace_s, UTC)
+        pod["metadata"]["deletionTimestamp"] = ends.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return self._changed(pod)
+
+    async def patch(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
+        pod = self._pod(path, "/status")
+        if body["metadata"]["uid"] != pod["metadata"]["uid"]:
+            raise Conflict("metadata.uid", cause="uid")
+        node = body["status"]["nominatedNodeName"]
+        self.nominated.append((pod["metadata"]["name"], node or ""))
+        pod["status"] = {**pod["status"], "nominatedNodeName": node or ""}
+        return self._changed(pod)
+
+    def _pod(self, path: str, verb: str) -> dict[str, Any]:
+        for end, errors in self.faults.items():
+            if path.endswith(end) and errors:
+                raise errors.pop(0)
+        found = self.pods.get(path.removesuffix(verb))
+        if found is None:
+            raise NotFound("no such pod", status=404)
+        return found
+
+    def _changed(self, pod: dict[str, Any]) -> bytes:
+        self.world.version += 1
+        pod["metadata"]["resourceVersion"] = str(self.world.version)
+        if not self.silent:
+            self.world.see(pod)
+        return msgspec.json.encode(pod)
+
+
+class PreemptionWorld:
+    """A cluster of nodes with pods on known cards, all held by their nodes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 0.0
+        self.version = 1
+        self.state = ClusterState()
+        self.policies = Policies()
+        self.budgets = Budgets()
+        self.extender = Extender(self.state, self.policies)
+        self.committer = Committer(self.state, self.policies)
+        self.api = PreemptionApi(self)
+        self.nodes: dict[str, tuple[tuple[int, ...], list[int], list[str]]] = {}
+        self.cards: dict[str, tuple[str, int, int]] = {}
+        self.preemptor = self.restart(**options)
+        self.budgets.replace([], "1")
+
+    def restart(self, **options: Any) -> Preemptor:
+        """A preemptor that knows nothing but the state."""
+        self.preemptor = Preemptor(
+            self.state,
+            self.policies,
+            self.budgets,
+            self.api,
+            lambda: self.now,
+            lambda: self.wall_s,
+            sleep=self.sleep,
+            **options,
+        )
+        return self.preemptor
+
+    @property
+    def wall_s(self) -> float:
+        return EPOCH_S + self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    # What happens in the cluster.
+
+    def node(self, name: str, sizes: tuple[int, ...], **pods: tuple[int, int, int]) -> None:
+        """A node; its pods are (card, units, priority) by name."""
+        self.nodes[name] = (sizes, [0] * len(sizes), [])
+        for pod_name, where in pods.items():
+            self.run(name, pod_name, *where)
+        self.publish(name)
+
+    def run(self, node_name: str, name: str, card: int, units: int, priority: int, **more: Any) -> None:
+        """A pod that runs on a card; the node says so with `publish`."""
+        annotations = {POD_ASSIGNED: json.dumps({"main": [[uuid(node_name, card), units]]})}
+        annotations |= more.pop("annotations", {})
+        spec = {"priority": priority}
+        self.create(name, units, node=node_name, annotations=annotations, spec=spec, **more)
+        self.nodes[node_name][1][card] += units
+        self.nodes[node_name][2].append(f"uid-{name}")
+        self.cards[name] = (node_name, card, units)
+
+    def publish(self, name: str) -> None:
+        self.version += 1
+        sizes, used, holds = self.nodes[name]
+        self.state.apply_node(node(name, sizes, used, version=self.version, holds=holds), self.now)
+
+    def vanish(self, name: str, *, published: bool = True) -> None:
+        """A pod's end, and the words without it."""
+        self.delete(name)
+        node_name, card, units = self.cards.pop(name)
+        self.nodes[node_name][1][card] -= units
+        self.nodes[node_name][2].remove(f"uid-{name}")
+        if published:
+            self.publish(node_name)
+
+    def create(self, name: str, units: int, **options: Any) -> dict[str, Any]:
+        """A pod of any kind, known to the API server and to the state."""
+        self.version += 1
+        made = pod_object(name, units, version=self.version, **options)
+        self.api.pods[f"/api/v1/namespaces/default/pods/{name}"] = made
+        self.see(made)
+        return made
+
+    def delete(self, name: str) -> None:
+        self.version += 1
+        gone = self.api.pods.pop(f"/api/v1/namespaces/default/pods/{name}")
+        self.state.delete_pod(_lite(gone), str(self.version), self.now)
+
+    def see(self, pod: dict[str, Any]) -> None:
+        """What the watch brings."""
+        self.state.apply_pod(_lite(pod), self.now)
+
+    def budget(self, app: str, allowed: int) -> None:
+        """Of pods with the label `app`."""
+        made = {
+            "metadata": {"name": app, "namespace": "default"},
+            "spec": {"selector": {"matchLabels": {"app": app}}},
+            "status": {"disruptionsAllowed": allowed},
+        }
+        self.budgets.event("ADDED", msgspec.convert(made, BudgetLite), "1")
+
+    # What kube-scheduler does.
+
+    def wait(self, name: str, units: int, priority: int = 10, **options: Any) -> dict[str, Any]:
+        """A pod that no node has room for."""
+        made = self.create(name, units, spec={"priority": priority, **options.pop("spec", {})}, **options)
+        assert not self.filter(made)
+        return made
+
+    def filter(self, pod: dict[str, Any], nodes: list[str] | None = None) -> list[str]:
+        """One attempt; returns the nodes that pass."""
+        body = {"Pod": pod, "NodeNames": sorted(self.nodes) if nodes is None else nodes}
+        found = self.extender.filter(json.dumps(body).encode(), self.now)
+        self.preemptor.note(found.refused or found.passed, found.evictable)
+        self.answer = json.loads(found.answer)
+        return list(self.answer["NodeNames"])
+
+    async def settle(self, seconds: float = SETTLE_S) -> None:
+        """Let time pass, then one round."""
+        self.now += seconds
+        await self.preemptor.round()
+
+
+def _lite(pod: dict[str, Any]) -> PodLite:
+    return msgspec.json.decode(msgspec.json.encode(pod), type=PodLite)
+
+
+BUDGET_SAYS_NO = TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")

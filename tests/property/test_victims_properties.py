@@ -1,0 +1,96 @@
+"""Victims on one node, whatever runs there: never too many, never the wrong ones, none cheaper."""
+
+from itertools import chain, combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.place import place
+from scheduler_plugin.cluster.budgets import within
+from scheduler_plugin.placement.preemption import room_on
+from scheduler_plugin.placement.victims import OVERDUE_S, Eligible, cost, plan_on
+from tests.cluster_builders import container
+from tests.preemption_world import EPOCH_S, PreemptionWorld
+
+PRIORITY = 5
+SIZE = 8
+CARDS = 2
+APPS = ("", "web", "db")
+LEAVES = {"": "", "soon": "2027-01-15T08:00:30Z", "overdue": "2027-01-15T07:00:00Z"}
+
+running = st.tuples(
+    st.integers(0, CARDS - 1),
+    st.integers(1, 5),
+    st.sampled_from((1, 2, 3, PRIORITY - 1, PRIORITY)),
+    st.sampled_from(APPS),
+    st.sampled_from(("", "", "", "", "", "soon", "overdue")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pods=st.lists(running, min_size=3, max_size=9),
+    allowed=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    shape=st.sampled_from(("one card", "two cards", "two containers")),
+    units=st.integers(4, SIZE),
+    spared=st.sets(st.integers(0, 6), max_size=1),
+)
+def test_victims(
+    pods: list[tuple[int, int, int, str, str]],
+    allowed: tuple[int, int],
+    shape: str,
+    units: int,
+    spared: set[int],
+) -> None:
+    world = PreemptionWorld()
+    world.node("n", (SIZE,) * CARDS)
+    for number, (card, size, priority, app, leaves) in enumerate(pods):
+        if world.nodes["n"][1][card] + size <= SIZE:
+            labels = {"app": app} if app else {}
+            world.run("n", f"v{number}", card, size, priority, labels=labels, deleted=LEAVES[leaves])
+    world.publish("n")
+    world.budget("web", allowed[0])
+    world.budget("db", allowed[1])
+    two = {"annotations": {"gpupack.io/cards": "2"}} if shape == "two cards" else {}
+    several = {"containers": [container("x", units), container("y", 3)]} if shape == "two containers" else {}
+    wanted = units * 2 if two else units
+    world.create("needy", wanted, spec={"priority": PRIORITY}, **two, **several)
+    pod = world.state.pods["uid-needy"]
+    assert pod.request is not None
+    query = world.policies.query(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    eligible = Eligible(world.budgets, {f"uid-v{number}" for number in spared}, EPOCH_S)
+    found = plan_on(world.state, "n", query, pod, eligible)
+
+    room = room_on(world.state, "n", query)
+    assert room is not None
+    others = [world.state.pods[uid] for uid in world.nodes["n"][2]]
+    leaving = [each.uid for each in others if each.leaves_at and each.leaves_at + OVERDUE_S > EPOCH_S]
+    may_go = [
+        each
+        for each in others
+        if each.priority < PRIORITY and each.leaves_at is None and each.uid not in eligible.spared
+    ]
+
+    def fits(victims: object) -> bool:
+        return room.fits(query, [*leaving, *(victim.uid for victim in victims)])  # type: ignore[union-attr, attr-defined]
+
+    if found is not None:
+        assert all(victim in may_go for victim in found.victims)
+        assert within(world.budgets, found.victims)
+        assert fits(found.victims)
+        for victim in found.victims:
+            assert not fits([each for each in found.victims if each is not victim])
+        after = place(
+            room.after([*leaving, *(each.uid for each in found.victims)]), pod.request, query.ask.card_policy
+        )
+        assert after is not None
+        assert found.reservation.units == after.charge
+    subsets = chain.from_iterable(combinations(may_go, count) for count in range(len(may_go) + 1))
+    sufficient = [subset for subset in subsets if fits(subset)]
+    allowed_ones = [subset for subset in sufficient if within(world.budgets, subset)]
+    assert found is None or allowed_ones
+    if sufficient and len(allowed_ones) == len(sufficient):
+        # Where no budget is in the way there is a plan, and of one demand no cheaper one.
+        assert found is not None
+        if shape != "two containers":
+            assert cost(found.victims)[:2] == min(cost(subset)[:2] for subset in sufficient)

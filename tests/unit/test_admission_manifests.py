@@ -1,0 +1,68 @@
+"""The policies about pods say what the code says; that they do it, tests/cluster/test_admission.py shows."""
+
+import re
+
+from allocator import names
+from allocator.policies import CARD_POLICIES
+from allocator.request import MAX_CARDS, MAX_UNITS
+from allocator.selector import MAX_PATTERNS
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.pods import MAX_DATA, MAX_GANG
+from tests.unit.test_manifests import BUILDS, objects, text_of
+
+
+def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
+    policy = objects("base")["ValidatingAdmissionPolicy", "gpupack-pod-annotations"]
+    expressions = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+    known = [re.findall(r"'([^']+)'", expressions[name]) for name in ("forUsers", "byGpupack")]
+    ours = {value for key, value in vars(names).items() if key.startswith("POD_")}
+    assert known[1] == sorted({names.POD_ALLOCATION, names.POD_ASSIGNED})
+    assert known[0] == sorted(ours - set(known[1]))
+    assert str(MAX_CARDS) in expressions["mistakes"]
+    assert str(MAX_PATTERNS) in expressions["mistakes"]
+    assert str(MAX_GANG) in expressions["mistakes"]
+    assert MAX_DATA == MAX_PATTERNS
+
+
+def test_the_request_policy_bounds_amounts_as_the_code_does() -> None:
+    policy = text_of(objects("base")["ValidatingAdmissionPolicy", "gpupack-pod-request"])
+    assert f"isGreaterThan(quantity('{MAX_UNITS}'))" in policy
+    assert f"from 1 to {MAX_UNITS}" in policy
+    assert f"> {names.MAX_UNIT_MIB}" in policy
+    # A resource of another kind must be made known to this policy.
+    others = {value for key, value in vars(names).items() if re.fullmatch("[A-Z].*_RESOURCE", key)}
+    assert others == {names.PERCENT_RESOURCE}
+    assert f"name == '{names.PERCENT_RESOURCE}'" in policy
+
+
+def listed(name: str, key: str) -> list[str]:
+    """A comma list of the ConfigMap that the policies about pods read."""
+    return str(objects(name)["ConfigMap", "gpupack-admission"]["data"][key]).split(", ")
+
+
+def test_the_lists_for_the_policies_are_those_of_the_code() -> None:
+    assert listed("base", "schedulerNames") == [names.SCHEDULER_NAME]
+    assert listed("base", "nodePolicies") == [e.name for e in NODE_POLICIES.entries() if not e.package]
+    assert listed("base", "cardPolicies") == [e.name for e in CARD_POLICIES.entries() if not e.package]
+    assert listed("overlays/join-existing-scheduler", "schedulerNames") == ["default-scheduler"]
+
+
+def test_the_ways_to_have_the_schedulers_name_set() -> None:
+    group = "admissionregistration.k8s.io"
+    ours = ("MutatingAdmissionPolicy", "gpupack-scheduler-name")
+    found = {name: objects(name) for name in BUILDS}
+    policy = text_of(found["base"][ours])
+    assert f"startsWith('{names.GPU_PREFIX}')" in policy
+    versions = {name: one[ours]["apiVersion"] for name, one in found.items() if ours in one}
+    without = {"overlays/scheduler-name-by-hand", "overlays/join-existing-scheduler"}
+    assert set(versions) == set(BUILDS) - without
+    assert {name for name, version in versions.items() if version != f"{group}/v1"} == {
+        "overlays/scheduler-name-v1beta1"
+    }
+    for name, version in versions.items():
+        assert found[name]["MutatingAdmissionPolicyBinding", ours[1]]["apiVersion"] == version
+    assert versions["overlays/scheduler-name-v1beta1"] == f"{group}/v1beta1"
+    assert found["overlays/scheduler-name-by-hand"].keys() == found["base"].keys() - {
+        ours,
+        ("MutatingAdmissionPolicyBinding", ours[1]),
+    }

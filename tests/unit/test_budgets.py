@@ -1,0 +1,82 @@
+"""PodDisruptionBudgets as the preemptor reads them."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler_plugin.cluster.budgets import Budget, BudgetLite, Budgets, within
+from scheduler_plugin.cluster.pods import PodRecord, read_pod
+from tests.cluster_builders import MEMORY, pod
+
+
+def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> BudgetLite:
+    body = {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": selector},
+        "status": {"disruptionsAllowed": allowed},
+    }
+    return msgspec.json.decode(json.dumps(body), type=BudgetLite)
+
+
+def labelled(name: str = "p", **labels: str) -> PodRecord:
+    return read_pod(pod(name, 4, labels=labels), MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        ({}, True),
+        (None, False),
+        ({"matchLabels": {"app": "web"}}, True),
+        ({"matchLabels": {"app": "web", "tier": "x"}}, False),
+        ({"matchLabels": {"app": "db"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["db", "web"]}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["web"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Near"}]}, False),
+        ({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "x", "operator": "Exists"}]}, False),
+    ],
+    ids=str,
+)
+def test_selectors(selector: Any, matches: bool) -> None:
+    budgets = Budgets()
+    budgets.replace([budget("b", selector)], "1")
+    assert budgets.covering(labelled(app="web")) == ([Budget("default", "b", 1)] if matches else [])
+
+
+def test_what_the_watch_brings() -> None:
+    budgets = Budgets()
+    assert not budgets.synced
+    budgets.replace([budget("one", {}), budget("two", {}, namespace="other")], "1")
+    assert budgets.synced
+    assert [each.name for each in budgets.covering(labelled())] == ["one"]
+    budgets.event("MODIFIED", budget("one", {}, allowed=-1), "2")
+    assert budgets.covering(labelled()) == [Budget("default", "one", 0)]
+    budgets.event("ADDED", budget("three", {}), "3")
+    budgets.event("DELETED", budget("one", {}), "4")
+    budgets.event("DELETED", budget("never", {}, namespace="seen"), "5")
+    budgets.bookmark("6")
+    budgets.disconnected(OSError())
+    assert [each.name for each in budgets.covering(labelled())] == ["three"]
+    budgets.replace([], "7")
+    assert budgets.covering(labelled()) == []
+
+
+def test_a_budget_counts_all_of_its_pods_and_no_other() -> None:
+    budgets = Budgets()
+    budgets.replace([budget("web", {"matchLabels": {"app": "web"}}, allowed=1)], "1")
+    first, second, other = labelled("a", app="web"), labelled("b", app="web"), labelled("c")
+    assert within(budgets, [first, other])
+    assert not within(budgets, [first, second])
+
+
+def test_a_pod_that_two_budgets_count_is_evicted_by_nobody() -> None:
+    budgets = Budgets()
+    budgets.replace([budget("one", {}, allowed=5), budget("two", {}, allowed=5)], "1")
+    assert not within(budgets, [labelled()])

@@ -1,0 +1,239 @@
+"""docs/: every page is linked from the index, every link works, the reference says what the code does."""
+
+import ast
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import click
+import pytest
+import yaml
+
+from allocator import names
+from allocator.request import parse_pod
+from deviceplugin.status import Status
+from gpupack.cli import cli
+from tests.cluster.harness.manifests import build
+from tests.scripts import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SHIPPED = ("allocator", "deviceplugin", "gpupack", "kubeapi", "scheduler_plugin")
+LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+RECORDERS = {"event", "_event", "_record", "_tell"}
+# Words that readers asked about, and what is written instead.
+UNCLEAR = re.compile(
+    r"\bmade anew\b|\bnobody (here )?know|\btold (in one|of)\b|\bmortal\b|\bin earnest\b|\bstrangers?\b",
+    re.IGNORECASE,
+)
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Relative links of a page: the file and the heading, empty for none."""
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" not in target and not target.startswith("mailto:"):
+            path, _, heading = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, heading
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page, as GitHub makes them from its headings."""
+    found: dict[str, int] = {}
+    anchors = set()
+    for line in FENCE.sub("", page.read_text(encoding="utf-8")).splitlines():
+        if line.startswith("#"):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip()).lower()
+            anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+            count = found[anchor] = found.get(anchor, -1) + 1
+            anchors.add(f"{anchor}-{count}" if count else anchor)
+    return anchors
+
+
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    return [
+        (path, ast.parse(path.read_text(encoding="utf-8")))
+        for package in SHIPPED
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return reference.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = [
+        f"{path.relative_to(ROOT)}#{heading}" if path.is_relative_to(ROOT) else str(path)
+        for path, heading in links(page)
+        if not path.exists() or (heading and path.suffix == ".md" and heading not in headings(path))
+    ]
+    assert dead == []
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    linked = {path for path, _ in links(DOCS / "README.md")} | {DOCS / "README.md"}
+    assert [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path not in linked] == []
+    assert DOCS / "README.md" in {path for path, _ in links(ROOT / "README.md")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_are_in_plain_english(page: Path) -> None:
+    assert UNCLEAR.findall(page.read_text(encoding="utf-8")) == []
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """Texts that users see: those of errors, of log lines, and of the command line."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if name in {"info", "warning", "error", "echo", "option", "fail"} or name.endswith("Error"):
+                for part in ast.walk(call):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield part.value
+
+
+def test_messages_are_in_plain_english() -> None:
+    assert [
+        (path.name, text) for path, tree in sources() for text in messages(tree) if UNCLEAR.search(text)
+    ] == []
+
+
+def test_helps_are_in_plain_english() -> None:
+    assert [name for name, each in cli.commands.items() if UNCLEAR.search(each.help or "")] == []
+
+
+def test_the_tables_are_those_of_the_code(page: str) -> None:
+    assert reference.generated(page) == page, "run `make reference`"
+    assert set(reference.BLOCKS) == {name for _, name, _ in reference.BLOCK.findall(page)}
+    for name in cli.commands:
+        assert f"### `gpupack {name}" in page
+
+
+def test_every_name_has_its_line(page: str) -> None:
+    ours = {
+        value
+        for key, value in vars(names).items()
+        if key.isupper() and isinstance(value, str) and value.startswith(f"{names.DOMAIN}/")
+    }
+    prefixes = {value for value in ours if value.endswith("-")}
+    said = {*reference.names_of(page, "Resources"), *reference.names_of(page, "Annotations and labels")}
+    assert ours - prefixes - said == set()
+    assert [each for each in prefixes if not any(name.startswith(each) for name in said)] == []
+    # The label of the DaemonSet is the manifests' own name.
+    assert {name for name in said if name not in ours and not name.startswith(tuple(prefixes))} == {
+        "gpupack.io/node"
+    }
+
+
+def event_reasons() -> set[str]:
+    """Reasons of all Events: words in CamelCase that are given to what records them."""
+    found = set()
+    for path, tree in sources():
+        constants = {
+            target.id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        for call in ast.walk(tree):
+            if path.parts[-2] == "kubeapi" or not isinstance(call, ast.Call):
+                continue
+            if isinstance(call.func, ast.Attribute) and call.func.attr in RECORDERS:
+                for argument in call.args:
+                    value = constants.get(argument.id) if isinstance(argument, ast.Name) else None
+                    value = argument.value if isinstance(argument, ast.Constant) else value
+                    if isinstance(value, str) and re.fullmatch(r"(?:[A-Z]+[a-z]+)+", value):
+                        found.add(value)
+    return found - {"Normal", "Warning"}
+
+
+def test_every_event_has_its_line(page: str) -> None:
+    assert set(reference.names_of(page, "Events")) == event_reasons()
+    assert {"CardsAssigned", "GPUXidError", "Released"} <= event_reasons()
+
+
+def test_every_environment_variable_has_its_line(page: str) -> None:
+    used = {"NVIDIA_VISIBLE_DEVICES"}
+    for path, tree in sources():
+        if path.parts[-2] in {"migration", "commands"}:
+            continue  # what others set, and what messages name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used |= set(re.findall(r"^GPUPACK_[A-Z_]+$", node.value))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.environ.get", "os.getenv"}:
+                used.add(ast.literal_eval(node.args[0]))
+    for path in (ROOT / "manifests").rglob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            used |= set(variables(document))
+    # What NVIDIA's container toolkit reads in the daemon's own container.
+    assert set(reference.names_of(page, "Environment")) == used - {"NVIDIA_DRIVER_CAPABILITIES"}
+
+
+def variables(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (one["name"] for one in value.get("env") or ())
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from variables(each)
+
+
+def test_every_key_of_explain_has_its_line(page: str) -> None:
+    status = MagicMock(neighbours=MagicMock(found={}))
+    assert list(reference.names_of(page, "Explain")) == list(Status.explain(status))
+
+
+def test_every_path_has_its_line(page: str) -> None:
+    served = {
+        ast.literal_eval(call.args[0]) if isinstance(call.args[0], ast.Constant) else "/status"
+        for _, tree in sources()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "web.get"
+    }
+    assert set(reference.names_of(page, "HTTP")) == served
+
+
+BLOCKS = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+HEREDOC = re.compile(r"<<'EOF'\n(.*?)^EOF$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_is_shown_exists(page: Path) -> None:
+    blocks = "".join(BLOCKS.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
+    for shown in re.findall(r"(?:^|\| |kubectl )gpupack ([a-z][^|#>\n]*)", blocks, re.MULTILINE):
+        words = shown.split()
+        command: click.Command = cli.commands[words[0]]
+        if isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+            command = command.commands[words[1]]
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        given = {word.split("=")[0] for word in words if word.startswith("-") and word != "-"}
+        assert given <= known, shown
+
+
+def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    overlay, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:2])
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
+    folder = tmp_path / "manifests/overlays/mine"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    images = {
+        container["image"].split(":")[0]
+        for one in build(folder)
+        if one["kind"] in {"DaemonSet", "Deployment"}
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"REGISTRY/gpupack", "registry.k8s.io/kube-scheduler"}
+    assert pod["spec"]["schedulerName"] == names.SCHEDULER_NAME
+    request = parse_pod({}, [], pod["spec"]["containers"], names.resource_name(names.MIB_PER_GIB))
+    assert request is not None
+    assert request.effective_units == 4

@@ -1,0 +1,154 @@
+"""POST on kept connections, against a server that answers byte by byte what the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kubeapi import errors, posting
+from kubeapi.client import KubeClient
+from kubeapi.posting import make_posts
+from tests.unit.test_kubeapi_client import kubeconfig
+
+OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Server:
+    """Keeps what it was asked; `answers` are given in turn, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers = [OK]
+        self.heads: list[bytes] = []
+        self.connections = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]))
+                self.heads.append(head)
+                await self.may_answer.wait()
+                writer.write(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+    yield server
+    listening.close()
+    for writer in server.writers:
+        writer.close()
+
+
+@pytest.fixture
+async def client(server: Server, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    config = kubeconfig(tmp_path / "kc", f"{server.url}/base", token="t0")  # type: ignore[attr-defined]
+    async with await KubeClient.connect(config, posts=make_posts) as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  (no event tells that)
+            await asyncio.sleep(0.001)
+
+
+async def test_requests_share_a_connection(server: Server, client: KubeClient) -> None:
+    for _ in range(3):
+        assert await client.post("/x", {"a": 1}, dryRun="All") == b"{}"
+    assert server.connections == 1
+    assert server.heads[0].startswith(b"POST /base/x?dryRun=All HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nAuthorization: Bearer t0\r\n" in server.heads[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+    ],
+)
+async def test_answers_of_any_form_are_read(server: Server, client: KubeClient, answer: bytes) -> None:
+    server.answers = [answer]
+    for _ in range(2):
+        assert await client.post("/x", {}) == b"{}"
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK.replace(b"Content", b"Connection: close\r\nContent"),
+        OK.replace(b"1.1", b"1.0"),
+        OK + OK,
+        OK + b"more",
+    ],
+)
+async def test_a_connection_that_cannot_be_used_again_is_not(
+    server: Server, client: KubeClient, answer: bytes
+) -> None:
+    server.answers = [answer]
+    for _ in range(2):
+        with suppress(errors.Unreachable):
+            await client.post("/x", {})
+    assert server.connections == 2
+
+
+async def test_what_is_said_unasked_ends_a_connection(server: Server, client: KubeClient) -> None:
+    await client.post("/x", {})
+    server.writers[0].write(OK)
+    await until(server.writers[0].is_closing)
+    await client.post("/x", {})
+    assert server.connections == 2
+
+
+async def test_a_request_that_is_given_up_takes_its_connection_along(
+    server: Server, client: KubeClient
+) -> None:
+    server.may_answer.clear()
+    with pytest.raises(errors.TimedOut, match=r"POST /x: no answer within 0.05 s") as caught:
+        await client.post("/x", {}, timeout_s=0.05)
+    assert caught.value.maybe_done
+    server.may_answer.set()
+    await client.post("/x", {})
+    assert server.connections == 2
+
+
+async def test_an_unused_connection_is_closed(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "IDLE_S", 0.01)
+    await client.post("/x", {})
+    await until(server.writers[0].is_closing)
+    await client.post("/x", {})
+    assert server.connections == 2
+
+
+async def test_more_requests_than_connections_wait(server: Server, client: KubeClient) -> None:
+    server.may_answer.clear()
+    waiting = [asyncio.create_task(client.post("/x", {})) for _ in range(20)]
+    await until(lambda: len(server.heads) == 16)
+    with pytest.raises(errors.Unreachable, match="connections") as caught:
+        await client.post("/late", {}, timeout_s=0.05)
+    assert not caught.value.maybe_done
+    server.may_answer.set()
+    await asyncio.gather(*waiting)
+    assert server.connections == 16
+
+
+async def test_a_proxy_is_left_to_aiohttp(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client._credentials, "proxy", "http://127.0.0.1:1")
+    assert make_posts(client._credentials, {}, 1, 1.0) is None

@@ -1,0 +1,392 @@
+"""`gpupack migrate`: what becomes of manifests of HAMi, gpushare and NVIDIA's plugin."""
+
+import re
+
+import pytest
+import yaml
+
+from allocator.names import resource_name
+from allocator.request import parse_pod
+from gpupack.errors import InputError
+from gpupack.migration.documents import migrate
+from gpupack.migration.requests import Options
+from gpupack.migration.yamltext import MAX_VALUES, dump, has_comments, load
+
+OPTIONS = Options(unit_mib=1024, gpushare_unit_mib=1024, gpu_gib=None, scheduler_name="gpupack-scheduler")
+GIB = "gpupack.io/gpu-memory-gib"
+PERCENT = "gpupack.io/gpu-percent"
+
+
+def pod(limits, annotations=None, **spec):
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", **({"annotations": annotations} if annotations else {})},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **spec},
+    }
+
+
+def run(*documents, **options):
+    """Migrate objects; returns them as Kubernetes would read them, and what was said."""
+    changed = Options(**{**{f: getattr(OPTIONS, f) for f in OPTIONS.__slots__}, **options})
+    done = migrate(yaml.safe_dump_all(documents, sort_keys=False), "f.yaml", changed)
+    return list(yaml.safe_load_all(done.text)), done
+
+
+def one(document, **options):
+    (found,), done = run(document, **options)
+    return found, done
+
+
+def limits_of(found):
+    return found["spec"]["containers"][0]["resources"].get("limits")
+
+
+@pytest.mark.parametrize(
+    ("limits", "options", "expected", "cards"),
+    [
+        pytest.param({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8192}, {}, {GIB: 8}, None, id="HAMi, a card"),
+        # The trap: theirs is for each card, ours for all cards together.
+        pytest.param(
+            {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 8192}, {}, {GIB: 16}, "2", id="HAMi, 2 cards"
+        ),
+        pytest.param(
+            {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000}, {}, {GIB: 6}, "2", id="HAMi, rounded up"
+        ),
+        pytest.param({"nvidia.com/gpumem": 2048}, {}, {GIB: 2}, None, id="HAMi, only memory"),
+        pytest.param(
+            {"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 30},
+            {},
+            {PERCENT: 60},
+            "2",
+            id="HAMi, percent",
+        ),
+        pytest.param({"aliyun.com/gpu-mem": 3}, {}, {GIB: 3}, None, id="gpushare"),
+        pytest.param(
+            {"aliyun.com/gpu-mem": 3000}, {"gpushare_unit_mib": 1}, {GIB: 3}, None, id="gpushare, MiB"
+        ),
+        pytest.param({"nvidia.com/gpu": 1}, {}, {PERCENT: 100}, None, id="NVIDIA, a whole card"),
+        pytest.param({"nvidia.com/gpu": "4"}, {}, {PERCENT: 400}, "4", id="NVIDIA, four"),
+        pytest.param(
+            {"nvidia.com/gpu": 1}, {"gpu_gib": 8}, {GIB: 8}, None, id="replicas under the same name"
+        ),
+        pytest.param({"nvidia.com/gpu.shared": 1}, {"gpu_gib": 8}, {GIB: 8}, None, id="replicas"),
+        pytest.param(
+            {"nvidia.com/gpumem": 1000},
+            {"unit_mib": 256},
+            {"gpupack.io/gpu-memory-256mib": 4},
+            None,
+            id="unit",
+        ),
+        pytest.param({"cpu": "2", "nvidia.com/gpu": 0}, {}, {"cpu": "2"}, None, id="none at all"),
+    ],
+)
+def test_what_a_container_asks_for(limits, options, expected, cards):
+    found, done = one(pod(limits), **options)
+    assert limits_of(found) == expected
+    assert found["metadata"].get("annotations", {}).get("gpupack.io/cards") == cards
+    assert ("schedulerName" in found["spec"]) == any(key.startswith("gpupack.io/") for key in expected)
+    assert done.complete
+    # gpupack itself reads the same: so much on each of so many cards.
+    resource = resource_name(options.get("unit_mib", 1024))
+    annotations = found["metadata"].get("annotations", {})
+    request = parse_pod(annotations, [], found["spec"]["containers"], resource)
+    if "schedulerName" not in found["spec"]:
+        assert request is None
+    else:
+        assert request is not None
+        assert (request.cards, request.percent) == (int(cards or 1), PERCENT in expected)
+        assert request.effective_units == expected[PERCENT if request.percent else resource]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (pod({"nvidia.com/mig-1g.5gb": 1}), "MIG instance"),
+        (pod({"nvidia.com/gpu.shared": 1}), "--gpu-gib"),
+        (
+            pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "8Gi"}),
+            "allowed is a whole number without a suffix",
+        ),
+        (pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}), "120: allowed is 1 to 100"),
+        (pod({"nvidia.com/gpu": "0.5"}), "allowed is a whole number"),
+        (pod({"nvidia.com/gpu": 65}), "allowed are at most 64"),
+        (pod({"aliyun.com/gpu-mem": 1, "nvidia.com/gpu": 1}), "keep one of them"),
+        (pod({"aliyun.com/gpu-count": 1}), "gpupack.io/cards"),
+        (
+            pod(
+                {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1024},
+                initContainers=[
+                    {"name": "i", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1}}}
+                ],
+            ),
+            "different numbers of cards (i 1, c 2)",
+        ),
+        (
+            pod(
+                {"nvidia.com/gpu": 2},
+                initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 2}}}],
+            ),
+            "an init container asks",
+        ),
+        (
+            pod(
+                {"nvidia.com/gpu": 1},
+                initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/gpumem": 1}}}],
+            ),
+            "one of both in a pod",
+        ),
+        (
+            {
+                "kind": "ResourceQuota",
+                "metadata": {"name": "p"},
+                "spec": {"hard": {"requests.nvidia.com/gpu": 4}},
+            },
+            "kind",
+        ),
+        (
+            {"kind": "PyTorchJob", "metadata": {"name": "p"}, "spec": {"x": [pod({"nvidia.com/gpu": 1})]}},
+            "kind",
+        ),
+    ],
+)
+def test_what_has_no_like_is_left_as_it_is_and_said(document, said):
+    found, done = one(document)
+    assert found == document
+    assert not done.complete
+    (note,) = done.notes
+    assert note.startswith(f"{document['kind']} p: left as it is: ")
+    assert said in note
+
+
+def test_annotations():
+    theirs = {
+        "nvidia.com/use-gputype": "A100, NVIDIA-Tesla V100",
+        "nvidia.com/nouse-gputype": "T4",
+        "nvidia.com/use-gpuuuid": "GPU-a,GPU-b",
+        "nvidia.com/nouse-gpuuuid": "GPU-c",
+        "hami.io/node-scheduler-policy": "binpack",
+        "hami.io/gpu-scheduler-policy": "spread",
+        "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": "x",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "team": "a",
+    }
+    found, done = one(pod({"nvidia.com/gpumem": 1024}, theirs))
+    assert found["metadata"]["annotations"] == {
+        "team": "a",
+        "gpupack.io/gpu-model": "*A100*,*Tesla V100*,!*T4*",
+        "gpupack.io/gpu-uuid": "GPU-a,GPU-b",
+        "gpupack.io/node-policy": "best-fit",
+        "gpupack.io/card-policy": "least-used",
+    }
+    request = parse_pod(found["metadata"]["annotations"], [], found["spec"]["containers"], GIB)
+    assert request is not None
+    assert request.selector.admits_model("NVIDIA A100-SXM4-80GB")
+    assert not request.selector.admits_model("Tesla T4")
+    assert done.notes == []
+
+
+def test_cores_and_priority_and_other_things_are_said():
+    found, done = one(
+        pod(
+            {
+                "nvidia.com/gpu": 1,
+                "nvidia.com/gpumem": 1024,
+                "nvidia.com/gpucores": 100,
+                "nvidia.com/priority": 0,
+            },
+            {"nvidia.com/vgpu-mode": "mig", "hami.io/gpu-scheduler-policy": "topology-aware"},
+            nodeName="n1",
+            schedulerName="volcano",
+            nodeSelector={"gpushare": "true", "zone": "a"},
+        )
+    )
+    assert limits_of(found) == {GIB: 1}
+    assert done.complete
+    text = "\n".join(done.notes)
+    for said in (
+        "gpucores: 100 is left out",
+        "priority is left out",
+        "vgpu-mode: mig is left out",
+        "topology-aware is left out",
+        "nodeName n1 is kept",
+        "schedulerName volcano is kept",
+        "nodeSelector gpushare: true is kept",
+    ):
+        assert said in text
+    assert "zone" not in text
+
+
+def test_a_container_that_chooses_its_card_itself_is_said():
+    document = pod({"nvidia.com/gpumem": 1024})
+    document["spec"]["containers"][0] |= {
+        "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}],
+        "args": ["--memory=$(ALIYUN_COM_GPU_MEM_CONTAINER)"],
+    }
+    _, done = one(document)
+    assert len(done.notes) == 2
+    assert "NVIDIA_VISIBLE_DEVICES" in done.notes[0]
+    assert "GPUPACK_MEMORY_MIB" in done.notes[1]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob"])
+def test_every_kind_that_makes_pods(kind):
+    template = {"spec": pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1024})["spec"]}
+    spec = {"replicas": 1, "template": template}
+    document = {"kind": kind, "metadata": {"name": "p"}, "spec": spec}
+    if kind == "CronJob":
+        document["spec"] = {"schedule": "0 3 * * *", "jobTemplate": {"spec": spec}}
+    found, _ = one(document)
+    inner = found["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else found["spec"]
+    assert inner["template"]["metadata"] == {"annotations": {"gpupack.io/cards": "2"}}
+    assert limits_of(inner["template"]) == {GIB: 2}
+    assert inner["template"]["spec"]["schedulerName"] == "gpupack-scheduler"
+
+
+def test_lists_and_a_list_of_one_kind():
+    inner = pod({"nvidia.com/gpumem": 1024})
+    bare = {key: value for key, value in inner.items() if key != "kind"}
+    found, _ = run(
+        {"kind": "List", "items": [inner, {"kind": "List", "items": [inner]}]},
+        {"kind": "PodList", "items": [bare]},
+    )
+    assert limits_of(found[0]["items"][0]) == limits_of(found[0]["items"][1]["items"][0]) == {GIB: 1}
+    assert limits_of(found[1]["items"][0]) == {GIB: 1}
+    assert "kind" not in found[1]["items"][0]
+
+
+def test_a_request_without_a_limit_gets_one():
+    document = pod({})
+    document["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpumem": 1024, "cpu": 1}}
+    found, _ = one(document)
+    assert found["spec"]["containers"][0]["resources"] == {"requests": {GIB: 1, "cpu": 1}, "limits": {GIB: 1}}
+
+
+def test_two_times_is_as_good_as_once():
+    text = yaml.safe_dump(pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1024}), sort_keys=False)
+    once = migrate(text, "f", OPTIONS)
+    twice = migrate(once.text, "f", OPTIONS)
+    assert (twice.text, twice.notes) == (once.text, [])
+
+
+def test_everything_else_stays_as_it_was_written():
+    text = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: p
+  creationTimestamp: '2024-01-01T00:00:00Z'
+spec:
+  volumes:
+  - secret: {secretName: s, defaultMode: 0644}
+    name: v
+  containers:
+  - name: c
+    command: ["sh", '-c']
+    args:
+    - |
+      # no comment
+      sleep 1
+    env:
+    - {name: A, value: "on"}
+    - name: B
+      value: '1e3'
+    - name: C
+      value: grüße
+    resources:
+      limits:
+        memory: 1Gi
+        aliyun.com/gpu-mem: 3
+        cpu: "2"
+  schedulerName: default-scheduler
+  emptyDir: {}
+  nothing:
+"""
+    done = migrate(text, "f", OPTIONS)
+    expected = text.replace("aliyun.com/gpu-mem", GIB).replace("default-scheduler", "gpupack-scheduler")
+    assert done.text == expected
+    assert done.notes == []
+
+
+def test_a_time_stays_a_text():
+    done = migrate("{kind: Pod, metadata: {creationTimestamp: 2024-01-01T00:00:00Z}}", "f", OPTIONS)
+    assert yaml.safe_load(done.text)["metadata"] == {"creationTimestamp": "2024-01-01T00:00:00Z"}
+
+
+def test_json_is_read_by_its_own_rules():
+    text = '{"kind":"Pod",\t"metadata":{"name":"\\ud83d\\ude00","a":null,"b":true,"c":1e3,"d":"on # x"}}'
+    done = migrate(text, "f", OPTIONS)
+    assert (
+        done.text
+        == "kind: Pod\nmetadata:\n  name: \U0001f600\n  a: null\n  b: true\n  c: 1000.0\n  d: 'on # x'\n"
+    )
+    assert done.notes == []
+
+
+def test_comments_are_lost_and_that_is_said():
+    done = migrate("# mine\nkind: ConfigMap\ndata: {a: b}\n", "f.yaml", OPTIONS)
+    assert done.notes == ["f.yaml: comments are not kept"]
+    assert done.text == "kind: ConfigMap\ndata: {a: b}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1 # x", True),
+        ("a: 1\n# x", True),
+        ("a: 'b # c'\n", False),
+        ("a: |\n  # b\n", False),
+        ("a: b#c", False),
+    ],
+)
+def test_what_a_comment_is(text, expected):
+    assert has_comments(text) == expected
+
+
+def test_aliases_and_merge_keys_are_written_out():
+    (found,) = load("a: &x {k: 1, l: 2}\nb: *x\nc:\n  <<: [*x, {l: 3, m: 4}]\n  k: 9\n", "f")
+    assert yaml.safe_load(dump([found])) == {
+        "a": {"k": 1, "l": 2},
+        "b": {"k": 1, "l": 2},
+        "c": {"k": 9, "l": 2, "m": 4},
+    }
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "f.yaml is empty"),
+        ("---\n---\n", "f.yaml is empty"),
+        ("a: [", "f.yaml, line 1 is not YAML"),
+        ("x: {{ .Values.x }}", "helm template"),
+        ("x:\n  {{- if .a }}\n  y: 1", "helm template"),
+        ("- a", "document 1 has no kind"),
+        ("kind: Pod\n---\nfoo: bar", "document 2 has no kind"),
+        ("kind: Pod\nx: &a [*a]", "nested too deeply"),
+        ("kind: Pod\n<<: 3", "<< merges mappings"),
+        ("kind: \x00", "is not YAML"),
+        (BOMB, f"more than {MAX_VALUES} values"),
+        ("[" * 1200, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_rubbish_is_refused_in_one_line(text, said):
+    with pytest.raises(InputError, match=re.escape(said)) as error:
+        migrate(text, "f.yaml", OPTIONS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [None, "x", [], {"containers": None}, {"containers": "x"}, {"containers": [None, {"resources": "x"}]},
+     {"containers": [{"resources": {"limits": None, "requests": [1]}}]}],
+)  # fmt: skip
+def test_pods_that_kubernetes_would_refuse_are_left_to_it(spec):
+    document = {"kind": "Pod", "metadata": None, "spec": spec}
+    assert one(document)[0] == document

@@ -1,0 +1,159 @@
+"""`gpupack top --pods`: which pod sits on which card, by the node's word, else by the pod's annotations."""
+
+import json
+
+import pytest
+
+from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
+from gpupack.errors import InputError
+from gpupack.top import PodRow, load_nodes, render, rows
+from tests.unit.test_top import CARDS, INVENTORY, node
+
+GIB = "gpupack.io/gpu-memory-gib"
+ALLOCATION, ASSIGNED = "gpupack.io/allocation", "gpupack.io/assigned"
+
+
+def pod(name, units=4, *, node_name="n", init=0, phase="Running", **annotations):
+    def container(called, amount):
+        return {"name": called, "resources": {"limits": {GIB: str(amount)} if amount else {}}}
+
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": f"u-{name}", "annotations": annotations},
+        "spec": {
+            **({"nodeName": node_name} if node_name else {}),
+            "containers": [container("c", units)],
+            "initContainers": [container("i", init)] if init else [],
+        },
+        "status": {"phase": phase},
+    }
+
+
+def read(*pods, holds=None):
+    held = {"gpupack.io/holds": dump_holds(Holds(1, frozenset(holds), holds))} if holds else {}
+    listed = {"items": [node("n", [44, 44], [4, 44], {CARDS: INVENTORY, **held}), node("cpu"), *pods]}
+    (row,) = rows(load_nodes(json.dumps(listed), pods=True))
+    return row
+
+
+def on(row):
+    return [[(pod.name, pod.units, pod.share) for pod in card.pods] for card in row.cards] + [
+        [(pod.name, pod.units, pod.share) for pod in row.pods]
+    ]
+
+
+def annotated(key, *shares, uid="u-p"):
+    assignment = {"c": shares}
+    text = dump_allocation(uid, assignment) if key == ALLOCATION else dump_assigned(assignment)
+    return {key: text}
+
+
+A, B = ("GPU-a", 4), ("GPU-b", 4)
+
+
+@pytest.mark.parametrize(
+    ("pods", "holds", "expected"),
+    [
+        ([pod("p")], {"u-p": {0: 4}}, [[("p", 4, "allocated")], [], []]),
+        ([pod("p", 8)], {"u-p": {0: 4, 1: 4}}, [[("p", 4, "allocated")], [("p", 4, "allocated")], []]),
+        ([pod("p", **annotated(ALLOCATION, B))], {"u-p": {0: 4}}, [[("p", 4, "allocated")], [], []]),
+        ([pod("p", **annotated(ALLOCATION, B))], {}, [[], [("p", 4, "allocated")], []]),
+        ([pod("p", **annotated(ASSIGNED, B))], {}, [[], [("p", 4, "assigned")], []]),
+        (
+            [pod("p", **annotated(ALLOCATION, A), **annotated(ASSIGNED, B))],
+            {},
+            [[("p", 4, "allocated")], [], []],
+        ),
+        (
+            [pod("p", **annotated(ALLOCATION, A, uid="other"), **annotated(ASSIGNED, B))],
+            {},
+            [[], [("p", 4, "assigned")], []],
+        ),
+        ([pod("p", **annotated(ASSIGNED, ("GPU-x", 4)))], {}, [[], [], [("p", 4, "unknown")]]),
+        ([pod("p", **annotated(ASSIGNED, ("GPU-a", 5)))], {}, [[], [], [("p", 4, "unknown")]]),
+        ([pod("p", **{ALLOCATION: "soup", ASSIGNED: "soup"})], {}, [[], [], [("p", 4, "unknown")]]),
+        ([pod("p")], {}, [[], [], [("p", 4, "unknown")]]),
+        ([pod("p", phase="Failed", **annotated(ASSIGNED, A))], {}, [[], [], []]),
+        ([pod("p", phase="Succeeded")], {"u-p": {0: 4}}, [[("p", 4, "ending")], [], []]),
+        ([], {"u-p": {0: 4}}, [[("", 4, "ending")], [], []]),
+        ([pod("p", 0)], {}, [[], [], []]),
+        ([pod("p", "8Gi")], {}, [[], [], []]),
+        ([pod("p", node_name="other"), pod("waits", node_name=None)], {}, [[], [], []]),
+    ],
+    ids=[
+        "held", "two-cards", "held-first", "allocation", "assigned", "allocation-first", "copied",
+        "other-card", "other-units", "rubbish", "nothing", "over", "over-held", "gone", "asks-nothing",
+        "asks-rubbish", "elsewhere",
+    ],
+)  # fmt: skip
+def test_where_a_pod_sits(pods, holds, expected):
+    assert on(read(*(pods or [pod("x", 0)]), holds=holds)) == expected
+
+
+def test_an_init_container_is_not_added_to_those_after_it():
+    both = {"i": [("GPU-a", 12)], "c": [("GPU-a", 6)]}
+    row = read(pod("p", 6, init=12, **{ALLOCATION: dump_allocation("u-p", both)}))
+    assert on(row)[0] == [("p", 12, "allocated")]
+
+
+ROW = read(
+    pod("b", **annotated(ASSIGNED, A)), pod("a"), pod("none", 5), holds={"u-a": {0: 3, 1: 1}, "u-x": {1: 9}}
+)
+
+
+def test_the_table_has_a_line_for_each_pod_on_each_card():
+    assert render([ROW], "table", pods=True).splitlines() == [
+        "NODE  CARD  USED        STATE      NAMESPACE  POD      UNITS  SHARE",
+        "n     4     ▎░░░ 4/44   ok         default    a        3      allocated",
+        "n     4     ▎░░░ 4/44   ok         default    b        4      assigned",
+        "n     5     ▉░░░ 10/44  unhealthy  -          UID u-x  9      ending",
+        "n     5     ▉░░░ 10/44  unhealthy  default    a        1      allocated",
+        "n     -     -           -          default    none     5      unknown",
+        f"{GIB}: 14/88 in use, whole cards free: 0, largest request: 40",
+    ]
+    wide = render([ROW], "wide", pods=True).splitlines()
+    assert wide[0].split()[-2:] == ["MODEL", "UUID"]
+    assert wide[1].endswith("allocated  NVIDIA L40S  GPU-a")
+
+
+def test_cards_and_nodes_without_pods_have_a_line_too():
+    empty = read(pod("x", 0))
+    bad = rows({"items": [node("bad", **{"gpupack.io/packed-layout": "3"})]})
+    lines = render([*bad, empty], "table", pods=True).splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["bad", "-"], ["n", "4"], ["n", "5"]]
+    assert "layout header" in lines[1]
+
+
+def test_json():
+    (record,) = json.loads(render([ROW], "json", pods=True))
+    first = {"namespace": "default", "name": "a", "uid": "u-a", "units": 3, "share": "allocated"}
+    assert record["cards"][0]["pods"][0] == first
+    assert record["pods"] == [{**first, "name": "none", "uid": "u-none", "units": 5, "share": "unknown"}]
+    (without,) = json.loads(render([ROW], "json"))
+    assert "pods" not in without
+    assert "pods" not in without["cards"][0]
+
+
+def test_names_of_others_do_not_reach_the_terminal():
+    row = read(pod("p\x1b[2J", **annotated(ASSIGNED, A)))
+    assert row.cards[0].pods == (PodRow("default", "p?[2J", "u-p\x1b[2J", 4, "assigned"),)
+
+
+@pytest.mark.parametrize(
+    ("items", "pods", "said"),
+    [
+        (
+            [node("n"), pod("p")],
+            False,
+            'the input holds a "Pod", "p": allowed is the output of `kubectl get n',
+        ),
+        ([node("n")], True, "the input holds no pods: allowed is the output of `kubectl get nodes,pods -A"),
+        ([{"kind": "Service"}], True, 'the input holds a "Service", "": allowed'),
+        ([{**pod("p"), "spec": 5}], True, "- at `$.items[0].spec`"),
+    ],
+    ids=["not-asked", "none", "others", "rubbish"],
+)
+def test_files(items, pods, said):
+    with pytest.raises(InputError) as caught:
+        load_nodes(json.dumps({"items": items}), pods=pods)
+    assert said in str(caught.value)

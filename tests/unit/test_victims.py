@@ -1,0 +1,165 @@
+"""Whom to evict on one node: tables by the order of kube-scheduler's criteria."""
+
+import json
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from scheduler_plugin.placement import victims
+from scheduler_plugin.placement.victims import Eligible, Plan, cost, plan_on
+from tests.cluster_builders import container, uuid
+from tests.preemption_world import EPOCH_S, PreemptionWorld
+
+
+def plan(world: PreemptionWorld, units: int = 8, priority: int = 10, **options: Any) -> Plan | None:
+    """Of the node n for a pod that no card has room for."""
+    world.create("needy", units, spec={"priority": priority}, **options)
+    pod = world.state.pods["uid-needy"]
+    assert pod.request is not None
+    query = world.policies.query(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    return plan_on(world.state, "n", query, pod, Eligible(world.budgets, (), EPOCH_S))
+
+
+def names(found: Plan | None) -> set[str] | None:
+    return None if found is None else {victim.name for victim in found.victims}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pods", "units", "expected"),
+    [
+        ((8, 8), {"a": (0, 4, 2), "b": (1, 4, 1)}, 8, {"b"}),
+        ((8, 8), {"a": (0, 4, 1), "b": (0, 4, 1), "c": (1, 8, 1)}, 8, {"c"}),
+        ((8, 8), {"a": (0, 4, 1), "b": (0, 4, 1), "c": (1, 8, 2)}, 8, {"a", "b"}),
+        ((8, 8), {"a": (0, 4, 1), "b": (0, 4, 5), "c": (1, 4, 4), "d": (1, 4, 4)}, 8, {"c", "d"}),
+        ((8,), {"a": (0, 1, 1), "b": (0, 1, 1), "c": (0, 5, 1)}, 6, {"c"}),
+        ((8,), {"a": (0, 2, 1), "b": (0, 2, 1), "c": (0, 4, 1)}, 4, {"c"}),
+        ((8,), {"a": (0, 1, 1), "b": (0, 1, 1), "c": (0, 5, 2)}, 3, {"a", "b"}),
+        ((8,), {"a": (0, 3, 1), "b": (0, 2, 1), "c": (0, 3, 2)}, 3, {"a"}),
+        ((8, 4), {"a": (0, 8, 2), "b": (1, 4, 1)}, 8, {"a"}),
+        ((8,), {"a": (0, 4, 10), "b": (0, 4, 1)}, 8, None),
+        ((8,), {"a": (0, 4, 11)}, 8, None),
+        ((4,), {"a": (0, 4, 1)}, 8, None),
+    ],
+    ids=[
+        "smallest priority",
+        "fewest of one priority",
+        "priority before number",
+        "largest priority before the sum",
+        "one large one",
+        "one as large as two",
+        "two of a smaller priority",
+        "no more than needed",
+        "a card that is too small",
+        "same priority",
+        "larger priority",
+        "nothing helps",
+    ],
+)
+def test_one_card(
+    sizes: tuple[int, ...], pods: dict[str, tuple[int, int, int]], units: int, expected: set[str] | None
+) -> None:
+    world = PreemptionWorld()
+    world.node("n", sizes, **pods)
+    assert names(plan(world, units)) == expected
+
+
+def test_the_cards_are_those_that_the_victims_leave() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8, 8, 8), a=(0, 4, 3), b=(1, 4, 2), c=(2, 4, 1))
+    found = plan(world, 16, annotations={"gpupack.io/cards": "2"})
+    assert names(found) == {"b", "c"}
+    assert found is not None
+    assert (found.reservation.node, found.reservation.units) == ("n", {1: 8, 2: 8})
+    assert found.going == {"uid-b", "uid-c"}
+
+
+def test_several_containers() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8, 8), a=(0, 4, 3), b=(0, 4, 1), c=(1, 4, 2), d=(1, 4, 1))
+    two = [container("x", 8), container("y", 4)]
+    # Up to priority 2 one card and half of the other one become free, and of b and d both are needed.
+    assert names(plan(world, containers=two)) == {"b", "c", "d"}
+
+
+def test_several_containers_for_which_nothing_helps() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,), a=(0, 4, 3))
+    assert plan(world, containers=[container("x", 8), container("y", 4)]) is None
+
+
+def test_a_pod_on_two_cards_frees_both() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8, 8))
+    both = {
+        POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 4], [uuid("n", 1), 4]]}),
+        "gpupack.io/cards": "2",
+    }
+    world.run("n", "wide", 0, 8, 2, annotations=both)
+    world.nodes["n"][1][:] = [4, 8]
+    world.run("n", "small", 1, 0, 1, annotations=both)
+    world.nodes["n"][1][:] = [4, 8]
+    world.publish("n")
+    assert names(plan(world, 16, annotations={"gpupack.io/cards": "2"})) is None
+    world.nodes["n"][1][:] = [4, 4]
+    world.publish("n")
+    assert names(plan(world, 16, annotations={"gpupack.io/cards": "2"})) == {"wide"}
+
+
+def test_the_selector_counts() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8, 8), a=(0, 4, 2), b=(1, 4, 1))
+    assert names(plan(world, annotations={"gpupack.io/gpu-uuid": uuid("n", 0)})) == {"a"}
+
+
+def test_a_budget_leaves_another_set_of_the_same_card() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,))
+    for name in ("a", "b"):
+        world.run("n", name, 0, 3, 1, labels={"app": "web"})
+    world.run("n", "c", 0, 2, 2)
+    world.publish("n")
+    world.budget("web", 1)
+    assert names(plan(world, 5)) == {"a", "c"}
+    world.budget("web", 2)
+    assert names(plan(world, 6)) == {"a", "b"}
+    world.budget("web", 0)
+    assert plan(world, 5) is None
+
+
+def test_of_equals_the_one_goes_that_started_last() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8, 8))
+    for card, (name, started) in enumerate(
+        (("old", "2026-01-01T00:00:00Z"), ("new", "2026-01-02T00:00:00Z"))
+    ):
+        world.run("n", name, card, 4, 1, status={"startTime": started})
+    world.publish("n")
+    assert names(plan(world)) == {"new"}
+
+
+def test_pods_whose_cards_nobody_knows_are_no_victims() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,))
+    world.run("n", "lost", 0, 4, 1, annotations={POD_ASSIGNED: "{}", POD_ALLOCATION: "x"})
+    world.publish("n")
+    assert plan(world) is None
+
+
+def test_a_node_without_words() -> None:
+    world = PreemptionWorld()
+    assert plan(world) is None
+
+
+def test_many_units_are_looked_at_in_a_simpler_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(victims, "MOST_SUMS", 2)
+    world = PreemptionWorld()
+    world.node("n", (8,), a=(0, 1, 1), b=(0, 2, 1), c=(0, 4, 1))
+    found = plan(world, 5)
+    assert names(found) == {"c"}
+
+
+def test_nobody_is_the_cheapest() -> None:
+    world = PreemptionWorld()
+    world.node("n", (8,), a=(0, 4, -(1 << 31)))
+    assert cost(()) < cost([world.state.pods["uid-a"]])
