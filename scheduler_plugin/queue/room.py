@@ -191,10 +191,13 @@ class Room:
     def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
         nodes = self.state.nodes
-        demand = max(wants.request.demands, key=lambda each: each.per_card * each.cards)
-        units, size = demand.per_card, nodes.evictable[rows]
-        if demand.percent:  # units by card size: no bound worth computing
+        size = nodes.evictable[rows]
+        if not size.size:
             return np.zeros(len(rows), dtype=np.int64)
+        largest = int(size.max())
+        demand = max(wants.request.demands, key=lambda each: each.units_on(largest) * each.cards)
+        sizes, at = np.unique(size, return_inverse=True)
+        units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
         missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
         missing[size < units] = _NEVER
         if demand.cards > missing.shape[1]:
