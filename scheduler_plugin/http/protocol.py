@@ -23,10 +23,8 @@ _END: Final = b'"]}'
 _KEPT_LISTS: Final = 4
 _KEPT_BYTES: Final = 32 * 2**20
 """Of all lists together: four of 15 000 nodes take half of it."""
-_COST_OF_A_NAME: Final = 100
-"""Bytes kept of a name besides its text: where it begins and ends, its row, its JSON as an object."""
-_COPIES: Final = 3
-"""Of a list's text: to recognise it, to cut it, and padded to look its names up."""
+_COST_OF_A_NAME: Final = 100  # bytes kept besides its text: where it begins and ends, its row, its JSON
+_COPIES: Final = 3  # of a list's text: to recognise it, to cut it, and padded to look its names up
 _SHORT_LIST: Final = 2**15
 """Bytes of a list of names up to which Python objects are quicker than arrays."""
 _SHOWN: Final = 256
