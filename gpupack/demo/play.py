@@ -1,5 +1,6 @@
 """The demo's story: pods get their cards, some go, and the same pods without the extender."""
 
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
@@ -21,8 +22,8 @@ FREED: Final = 8
 SHOWN_REFUSALS: Final = 3
 REFUSAL_SIGNS: Final = 120
 
-NEXT: Final = """Next, with the pods in another order: gpupack demo --seed 2
-On a cluster (docs/install.md), for every node whose GPUs are to be shared:
+NEXT: Final = """Next, with the pods in another order: {command} demo --seed {seed}
+On a cluster, once gpupack is installed (docs/install.md), for every node whose GPUs are to be shared:
   kubectl label node NODE gpupack.io/node=true"""
 
 
@@ -77,7 +78,8 @@ async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_
     click.echo(
         "Every check held: no card over-committed; kubelets, ledgers, words, extender and containers agree.\n"
     )
-    click.echo(NEXT)
+    command = ".venv/bin/gpupack" if shutil.which("gpupack") is None else "gpupack"
+    click.echo(NEXT.format(command=command, seed=seed + 1))
 
 
 async def _place(cluster: EmbeddedCluster, pods: Shapes) -> list[str]:
@@ -180,13 +182,16 @@ def _tell_plain(fates: dict[str, Fate], pods: Shapes) -> None:
         click.echo(f"  {waiting} pending: no node has so much left in sum")
     click.echo(
         f"{len(refused)} of {len(fates)} pods fail for good in the kubelet (UnexpectedAdmissionError); "
-        "a Deployment would go on creating more.\n"
+        "a Deployment would go on creating more."
     )
+    if "too-large" in refused:
+        click.echo("One of them is the pod that no card can take: with gpupack it waits, and says why.")
+    click.echo()
 
 
 def _short(refusal: str) -> str:
     """Keep the device plugin's own words, at the end of what kubelet and gRPC wrap them in."""
-    said = refusal.rpartition("desc = ")[2].partition(": the kubelet offers")[0]
+    said = refusal.rpartition("desc = ")[2].partition(": the kubelet offers")[0].partition("; was this pod")[0]
     return said if len(said) <= REFUSAL_SIGNS else said[: REFUSAL_SIGNS - 3] + "..."
 
 

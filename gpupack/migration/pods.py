@@ -229,7 +229,8 @@ def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]
                 say(f"container {name} uses {peer}*; gpupack sets GPUPACK_MEMORY_MIB and GPUPACK_CARDS")
     for key, value in _selected(spec):
         say(
-            f"nodeSelector {key}: {value} is kept: somebody has to set that label without {key.split('/')[0]}"
+            f"nodeSelector {key}: {value} is kept: no pod starts where nodes lack that label; "
+            "gpupack's nodes have gpupack.io/node=true"
         )
 
 
