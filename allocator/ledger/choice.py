@@ -25,7 +25,7 @@ def asking(
     in_book = {slot.uid for slot in facts.book}
     queue = [
         bound
-        for bound in facts.pods.values()
+        for bound in facts.queue()
         if bound.pod.request.percent == percent
         and (
             bound.live
@@ -39,7 +39,7 @@ def asking(
     waiting = [bound for bound in queue if bound.pod.key not in facts.lived]
     begun = [bound for bound in waiting if bound.pod.key in in_book]
     begun.sort(key=lambda bound: -facts.held[bound.pod.key].since.order)
-    fresh = [bound for bound in waiting if bound.pod.key not in in_book]
+    fresh = [b for b in waiting if b.pod.key not in in_book and not facts.was_served(b.pod.key)]
     # The words keep the place of one that is gone besides: if it was asking, the living one goes there.
     fresh.sort(key=lambda bound: not bound.live)
     for group, turns in ((begun, 1), (fresh, 1), (waiting, None), (queue, None)):

@@ -60,6 +60,6 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "over": not bound.live,
                 "in_holds": charges.complete(facts, bound),
             }
-            for bound in facts.pods.values()
+            for bound in facts.queue()
         ],
     }

@@ -50,6 +50,7 @@ class Pod:
         name: of the pod.
         request: what it asks for.
         version: resourceVersion of this state; an older state than the one known is ignored.
+        created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
         allocation: the `allocation` annotation, None unless it carries this pod's UID.
@@ -64,6 +65,7 @@ class Pod:
     name: str
     request: PodRequest
     version: int = 0
+    created: str = ""
     runtime_uid: str = ""
     assigned: Assignment | None = None
     allocation: Assignment | None = None
@@ -103,12 +105,14 @@ class BoundPod:
     Attributes:
         pod: its newest state.
         seen: when it was first seen bound.
+        turn: sorts pods in the order in which the kubelet hears of them.
         gone: when it was seen terminal or deleted, None while it lives.
         admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
     """
 
     pod: Pod
     seen: Mark
+    turn: tuple[int, int, str, str]
     gone: Mark | None = None
     admitted: bool = False
 
@@ -168,7 +172,7 @@ class Facts:
         card_of: UUID of the card by device ID, of units.
         share_of: the same of percent.
         pressure: units by card used beyond what is promised.
-        pods: by the UID that the kubelet uses, in the order in which they were seen bound.
+        pods: by the UID that the kubelet uses.
         held: what the book showed, by the same UID.
         book: what the book says now.
         grants: Allocates that the book does not show yet, oldest first.
@@ -179,6 +183,7 @@ class Facts:
         lived: UIDs of which a container was seen running.
         unlisted: when the book was first read without an entry of a UID that it had.
         deaths: when a look at the cgroups that found nothing of the pod began, by UID.
+        restarted: the number of events before the kubelet started last.
     """
 
     cards: dict[str, Card]
@@ -196,6 +201,7 @@ class Facts:
     unlisted: dict[str, Mark] = field(default_factory=dict)
     lived: set[str] = field(default_factory=set)
     deaths: dict[str, Mark] = field(default_factory=dict)
+    restarted: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -247,6 +253,15 @@ class Facts:
         for ids in _connected(found):
             add(total, self.by_card(ids))
         return total
+
+    def queue(self) -> list[BoundPod]:
+        """All bound pods in the order in which the kubelet hears of them."""
+        return sorted(self.pods.values(), key=lambda bound: bound.turn)
+
+    def was_served(self, uid: str) -> bool:
+        """Whether the book showed the pod since the kubelet started: it does not ask for it again."""
+        held = self.held.get(uid)
+        return held is not None and held.since.order > self.restarted
 
     def ids_of(self, uid: str, containers: Iterable[str]) -> frozenset[str]:
         """IDs that these containers of a pod have, each once."""

@@ -197,6 +197,13 @@ class Ledger:
         facts.grants.append(grant)
         return grant
 
+    def kubelet_restarted(self) -> None:
+        """The kubelet takes up all pods that it finds in one batch, the oldest first."""
+        self._order += 1
+        self._facts.restarted = self._order
+        for bound in self._facts.pods.values():
+            bound.turn = (0, 0, bound.pod.created, bound.pod.uid)
+
     def wants_write(self, now_s: float) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
         return release.stale(self._facts, now_s)
@@ -214,10 +221,11 @@ class Ledger:
         lower versions than those known: then etcd was restored from an older copy.
         """
         facts, at = self._facts, self.mark(mark.at_s)
+        first = facts.view is None
         present = set()
         for pod in pods:
             present.add(pod.uid)
-            self._update(pod, at, listed=True)
+            self._update(pod, at, first=first, listed=True)
         for bound in facts.pods.values():
             if bound.pod.uid not in present and bound.seen.order <= mark.order:
                 bound.gone = bound.gone or at
@@ -231,7 +239,7 @@ class Ledger:
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed; states older than the known one are ignored."""
-        self._update(pod, self.mark(now_s), listed=False)
+        self._update(pod, self.mark(now_s), first=False, listed=False)
         self.settle(now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
@@ -241,7 +249,7 @@ class Ledger:
             bound.gone = self.mark(now_s)
         self.settle(now_s)
 
-    def _update(self, pod: Pod, at: Mark, *, listed: bool) -> None:
+    def _update(self, pod: Pod, at: Mark, *, first: bool, listed: bool) -> None:
         facts, key = self._facts, pod.key
         bound = facts.pods.get(key)
         late = bound is not None and pod.version < bound.pod.version and not listed
@@ -253,7 +261,9 @@ class Ledger:
             pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
-            bound = facts.pods[key] = BoundPod(pod, at)
+            # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
+            turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
+            bound = facts.pods[key] = BoundPod(pod, at, turn)
         bound.pod = pod
         if pod.uid in facts.remembered and key != pod.uid:
             facts.remembered[key] = facts.remembered.pop(pod.uid)

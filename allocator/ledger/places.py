@@ -60,13 +60,13 @@ class Waiting:
 
 
 def waiting(facts: Facts) -> list[Waiting]:
-    """List what is to be served, in the order in which the pods were bound.
+    """List what is to be served, in the order in which the kubelet hears of the pods.
 
     Of a pod that is gone the kubelet may not have heard: it keeps its place as long as its turn.
     """
     found = []
     in_book = {slot.uid for slot in facts.book}
-    for bound in facts.pods.values():
+    for bound in facts.queue():
         unheard = not bound.pod.terminal and (bound.pod.key not in facts.held or bound.pod.key in in_book)
         if (bound.live or unheard) and not charges.complete(facts, bound):
             names = {container.name for container in facts.missing(bound)}
@@ -118,10 +118,13 @@ def _where_it_has_something(draft: Draft, one: Waiting) -> None:
         draft.settle(one, units, on_target=True)
 
 
+def _its_own_target(draft: Draft, one: Waiting) -> None:
+    if one.target is not None:
+        draft.take(one, one.target)
+
+
 def _a_target_of_its_pool(draft: Draft, one: Waiting) -> None:
-    """Its own, if the pool still has it."""
-    left = draft.pools[shape(one.request, one.demand)]
-    any(draft.take(one, target) for target in sorted(left, key=lambda t: (t != one.target, t)))
+    any(draft.take(one, target) for target in sorted(draft.pools[shape(one.request, one.demand)]))
 
 
 def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
@@ -139,6 +142,7 @@ def _on_every_card(draft: Draft, one: Waiting) -> None:
 
 STEPS = (
     _where_it_has_something,
+    _its_own_target,
     _a_target_of_its_pool,
     _by_the_card_policy,
     _on_every_card,

@@ -45,6 +45,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     namespace: str = ""
     resource_version: str = "0"
+    creation_timestamp: str = ""
     annotations: dict[str, str] | None = None
 
 
@@ -148,6 +149,7 @@ class PodObject(msgspec.Struct):
             name=self.metadata.name,
             request=request,
             version=version_of(self.metadata.resource_version),
+            created=self.metadata.creation_timestamp,
             assigned=assigned,
             allocation=self._allocation(),
             runtime_uid=self.runtime_uid,

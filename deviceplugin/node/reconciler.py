@@ -79,6 +79,7 @@ class Reconciler:
 
     def kubelet_restarted(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
+        self._account.ledger.kubelet_restarted()
         self._wake.set()
 
     async def run(self) -> None:

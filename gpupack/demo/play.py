@@ -191,7 +191,9 @@ def _tell_plain(fates: dict[str, Fate], pods: Shapes) -> None:
 
 def _short(refusal: str) -> str:
     """Keep the device plugin's own words, at the end of what kubelet and gRPC wrap them in."""
-    said = refusal.rpartition("desc = ")[2].partition(": the kubelet offers")[0].partition("; was this pod")[0]
+    said = (
+        refusal.rpartition("desc = ")[2].partition(": the kubelet offers")[0].partition("; was this pod")[0]
+    )
     return said if len(said) <= REFUSAL_SIGNS else said[: REFUSAL_SIGNS - 3] + "..."
 
 

@@ -166,7 +166,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     pod = w.pod("inside", w.container(gib=3))
     pod["metadata"]["namespace"] = "team"
     wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
-    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue", 20)
+    until(lambda: _born(cluster, pod) == wanted, "the namespace's queue", 60)
     for each in policies:
         cluster.api.delete(
             f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"

@@ -149,16 +149,15 @@ def test_a_pod_that_was_dropped_from_the_book_does_not_ask_again():
     assert world.used == [4, 4]
 
 
-def test_who_may_have_ended_is_looked_at_before_another_is_served_in_its_place():
+def test_a_pod_that_was_served_before_asks_after_those_that_never_were():
     """x has ended, its status is on its way; y would be served where x was, which it does not accept."""
     world = World.of(4, 4)
     world.bind(pod("x", 4, "c0"))
     world.hand(4, "x")
     world.drop("x")
-    world.bind(pod("y", 4, "c1", selector=Selector.parse(None, "c1")))
     assert asks(world, 4) == ("x", "main")
-    assert not expects(world, 4)
-    world.change("x", terminal=True)
+    assert not expects(world, 4)  # it may be over: look first
+    world.bind(pod("y", 4, "c1", selector=Selector.parse(None, "c1")))
     assert asks(world, 4) == ("y", "main")
     assert expects(world, 4)
     assert world.hand(4, "y") == {"c1": 4}
@@ -170,6 +169,7 @@ def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn
     world.bind(pod("x", 4, "c0"))
     world.hand(4, "x")
     world.drop("x")
+    world.ledger.kubelet_restarted()
     world.bind(pod("y", 4, "c1"))
     assert asks(world, 4) == ("x", "main")
     assert not expects(world, 4)  # it may be over, or run: look first
@@ -373,3 +373,11 @@ def test_the_fallback_takes_a_card_that_others_use_rather_than_one_that_a_pod_wa
     world.ledger.set_pressure({"c0": 6})
     world.bind(pod("w", 6, "c1"))
     assert world.hand(4) == {"c0": 4}
+
+
+def test_h4_a_kubelet_that_starts_serves_the_oldest_first():
+    world = World.of(8, 8, 8)
+    world.bind(pod("b", 3, "c2"))
+    world.bind(pod("a", 3, "c1"))
+    world.ledger.kubelet_restarted()
+    assert asks(world, 3) == ("a", "main")

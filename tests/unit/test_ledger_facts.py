@@ -91,7 +91,7 @@ def test_ids_of_a_pod_count_once():
 
 
 def queue(world: World) -> list[str]:
-    return [bound.pod.uid for bound in world.ledger.facts.pods.values()]
+    return [bound.pod.uid for bound in world.ledger.facts.queue()]
 
 
 def test_h4_a_pods_place_in_the_queue_is_when_it_was_first_seen_bound():
@@ -240,3 +240,22 @@ def test_explain_shows_everything_as_json():
             },
         ],
     }
+
+
+def test_h4_pods_bound_before_the_first_list_are_taken_by_age_later_ones_as_bound():
+    world = World(Ledger(cards(8)))
+    for uid, version in (("b", 1), ("a", 2)):
+        world.pods[uid] = pod(uid, 1, version=version)
+    world.version = 2
+    world.sync()
+    world.bind(pod("d", 1))
+    world.bind(pod("c", 1))
+    assert queue(world) == ["a", "b", "d", "c"]
+
+
+def test_h4_a_kubelet_that_starts_takes_all_that_it_finds_by_age():
+    world = World.of(8)
+    world.bind(pod("b", 1))
+    world.bind(pod("a", 1))
+    world.ledger.kubelet_restarted()
+    assert queue(world) == ["a", "b"]

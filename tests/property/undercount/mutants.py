@@ -347,6 +347,13 @@ MUTANTS = (
         also=(published, "_out_of_service", _nobody),
     ),
     Mutant(
+        "node: pods are taken in the order in which the kubelet hears of them",
+        Facts,
+        "queue",
+        lambda facts: list(facts.pods.values()),
+        seed=900303,
+    ),
+    Mutant(
         "node: targets are shared by shape",
         places,
         "STEPS",

@@ -283,6 +283,7 @@ class Scene:
     def _sync(self, node: Node) -> None:
         node.kubelet.sync()
         if node.daemon_up:
+            node.daemon.ledger.kubelet_restarted()
             node.daemon.look_at_cgroups()
 
     def _look_at_pods(self, node: Node) -> None:
