@@ -6,7 +6,7 @@ import msgspec
 from rich.cells import cell_len
 
 from gpupack.errors import InputError
-from kubeapi.client import KubeClient
+from gpupack.top.fetching import connect
 from kubeapi.paths import segment
 from scheduler_plugin.queue.explain import TenantStatus, Why
 
@@ -31,11 +31,12 @@ class Status(msgspec.Struct, frozen=True):
     mode: str = "gate"
 
 
-async def fetch(kubeconfig: str | None, namespace: str, service: str) -> bytes:
+async def fetch(kubeconfig: str | None, context: str | None, namespace: str, service: str) -> bytes:
     """Ask the queue through the API server.
 
     Args:
         kubeconfig: Path, None for the usual places.
+        context: Of the kubeconfig, None for its current one.
         namespace: Of the queue's Service.
         service: Its name.
 
@@ -43,7 +44,7 @@ async def fetch(kubeconfig: str | None, namespace: str, service: str) -> bytes:
         KubeApiError: there is no way to it.
     """
     path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
-    async with await KubeClient.connect(kubeconfig, user_agent="gpupack-queue-status") as client:
+    async with await connect(kubeconfig, context) as client:
         return await client.get(path)
 
 

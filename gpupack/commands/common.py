@@ -87,4 +87,7 @@ card_policy_parameter = click.option(
     help="A parameter of the card policy; may be repeated.",
 )
 
+context_option = click.option(
+    "--context", metavar="NAME", help="Context of the kubeconfig; default: its current one."
+)
 log_format = click.option("--log-format", default="text", show_default=True, metavar="text|json")

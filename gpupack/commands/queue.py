@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.commands.common import FAILED, fail, serve, version_option
+from gpupack.commands.common import FAILED, context_option, fail, log_format, serve, version_option
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
     their label gpupack.io/queue-name names. Each is released when it is its turn and a card can take it.
@@ -27,6 +27,7 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
 @click.option("--lease-namespace", default="kube-system", show_default=True)
 @click.option("--lease-name", default="gpupack-queue", show_default=True)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@log_format
 @version_option
 @click.pass_context
 def queue(context: click.Context, /, config: str | None, **options: Any) -> None:
@@ -37,7 +38,7 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
         raise click.UsageError("--config is missing: allowed is the path of a YAML file")
     from gpupack.logs import configure
 
-    configure(options["log_level"])
+    configure(options["log_level"], options["log_format"])
 
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
@@ -56,9 +57,16 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@context_option
 @version_option
 def status(
-    name: str | None, pods: bool, output: str, namespace: str, service: str, kubeconfig: str | None
+    name: str | None,
+    pods: bool,
+    output: str,
+    namespace: str,
+    service: str,
+    kubeconfig: str | None,
+    context: str | None,
 ) -> None:
     """Show all queues, or the one of that NAME, as the queue's leader sees them.
 
@@ -71,7 +79,7 @@ def status(
     from kubeapi.errors import ConfigError, KubeApiError
 
     try:
-        raw = asyncio.run(queuestatus.fetch(kubeconfig, namespace, service))
+        raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
         found = queuestatus.read(raw, name)
     except (InputError, ConfigError) as error:
         fail(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpupack.commands.common import FAILED, fail, version_option
+from gpupack.commands.common import FAILED, context_option, fail, version_option
 from gpupack.helptexts import TOP_HELP
 
 
@@ -30,7 +30,7 @@ from gpupack.helptexts import TOP_HELP
     metavar="FILE",
     help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
 )
-@click.option("--context", metavar="NAME", help="Context of the kubeconfig; default: its current one.")
+@context_option
 @version_option
 def top(**options: Any) -> None:
     """Show every card of the cluster."""

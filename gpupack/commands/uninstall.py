@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from gpupack.commands.common import FAILED, fail, version_option
+from gpupack.commands.common import FAILED, context_option, fail, version_option
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
 annotations and labels under gpupack.io/. One Node after the other; all of them, or those named.
@@ -28,14 +28,17 @@ Needed rights: list nodes and pods, get nodes, patch nodes/status.
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and change nothing.")
 @click.option("--force", is_flag=True, help="Also where pods hold GPU memory.")
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@context_option
 @version_option
-def uninstall(nodes: tuple[str, ...], dry_run: bool, force: bool, kubeconfig: str | None) -> None:
+def uninstall(
+    nodes: tuple[str, ...], dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
+) -> None:
     """Clean the Nodes."""
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError
 
     try:
-        clean = asyncio.run(_run(nodes, dry_run=dry_run, force=force, kubeconfig=kubeconfig))
+        clean = asyncio.run(_run(nodes, dry_run=dry_run, force=force, kubeconfig=kubeconfig, context=context))
     except (InputError, ConfigError) as error:
         fail(error)
     except KubeApiError as error:
@@ -44,12 +47,14 @@ def uninstall(nodes: tuple[str, ...], dry_run: bool, force: bool, kubeconfig: st
         sys.exit(FAILED)
 
 
-async def _run(nodes: tuple[str, ...], *, dry_run: bool, force: bool, kubeconfig: str | None) -> bool:
+async def _run(
+    nodes: tuple[str, ...], *, dry_run: bool, force: bool, kubeconfig: str | None, context: str | None
+) -> bool:
     """Clean and report; whether nothing is left."""
+    from gpupack.top.fetching import connect
     from gpupack.uninstall import Uninstaller, warnings
-    from kubeapi.client import KubeClient
 
-    async with await KubeClient.connect(kubeconfig) as client:
+    async with await connect(kubeconfig, context) as client:
         uninstaller = Uninstaller(client, dry_run=dry_run, force=force)
         pods = await uninstaller.pods()
         names = await uninstaller.nodes(nodes)

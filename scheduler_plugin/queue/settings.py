@@ -14,6 +14,7 @@ from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.placement.cluster_policies import Policies
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 MAX_PORT: Final = 65535
 
 
@@ -36,6 +37,7 @@ class QueueSettings:
         write_timeout_s: A write without an answer for so long has failed or never will.
         stale_s: Age of the view, in seconds, from which nothing is released; from 10.
         log_level: One of debug, info, warning, error.
+        log_format: text or json.
     """
 
     config: str
@@ -52,6 +54,7 @@ class QueueSettings:
     write_timeout_s: float = 5.0
     stale_s: float = 180.0
     log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def host(self) -> str:
@@ -88,6 +91,8 @@ class QueueSettings:
             faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
         if self.log_level not in LOG_LEVELS:
             faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            faults.append(f"log format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
         if faults:
             raise SettingsError("\n".join(faults))
 
