@@ -92,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {
             "gain_over_fgd": gains.get(KNOWING, {}),
             "gain_over_fgd_learning": gains.get(LEARNING, {}),
+            "learned_minus_given": {
+                trace: round(learned - gains[KNOWING][trace], 3)
+                for trace, learned in gains.get(LEARNING, {}).items()
+                if trace in gains.get(KNOWING, {})
+            },
             "allocated_percent_at_130": {
                 trace: {policy: round(mean["allocated_percent"]["130"], 3) for policy, mean in means.items()}
                 for trace, means in everything.items()
