@@ -340,6 +340,9 @@ def test_another_device_plugin_is_told_as_an_event_of_the_node(cluster):
 
 
 def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
+    # What controllers of the tests before made may still be ending.
+    cluster.clear()
+    cluster.wait_used([0, 0], 60)
     cluster.create(w.pod("runs", w.container(gib=5)))
     cluster.wait_running("runs")
     second = cluster.daemon.beside(*free_ports(1))
@@ -349,7 +352,7 @@ def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
         assert f"another gpupack node daemon (process {cluster.daemon.pid}) serves the kubelet" in reason
         until(lambda: node_events(cluster, "ConflictingDaemon"), "Event ConflictingDaemon", 20)
         assert cluster.daemon.is_ready()
-        assert sorted(cluster.state().used) == [0, 5]
+        until(lambda: sorted(cluster.state().used) == [0, 5], "the first daemon's words", 20)
         cluster.daemon.kill()
         second.wait_ready()
         # Pods come to the second, and its words say what runs.
