@@ -30,6 +30,7 @@ from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
+from scheduler_plugin.options import elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
 
@@ -74,7 +75,7 @@ async def run(
         watcher.filled.connect(_settle_memory)
         news = News()
         watcher.changed.connect(news.note)
-        elector = _elector(settings, client)
+        elector = elector_of(settings, client)
         committer = Committer(state, policies)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         watcher.restored.connect(binder.begin_anew)
@@ -197,19 +198,6 @@ def _settle_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _elector(settings: Settings, client: KubeClient) -> LeaseElector | None:
-    if not settings.leader_elect:
-        return None
-    return LeaseElector(
-        client,
-        settings.lease_namespace,
-        settings.lease_name,
-        settings.identity,
-        settings.lease_s,
-        min(2.0, settings.lease_s / 4),
-    )
 
 
 def _url(listening: Sequence[Acceptor], settings: Settings) -> str:

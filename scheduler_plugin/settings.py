@@ -15,14 +15,11 @@ from allocator.names import (
     SCHEDULER_NAME,
     resource_name,
 )
-from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.options import address_faults, election_faults, process_faults, split_address
 from scheduler_plugin.placement.cluster_policies import Policies
 
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-LOG_FORMATS: Final = ("text", "json")
-MAX_PORT: Final = 65535
 MAX_SHORTLIST: Final = 100_000
 
 
@@ -93,28 +90,16 @@ class Settings:
             SettingsError: lists every fault, one a line.
         """
         faults = [
-            *self._address_faults(),
+            *address_faults("http", self.http),
+            *(address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
             *self._policy_faults(),
             *self._tls_faults(),
             *self._number_faults(),
-            *self._lease_faults(),
+            *election_faults(self, "bind timeout", self.bind_timeout_s),
+            *process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
-        if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
-            faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
-        if self.log_level not in LOG_LEVELS:
-            faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
-        if self.log_format not in LOG_FORMATS:
-            faults.append(f"log format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
         if faults:
             raise SettingsError("\n".join(faults))
-
-    def _address_faults(self) -> list[str]:
-        faults = []
-        for name, address in (("http", self.http), ("metrics http", self.metrics_http)):
-            colon, port = (address or ":0").rpartition(":")[1:]
-            if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-                faults.append(f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}")
-        return faults
 
     def _policy_faults(self) -> list[str]:
         faults = []
@@ -150,30 +135,4 @@ class Settings:
             faults.append(f"shortlist {self.shortlist}: allowed are 0 (all) to {MAX_SHORTLIST} nodes")
         if not self.stale_s >= MIN_STALE_S:
             faults.append(f"stale limit {self.stale_s:g} s: allowed is {MIN_STALE_S:g} or more")
-        if self.lease_s < 1:
-            faults.append(f"lease {self.lease_s} s: allowed is a whole number from 1")
-        longest = self.lease_s / 3 if self.leader_elect else float("inf")
-        if not 0 < self.bind_timeout_s < longest:
-            faults.append(
-                f"bind timeout {self.bind_timeout_s:g} s: allowed is more than 0"
-                + (f" and less than a third of the lease, {longest:g} s" if self.leader_elect else "")
-            )
         return faults
-
-    def _lease_faults(self) -> list[str]:
-        if not self.leader_elect:
-            return []
-        faults = []
-        if not is_label(self.lease_namespace):
-            faults.append(f"lease namespace {self.lease_namespace!r}: allowed are {LABEL}")
-        if not is_subdomain(self.lease_name):
-            faults.append(f"lease name {self.lease_name!r}: allowed are {SUBDOMAIN}")
-        if not self.identity:
-            faults.append("identity is empty: allowed is a name")
-        return faults
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Read a HOST:PORT that was checked; an empty host means every address."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -375,11 +375,7 @@ class Ledger:
 
     def unsettled(self) -> bool:
         """Something ends without any event: a pod that is over is charged, or an Allocate not in the book."""
-        facts = self._facts
-        return bool(facts.grants) or any(
-            release.over_since(facts, uid) is not None
-            for uid in charges.charged_uids(facts) | facts.pods.keys()
-        )
+        return release.unsettled(self._facts)
 
     def unheld(self) -> frozenset[str]:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""

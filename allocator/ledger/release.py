@@ -61,6 +61,12 @@ def stale(facts: Facts, now_s: float) -> bool:
     )
 
 
+def unsettled(facts: Facts) -> bool:
+    """Whether something ends without any event: see `Ledger.unsettled`."""
+    uids = charges.charged_uids(facts) | facts.pods.keys()
+    return bool(facts.grants) or any(over_since(facts, uid) is not None for uid in uids)
+
+
 def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
     """Whether the kubelet may still ask for a pod that is gone and has nothing.
 

@@ -14,6 +14,7 @@ from kubeapi.lease import LeaseElector
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.options import elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.configfile import ConfigFile
@@ -61,11 +62,12 @@ async def run(
         queue = Queue(config, state, Policies(settings.node_policy, settings.card_policy))
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         QueueFeed(queue, watcher, clock)
-        elector = _elector(settings, client)
+        elector = elector_of(settings, client)
         term = Term(elector, watcher, clock, settings.write_timeout_s)
         writer = Writer(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue")
-        controller = Controller(queue, writer, recorder, clock, term.is_open)
+        metrics = QueueMetrics()
+        controller = Controller(queue, writer, recorder, clock, term.is_open, metrics.decisions.observe)
         sink = NamespaceSink(queue, controller.note)
         watcher.changed.connect(controller.note)
 
@@ -73,7 +75,7 @@ async def run(
             queue.configure(new)
             controller.note()
 
-        app = make_app(controller, QueueMetrics(), lambda: term.trouble, lambda: file.fault, clock)
+        app = make_app(controller, metrics, lambda: term.trouble, lambda: file.fault, clock)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -164,16 +166,3 @@ class Term:
             if self._begun == begun:
                 self._opened = begun
                 opened()
-
-
-def _elector(settings: QueueSettings, client: KubeClient) -> LeaseElector | None:
-    if not settings.leader_elect:
-        return None
-    return LeaseElector(
-        client,
-        settings.lease_namespace,
-        settings.lease_name,
-        settings.identity,
-        settings.lease_s,
-        min(2.0, settings.lease_s / 4),
-    )

@@ -47,13 +47,11 @@ class Counts:
         released: Pods released.
         borrowed: Of them, with quota or a turn that others lent.
         taken_back: Pods whose room was given to others again.
-        decision_s: Seconds that the newest decision took.
     """
 
     released: dict[str, int] = field(default_factory=dict)
     borrowed: dict[str, int] = field(default_factory=dict)
     taken_back: dict[str, int] = field(default_factory=dict)
-    decision_s: list[float] = field(default_factory=list)
 
 
 class Controller:
@@ -65,6 +63,7 @@ class Controller:
         recorder: Takes Events about pods.
         clock: Monotonic seconds.
         ready: Whether the view can be trusted and this process is the one that decides.
+        decided: Told the seconds that each decision took.
 
     Attributes:
         counts: What happened.
@@ -78,6 +77,7 @@ class Controller:
         recorder: Recorder,
         clock: Callable[[], float],
         ready: Callable[[], bool],
+        decided: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self.queue = queue
         self.counts = Counts()
@@ -86,6 +86,7 @@ class Controller:
         self._recorder = recorder
         self._clock = clock
         self._ready = ready
+        self._decided = decided
         self._news = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(UNDER_WAY)
@@ -129,7 +130,7 @@ class Controller:
             batch: list[Release] = []
             for release in decisions:
                 batch.append(release)
-                self.counts.decision_s.append(self._clock() - began)
+                self._decided(self._clock() - began)
                 began = self._clock()
                 if len(batch) == BATCH:
                     break
@@ -186,6 +187,7 @@ class Controller:
                 uid for uid, entry in self.queue.entries.items() if entry.phase is Phase.GATED
             ]
             self._unexplained.reverse()
+        self.queue.forget_unused()
         for uid in [uid for uid in self._told if uid not in self.queue.entries]:
             del self._told[uid]
 

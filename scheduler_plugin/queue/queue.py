@@ -30,6 +30,9 @@ from scheduler_plugin.queue.wants import Needs, Wants
 
 NAMES_SHOWN: Final = 10
 
+FORGOTTEN_FROM: Final = 256
+"""Needs that are remembered in any case: pods that ask alike come again."""
+
 
 class QueueRules(Rules):
     """The accounting of a process that releases pods and leaves it to others to bind them."""
@@ -214,26 +217,37 @@ class Queue:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
             return entry.fault or f"it asks for no {self.state.resource}: allowed is 1 or more"
-        if entry.fault or self._wrong_queue(entry):
-            return entry.fault or self._wrong_queue(entry)
+        wrong = entry.fault or self._wrong_queue(entry)
+        if wrong:
+            return wrong
         if entry.ticket.foreign_gates:
             return f"it waits for the scheduling gates {', '.join(entry.ticket.foreign_gates)}"
         return "it is being deleted" if entry.ticket.ending else ""
 
     def _wrong_queue(self, entry: Entry) -> str:
-        name, names = entry.ticket.queue, sorted(self.config.queues)
-        allowed = ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
+        name = entry.ticket.queue
         if not name:
-            return f"label {QUEUE_NAME} is missing: allowed are {allowed}"
+            return f"label {QUEUE_NAME} is missing: allowed are {self._names()}"
         form = self.config.queues.get(name)
         if form is None:
-            return f"queue {shown(name)} does not exist: allowed are {allowed}"
+            return f"queue {shown(name)} does not exist: allowed are {self._names()}"
         if form.namespace_selector is None:
             return ""
         labels = self._namespaces.get(entry.record.namespace, {})
         if form.namespace_selector.matches(labels):
             return ""
         return f"queue {shown(name)} is not for namespace {shown(entry.record.namespace)}"
+
+    def _names(self) -> str:
+        names = sorted(self.config.queues)
+        return ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
+
+    def forget_unused(self) -> None:
+        """Drop what is remembered of needs that no pod has any more, when that is most of it."""
+        if len(self._wants) > 2 * len(self.entries) + FORGOTTEN_FROM:
+            used = {entry.wants for entry in self.entries.values() if entry.wants is not None}
+            self._wants = {wants: wants for wants in used}
+            self.room.forget_unused(used)
 
     # Pods.
 

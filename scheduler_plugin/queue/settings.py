@@ -3,19 +3,13 @@
 import os
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
-from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.options import address_faults, election_faults, process_faults, split_address
 from scheduler_plugin.placement.cluster_policies import Policies
-
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-LOG_FORMATS: Final = ("text", "json")
-MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +53,12 @@ class QueueSettings:
     @property
     def host(self) -> str:
         """Host part of `http`; empty means every address."""
-        return self.http.rpartition(":")[0].strip("[]")
+        return split_address(self.http)[0]
 
     @property
     def port(self) -> int:
         """Port part of `http`."""
-        return int(self.http.rpartition(":")[2])
+        return split_address(self.http)[1]
 
     def check(self) -> None:
         """Check everything.
@@ -72,10 +66,11 @@ class QueueSettings:
         Raises:
             SettingsError: lists every fault, one a line.
         """
-        faults = [*self._name_faults()]
-        colon, port = self.http.rpartition(":")[1:]
-        if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-            faults.append(f"http {self.http!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}")
+        faults = [
+            *election_faults(self, "write timeout", self.write_timeout_s),
+            *address_faults("http", self.http),
+            *process_faults(self.kubeconfig, self.log_level, self.log_format),
+        ]
         for make in (
             lambda: Policies(self.node_policy),
             lambda: Policies(card_policy_name=self.card_policy),
@@ -87,27 +82,5 @@ class QueueSettings:
                 faults.append(str(error))
         if not self.stale_s >= MIN_STALE_S:
             faults.append(f"stale limit {self.stale_s:g} s: allowed is {MIN_STALE_S:g} or more")
-        if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
-            faults.append(f"kubeconfig {self.kubeconfig!r}: no such file")
-        if self.log_level not in LOG_LEVELS:
-            faults.append(f"log level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
-        if self.log_format not in LOG_FORMATS:
-            faults.append(f"log format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
         if faults:
             raise SettingsError("\n".join(faults))
-
-    def _name_faults(self) -> list[str]:
-        faults = []
-        if self.lease_s < 1:
-            faults.append(f"lease {self.lease_s} s: allowed is a whole number from 1")
-        longest = self.lease_s / 3 if self.leader_elect else float("inf")
-        if not 0 < self.write_timeout_s < longest:
-            faults.append(
-                f"write timeout {self.write_timeout_s:g} s: allowed is more than 0"
-                + (f" and less than a third of the lease, {longest:g} s" if self.leader_elect else "")
-            )
-        if self.leader_elect and not is_label(self.lease_namespace):
-            faults.append(f"lease namespace {self.lease_namespace!r}: allowed are {LABEL}")
-        if self.leader_elect and not is_subdomain(self.lease_name):
-            faults.append(f"lease name {self.lease_name!r}: allowed are {SUBDOMAIN}")
-        return faults

@@ -170,7 +170,11 @@ async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: P
             make_pod(api, "one", 4)
             await running.waits("one", "QueueStopped")
             running.config.write_text("queues: [{name: a, weight: 0}]")
-            await asyncio.sleep(1.2)
+
+            async def refused() -> bool:
+                return "queues[0].weight" in (await running.status())["fault"]
+
+            await until(refused)
             assert running.gated("one")
             running.config.write_text(ONE_QUEUE)
             await running.released("one")

@@ -4,6 +4,7 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from allocator.records import Assignment
+from scheduler_plugin.queue.queue import FORGOTTEN_FROM
 from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.queue_world import QueueWorld
 
@@ -421,3 +422,14 @@ def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     assert world.released() == [], "the words are as they were"
     assert reclaimer.find(14) == []
     assert len(reclaimer.find(15)) == 1
+
+
+def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:
+    """Pods of a thousand kinds come and go; what is remembered of them does not stay."""
+    for number in range(1000):
+        uid = world.pod(f"p{number}", 1, spec={"nodeSelector": {"kind": str(number)}})
+        world.queue.room.fits(world.queue.entries[uid].wants)  # type: ignore[arg-type]
+        world.delete(uid)
+        world.queue.forget_unused()
+    assert len(world.queue._wants) <= FORGOTTEN_FROM
+    assert len(world.queue.room._masks) <= FORGOTTEN_FROM + 1

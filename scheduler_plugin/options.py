@@ -1,0 +1,98 @@
+"""Options that the extender and the queue have in common: how they are checked, and what is made of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from kubeapi.client import KubeClient
+from kubeapi.lease import LeaseElector
+from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+MAX_PORT: Final = 65535
+
+
+class Election(Protocol):
+    """The settings of an election.
+
+    Attributes:
+        leader_elect: Take part in one.
+        lease_namespace: Of the Lease.
+        lease_name: Of the Lease.
+        lease_s: Seconds others wait for a silent leader.
+        identity: Of this process.
+    """
+
+    @property
+    def leader_elect(self) -> bool: ...  # noqa: D102
+    @property
+    def lease_namespace(self) -> str: ...  # noqa: D102
+    @property
+    def lease_name(self) -> str: ...  # noqa: D102
+    @property
+    def lease_s(self) -> int: ...  # noqa: D102
+    @property
+    def identity(self) -> str: ...  # noqa: D102
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Read a HOST:PORT that was checked; an empty host means every address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def address_faults(name: str, address: str) -> Iterator[str]:
+    """What is wrong with a HOST:PORT."""
+    _, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+        yield f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"
+
+
+def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:
+    """What is wrong with the options that every process has."""
+    if kubeconfig is not None and not Path(kubeconfig).is_file():
+        yield f"kubeconfig {kubeconfig!r}: no such file"
+    if log_level not in LOG_LEVELS:
+        yield f"log level {log_level!r}: allowed are {', '.join(LOG_LEVELS)}"
+    if log_format not in LOG_FORMATS:
+        yield f"log format {log_format!r}: allowed are {', '.join(LOG_FORMATS)}"
+
+
+def election_faults(election: Election, what: str, write_s: float) -> Iterator[str]:
+    """What is wrong with an election.
+
+    Args:
+        election: Its settings.
+        what: Name of the time-out of a leader's writes.
+        write_s: That time-out: a write must have ended before another leader's first one.
+    """
+    if election.lease_s < 1:
+        yield f"lease {election.lease_s} s: allowed is a whole number from 1"
+    longest = election.lease_s / 3 if election.leader_elect else float("inf")
+    if not 0 < write_s < longest:
+        yield f"{what} {write_s:g} s: allowed is more than 0" + (
+            f" and less than a third of the lease, {longest:g} s" if election.leader_elect else ""
+        )
+    if not election.leader_elect:
+        return
+    if not is_label(election.lease_namespace):
+        yield f"lease namespace {election.lease_namespace!r}: allowed are {LABEL}"
+    if not is_subdomain(election.lease_name):
+        yield f"lease name {election.lease_name!r}: allowed are {SUBDOMAIN}"
+    if not election.identity:
+        yield "identity is empty: allowed is a name"
+
+
+def elector_of(election: Election, client: KubeClient) -> LeaseElector | None:
+    """Take part in an election, None where the settings do not want it."""
+    if not election.leader_elect:
+        return None
+    return LeaseElector(
+        client,
+        election.lease_namespace,
+        election.lease_name,
+        election.identity,
+        election.lease_s,
+        min(2.0, election.lease_s / 4),
+    )
