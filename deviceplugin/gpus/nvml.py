@@ -16,8 +16,9 @@ import pynvml
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -91,6 +92,11 @@ class NvmlGpus:
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._open = False
+
+    @property
+    def vendor(self) -> Vendor:
+        """NVIDIA."""
+        return NVIDIA
 
     def open(self) -> None:
         """Load the driver's library, list the cards and start to watch for XID errors.
@@ -293,7 +299,7 @@ class NvmlGpus:
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
-            self._events.put(xid_event(device.card.uuid, code, self._ignored_xids))
+            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

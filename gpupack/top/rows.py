@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from allocator.errors import AllocatorError, PackingError, QuantityError
-from allocator.foreign import foreign_gpus
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, NODE_LABEL, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
 from allocator.records import Holds, join_cards, load_cards, load_cordon, load_holds
+from deviceplugin.gpus.foreign import foreign_gpus
 from gpupack.top.objects import Cluster, Node, load_nodes, no_node
 from gpupack.top.records import CardRow, NodeRow, PodRow, printable
 from gpupack.top.seats import Seats, join_pods
