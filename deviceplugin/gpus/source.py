@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from deviceplugin.gpus.limits import MemoryLimits
+
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
@@ -96,6 +98,11 @@ class GpuSource(Protocol):
 
     Between open and close, cards, sample and events may be called from different threads.
     """
+
+    @property
+    def limits(self) -> MemoryLimits | None:
+        """Who holds containers to their shares of the cards; None where nobody can."""
+        ...
 
     def open(self) -> None:
         """Start the source and find the cards.
