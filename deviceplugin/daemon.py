@@ -60,7 +60,7 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
-    return NvmlGpus(settings.ignored_xids)
+    return NvmlGpus(settings.ignored_xids, cgroup_root=settings.cgroup_root)
 
 
 class Daemon:

@@ -11,6 +11,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile
+from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.vendor import Vendor
 
@@ -32,6 +33,9 @@ class SimulatedGpus:
     Args:
         profile: the cards and what is to happen to them.
         ignored_xids: XID codes that leave a card healthy.
+
+    Attributes:
+        limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
     """
 
     def __init__(self, profile: Profile, ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS) -> None:
@@ -44,6 +48,7 @@ class SimulatedGpus:
             simulated.card.uuid: _State(simulated.used_mib, simulated.processes, simulated.failure)
             for simulated in profile.cards
         }
+        self.limits = SimulatedLimits({card.uuid: card.schedulable_mib for card in self._cards})
 
     @property
     def vendor(self) -> Vendor:
@@ -129,7 +134,9 @@ class SimulatedGpus:
         if failure is not None and state.tripped and failure.mode in LOST_MODES:
             return GpuSample(uuid, 0, None, error=LOST_MODES[failure.mode])
         measured = max(state.used_mib, sum(process.used_mib or 0 for process in state.processes))
-        return GpuSample(uuid, measured, state.processes)
+        limited = self.limits.processes(uuid)
+        measured += sum(process.used_mib or 0 for process in limited)
+        return GpuSample(uuid, measured, (*state.processes, *limited))
 
     def _trip(self, uuid: str, state: _State, failure: Failure) -> None:
         state.tripped = True

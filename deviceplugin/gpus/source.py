@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deviceplugin.gpus.limits import MemoryLimits
 from deviceplugin.gpus.vendor import Vendor
 
 
@@ -108,6 +109,11 @@ class GpuSource(Protocol):
     @property
     def vendor(self) -> Vendor:
         """Whose cards these are; it stays."""
+        ...
+
+    @property
+    def limits(self) -> MemoryLimits | None:
+        """Who holds containers to their shares of the cards; None where nobody can."""
         ...
 
     def open(self) -> None:

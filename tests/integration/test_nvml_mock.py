@@ -42,6 +42,10 @@ gpus.open()
 print("[]", flush=True)
 for line in sys.stdin:
     command = line.strip()
+    if command == "support":
+        supports = [gpus.limits.support(card.uuid) for card in gpus.cards()]
+        print(json.dumps([dataclasses.asdict(support) for support in supports]), flush=True)
+        continue
     answer = gpus.events(0.05) if command == "events" else getattr(gpus, command)()
     print(json.dumps([dataclasses.asdict(item) for item in answer or ()]), flush=True)
     if command == "close":
@@ -166,6 +170,14 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
     assert samples[0]["used_mib"] == 10240
     assert samples[0]["processes"] == [{"pid": 99, "used_mib": 16}, {"pid": 4242, "used_mib": 4096}]
     assert samples[1]["used_mib"] == 0
+
+
+def test_a_driver_without_the_calls_for_limits_is_accounted(start: Callable[..., Child]) -> None:
+    found = {(support["held"], support["reason"], support["since"]) for support in start("t4").ask("support")}
+    ((held, reason, since),) = found
+    assert not held
+    assert "has no call for memory limits" in reason
+    assert "615" in since
 
 
 def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child]) -> None:
