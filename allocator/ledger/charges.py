@@ -81,6 +81,15 @@ def charged(facts: Facts) -> Units:
     return total
 
 
+def promises(facts: Facts) -> dict[str, Units]:
+    """Units by card and UID that pods hold."""
+    shares: dict[str, Units] = {uuid: {} for uuid in facts.cards}
+    for uid in charged_uids(facts):
+        for uuid, count in of_pod(facts, uid).items():
+            shares[uuid][uid] = count
+    return shares
+
+
 def booked(facts: Facts, *, percent: bool) -> Units:
     """Units by card that the kubelet has given out, of its resource for percent or of that for units.
 

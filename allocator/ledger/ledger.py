@@ -57,6 +57,19 @@ class Ledger:
         promised = self.promised()
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._facts.cards.items())
 
+    def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
+        """Take another list of cards while pods run; see `Facts.install`.
+
+        Returns:
+            Units by UID that pods had on each card that is gone.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        before = self.promises()
+        self._facts.install(cards)
+        return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
+
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         """Take a card in or out; an unhealthy card counts as full.
 
@@ -95,8 +108,8 @@ class Ledger:
         before = {slot.uid for slot in facts.book}
         facts.book = {}
         for entry in entries:
-            slot, ids = Slot(entry.uid, entry.container), facts.known(entry.ids)
-            facts.book[slot] = facts.book.get(slot, frozenset()) | ids
+            slot = Slot(entry.uid, entry.container)
+            facts.book[slot] = facts.book.get(slot, frozenset()) | frozenset(entry.ids)
         self._book_read = True
         for uid in before - {slot.uid for slot in facts.book}:
             facts.unlisted[uid] = at
@@ -257,8 +270,7 @@ class Ledger:
             return
         if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
             return  # its charge has ended
-        if pod.request.percent:
-            pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
+        pod = facts.sized(pod)
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
             # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
@@ -355,11 +367,7 @@ class Ledger:
 
     def promises(self) -> dict[str, Units]:
         """Units by card and UID that pods hold."""
-        shares: dict[str, Units] = {uuid: {} for uuid in self._facts.cards}
-        for uid in charges.charged_uids(self._facts):
-            for uuid, count in charges.of_pod(self._facts, uid).items():
-                shares[uuid][uid] = count
-        return shares
+        return charges.promises(self._facts)
 
     def holds(self) -> dict[str, Units]:
         """Units by card of the pods whose units `used` contains, by UID of the API."""
@@ -387,12 +395,7 @@ class Ledger:
 
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        found = {
-            bound.pod.uid: explain.allocation(self._facts, bound)
-            for bound in self._facts.pods.values()
-            if bound.live and not self._facts.missing(bound)
-        }
-        return {uid: assignment for uid, assignment in found.items() if assignment is not None}
+        return explain.allocations(self._facts)
 
     def explain(self) -> dict[str, Any]:
         """Everything of interest to a person, as JSON values."""
