@@ -10,9 +10,9 @@ import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
-from allocator.records import CardRecord
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.profile_file import ProfileFile
 from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
@@ -26,16 +26,18 @@ from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
+from deviceplugin.node.cardlist import CardList
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
-from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.inventory import cards_in_units, check_units
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
 from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
-from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -56,7 +58,9 @@ def gpu_source(settings: Settings) -> GpuSource:
         ProfileError: the profile cannot be used.
     """
     if settings.gpus == "simulated":
-        return SimulatedGpus(load_profile(settings.profile or ""), settings.ignored_xids)
+        profile = load_profile(settings.profile or "")
+        watched = ProfileFile(settings.profile or "", profile.vendor)
+        return SimulatedGpus(profile, settings.ignored_xids, watched.changed)
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
@@ -72,6 +76,7 @@ class Daemon:
         cgroups: which pods still run something; by default the kernel's.
         owners: which pod a process belongs to; by default the kernel's.
         patience: how long the end may take.
+        sample_s: seconds between two measurements of the cards.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
@@ -87,12 +92,15 @@ class Daemon:
         cgroups: Cgroups | None = None,
         owners: Owners | None = None,
         patience: Patience | None = None,
+        sample_s: float = SAMPLE_S,
     ) -> None:
         self._settings = settings
         self._source = source or gpu_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
+        self._sample_s = sample_s
+        self._driver = OwnThread("gpu-driver")
         self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
         self.http_port = 0
@@ -110,12 +118,29 @@ class Daemon:
         """
         structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(self._source.open)
-            stack.push_async_callback(asyncio.to_thread, self._source.close)
+            stack.push_async_callback(self._close)
+            await _until(stop, _nothing, self._open())
+            if stop.is_set():
+                return
             client = await stack.enter_async_context(
                 await KubeClient.connect(self._settings.kubeconfig, user_agent="gpupack-node")
             )
             await self._serve(client, stack, stop)
+
+    async def _open(self) -> None:
+        call = asyncio.ensure_future(self._driver.call(self._source.open))
+        while not (await asyncio.wait({call}, timeout=HANGS_S))[0]:
+            log.warning("the cards' driver does not answer", waited_s=round(self._driver.busy_s))
+        call.result()
+
+    async def _close(self) -> None:
+        """Let the driver go; one that does not answer is left to the end of the process."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._driver.call(self._source.close)
+        except TimeoutError:
+            log.warning("the cards' driver does not answer", waited_s=CLOSE_S)
+        self._driver.end()
 
     async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         settings = self._settings
@@ -145,6 +170,13 @@ class Daemon:
             self._plugin.devices_changed()
             percent.devices_changed()
 
+        def cards_changed() -> None:
+            devices_changed()
+            # What people cordoned may be among the new cards.
+            if nodes.node is not None:
+                nodes.take(nodes.node)
+
+        card_list = CardList(account, gpus, settings.unit_mib, notices, cards_changed)
         # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
@@ -156,12 +188,11 @@ class Daemon:
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=devices_changed,
+            on_cards=card_list.take,
             notices=notices,
+            every_s=self._sample_s,
+            driver=self._driver,
         )
-
-        def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus)
-
         self._ownership = Ownership(
             client,
             account,
@@ -177,7 +208,7 @@ class Daemon:
             pods,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
-            inventory=inventory,
+            inventory=card_list.records,
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,

@@ -139,13 +139,12 @@ class NvmlGpus:
         self._events.open()
         try:
             self._start()
-            if not self._devices:
-                raise GpuError(
-                    f"NVML ({LIBRARY}) shows no card: this node has none, or the container sees none"
-                )
         except BaseException:
             self.close()
             raise
+        if not self._devices:
+            self.close()
+            raise GpuError(f"NVML ({LIBRARY}) shows no card: this node has none, or the container sees none")
 
     def close(self) -> None:
         """Stop watching and let the library go."""

@@ -37,6 +37,13 @@ _RECOVERY: Final = {
     7: "a reboot of the system",
 }
 
+_ROWS: Final = (
+    "rows_remapped_corrected",
+    "rows_remapped_uncorrected",
+    "row_remap_pending",
+    "row_remap_failed",
+)
+
 
 def quietly(call: Callable[[], Any]) -> Any:
     """Ask for something the product can do without: None where the driver fails."""
@@ -152,8 +159,7 @@ def memory_errors(handle: Any) -> Mapping[str, int]:
         found["ecc_uncorrected"] = int(ecc)
     rows = quietly(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     if rows is not None:
-        kinds = ("rows_remapped_corrected", "rows_remapped_uncorrected", "row_remap_pending", "row_remap_failed")
-        found.update(zip(kinds, (int(count) for count in rows), strict=True))
+        found.update(zip(_ROWS, (int(count) for count in rows), strict=True))
     for kind, cause in (
         ("pages_retired_corrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
         ("pages_retired_uncorrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),

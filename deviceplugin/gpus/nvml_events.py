@@ -33,7 +33,8 @@ class NvmlEvents:
         """Watch these cards; without events health rests on the samples alone."""
         self._stop.clear()
         self._set = quietly(pynvml.nvmlEventSetCreate)
-        if self._set is not None and any([self._register(handle) for handle in handles]):
+        watched = 0 if self._set is None else sum(self._register(handle) for handle in handles)
+        if watched:
             self._thread = threading.Thread(target=self._wait, name="nvml-events", daemon=True)
             self._thread.start()
 
