@@ -179,9 +179,10 @@ def memory_trouble(now: Mapping[str, int], before: Mapping[str, int]) -> str | N
     New uncorrectable ECC errors are trouble once, at the look that finds them. A remapping that failed stays:
     the card has no spare rows left there. One that waits for a reset does not: the bad row is out of use.
     """
-    if now.get("row_remap_failed"):
-        return "memory row remapping failed: the card is to be replaced"
+    troubles = []
     errors, known = now.get("ecc_uncorrected"), before.get("ecc_uncorrected")
-    if errors is None or known is None or errors <= known:
-        return None
-    return f"uncorrectable ECC errors: {errors}, {known} at the last look"
+    if errors is not None and known is not None and errors > known:
+        troubles.append(f"uncorrectable ECC errors: {errors}, {known} at the last look")
+    if now.get("row_remap_failed"):
+        troubles.append("memory row remapping failed: the card is to be replaced")
+    return "; ".join(troubles) or None

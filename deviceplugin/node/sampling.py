@@ -105,6 +105,7 @@ class Sampler:
         self._hang_told = False
         self._measured_s = account.now_s()
         self._unmeasured: dict[str, str] = {}
+        self._unusable: set[str] = set()
         self.uses: dict[str, CardUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.errors = 0
@@ -161,6 +162,7 @@ class Sampler:
         self._measured_again(samples)
         # The list first: the samples are of these cards.
         self._on_cards(gpus, lambda uuid: self._health.state(uuid).healthy)
+        self._note_mended(gpus)
         known = {card.uuid for card in self._account.ledger.installed}
         samples = [sample for sample in samples if sample.uuid in known]
         self._judge(samples, owners, _larger(before, self._promises()))
@@ -226,6 +228,13 @@ class Sampler:
             if reason is not None and self._health.state(sample.uuid).reason == reason:
                 self._take_event(HealthEvent(sample.uuid, healthy=True, reason="measured again"))
         self._unmeasured.clear()
+
+    def _note_mended(self, gpus: Sequence[GpuCard]) -> None:
+        """A card that could not be used at all, and now can, has nothing to prove."""
+        for gpu in gpus:
+            if gpu.error is None and gpu.uuid in self._unusable:
+                self._health.on_event(HealthEvent(gpu.uuid, True, "can be used"), self._account.now_s())
+        self._unusable = {gpu.uuid for gpu in gpus if gpu.error is not None}
 
     # --- use and health -----------------------------------------------------------------------------
 

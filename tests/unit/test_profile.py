@@ -139,7 +139,7 @@ def test_versions_that_are_read(version: str) -> None:
         (
             "  name:",
             "  mig: {mode_current: enabled}\n  name:",
-            "devices[0].mig: Card of 10239 MiB; allowed are A100 of",
+            "devices[0].mig: Card of 10239 MiB; allow",
         ),
         ("  name:", "  processes: 3\n  name:", "device_defaults.processes: expected `array | null`"),
         ("  name:", "  processes: [{pid: 0}]\n  name:", "device_defaults.processes[0].pid: expected `int`"),
