@@ -104,11 +104,11 @@ class Neighbours:
         for other, found in self._shy:
             if other.metadata.uid in gone or other.metadata.uid == pod.metadata.uid:
                 continue
-            for term in found:
-                if term.readable and term.matches(other, pod):
-                    shunned.append(
-                        (term.topology_key, {self._label(other.spec.node_name, term.topology_key)})
-                    )
+            shunned += [
+                (term.topology_key, {self._label(other.spec.node_name, term.topology_key)})
+                for term in found
+                if term.readable and term.matches(other, pod)
+            ]
         near_values = self._near_values(wants, pod, gone)
         if not shunned and near_values is None:
             return None

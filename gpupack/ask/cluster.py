@@ -1,4 +1,4 @@
-"""The cluster that is asked about: nodes and pods as the extender's own state, built once or kept up to date."""
+"""The cluster that is asked about: nodes and pods as the extender's own state, built once or kept current."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

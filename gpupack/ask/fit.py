@@ -71,7 +71,7 @@ def fit(
 ) -> FitAnswer:
     """Say how many pods fit now and where, and the largest request that fits; the same after a change.
 
-    A pod of which nothing is known but its cards: it asks for no cpu and memory, and tolerates the taints that
+    Of the pod nothing is known but its cards: it asks for no cpu and memory, and tolerates the taints that
     people set.
 
     Args:

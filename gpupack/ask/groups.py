@@ -150,7 +150,7 @@ def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
 def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
-    Of a pod that asks for c cards the deciding one is the c-th emptiest: that many have at least as much free.
+    Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
     """
     nodes = cluster.state.nodes
     demands = query.request.demands
@@ -196,12 +196,12 @@ class _Sentences:
         if special is not None:
             return special(rows, best, asked)
         return {
-            "Busy": "a pod of the same size and another shape is starting there: this one is tried again at once",
+            "Busy": "a pod of the same size and another shape is starting there: tried again in a moment",
             "HeldBack": "held back by the node policy for now",
             "NoWords": "no GPU memory is offered there: no gpupack daemon has published cards",
             "CorruptWords": "the packed words of the node cannot be read: see gpupack top",
             "OtherUnit": f"the node counts in another unit than {memory(1, self._unit)}",
-            "NoDaemon": "the kubelet has no gpupack device plugin at the moment: is the daemon running there?",
+            "NoDaemon": "the kubelet has no gpupack device plugin now: is the daemon running there?",
             "UnknownNode": "the node is not known yet",
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",
@@ -223,10 +223,7 @@ class _Sentences:
             return f"{wanted} do not fit together on any node; the closest card has {free} free"
         demand = demands[0]
         what = memory(asked, self._unit)
-        if demand.percent:
-            what = f"{amount(demand, self._unit)} of it is {what}"
-        else:
-            what = f"asked {what}"
+        what = f"{amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
         if demand.cards == 1:
             return f"the largest free share of a card is {free}, {what}: {short} short"
         units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
@@ -255,7 +252,8 @@ class _Sentences:
         present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
         models = sorted(nodes.model_names[at] or "no name" for at in present if at >= 0)
         shown = ", ".join(models[:_MODELS]) + (" and more" if len(models) > _MODELS else "")
-        return f"the pod's {self._query.request.selector}, and the cards there are {shown or 'of no known model'}"
+        selector = self._query.request.selector
+        return f"the pod's {selector}, and the cards there are {shown or 'of no known model'}"
 
     def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
         nodes = self._cluster.state.nodes

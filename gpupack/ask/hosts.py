@@ -1,7 +1,7 @@
 """What kube-scheduler looks at besides the cards, as far as nodes and pods tell it.
 
-NodeUnschedulable, NodeName, NodeAffinity, TaintToleration, NodePorts, NodeResourcesFit and the required half of
-InterPodAffinity. Not volumes, claims of resources, and topology spread: `unchecked` names those of a pod.
+NodeUnschedulable, NodeAffinity, TaintToleration, NodePorts, NodeResourcesFit and the required half of
+InterPodAffinity. Not volumes, claims of resources and topology spread: `unchecked` names a pod's.
 """
 
 from collections import Counter
@@ -321,7 +321,7 @@ def ports(pod: AskPod) -> frozenset[int]:
 
 def _named(pod: AskPod) -> set[str]:
     """Resources besides cpu, memory and ours that a pod asks for."""
-    lists = [pod.spec.overhead, *(pod.spec.resources and (pod.spec.resources.requests,) or ())]
+    lists = [pod.spec.overhead, pod.spec.resources.requests if pod.spec.resources is not None else None]
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
         if container.resources is not None:
             lists += [container.resources.limits, container.resources.requests]

@@ -16,19 +16,20 @@ def cards_of_pod(cluster: Cluster, pod: AskPod) -> tuple[tuple[CardUse, ...], tu
     if node is None:
         return (), (f"{cluster.source} has no node {name}",)
     seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
-    row = rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item,arg-type]
+    row = rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
     uid = pod.metadata.uid
     found = tuple(_use(card, uid) for card in row.cards if any(each.uid == uid for each in card.pods))
     notes = [f"node {name}: {row.error}"] if row.error else []
     if not found:
         notes.append("nobody says on which card it is: the node has not published it yet")
-    notes += [
-        f"the words of card {card.card} count {memory(card.used_units - sum_, cluster.unit_mib)} beyond what is "
-        "promised: processes of others, or pods that use more than they asked for"
-        for card in found
-        if (sum_ := card.promised_units + sum(each.units for each in card.neighbours)) < card.used_units
-        and card.used_units < card.size_units
-    ]
+    for card in found:
+        promised = card.promised_units + sum(each.units for each in card.neighbours)
+        if promised < card.used_units < card.size_units:
+            beyond = memory(card.used_units - promised, cluster.unit_mib)
+            notes.append(
+                f"card {card.card}: {beyond} are in use beyond what pods were promised, by processes of "
+                "others or by pods that use more than they asked for"
+            )
     return found, tuple(notes)
 
 

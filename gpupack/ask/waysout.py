@@ -92,10 +92,11 @@ def _more_cards(trial: Trial) -> Iterator[WayOut]:
         if all(container.units % cards == 0 for container in request.containers):
             found = trial.asking(replace(request, cards=cards)).nodes()
             if found:
+                how = f'annotation {POD_CARDS}: "{cards}"'
                 yield WayOut(
                     "more-cards",
-                    f'the same units over {cards} cards of one node (annotation {POD_CARDS}: "{cards}") fit now, '
-                    f"on node {found[0]}, if the software can split",
+                    f"the same units over {cards} cards of one node ({how}) fit now, on node {found[0]}, "
+                    "if the software can split",
                     node=found[0],
                     cards=cards,
                 )
@@ -166,7 +167,7 @@ def _other_nodes(trial: Trial, verdicts: Verdicts) -> Iterator[WayOut]:
         for node in free.nodes(only=_rows(trial, verdicts, SELECTOR))[:1]:
             yield WayOut(
                 "node-selector",
-                f"node {node} has the cards: it takes the pod without the pod's nodeSelector and node affinity",
+                f"node {node} has the cards: the pod's nodeSelector or node affinity keeps it off",
                 node=node,
             )
     if CORDONED in reasons:

@@ -1,11 +1,10 @@
 """Why a pod is as it is: it waits, it runs, it is over, or what it asks for cannot be given."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError
 from allocator.names import QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
-from allocator.request import PodRequest
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.groups import Verdicts, verdicts
@@ -15,7 +14,10 @@ from gpupack.ask.running import cards_of_pod
 from gpupack.ask.tries import Held, Trial, query_for
 from gpupack.ask.waysout import ways_out
 from scheduler_plugin.placement.reasons import demanded
-from scheduler_plugin.queue.explain import Why as QueueWhy
+
+if TYPE_CHECKING:
+    from allocator.request import PodRequest
+    from scheduler_plugin.queue.explain import Why as QueueWhy
 
 _NODES_NAMED: Final = 5
 
@@ -26,7 +28,7 @@ def why(
     name: str,
     *,
     events: Sequence[str] = (),
-    queued: Sequence[QueueWhy] | None = None,
+    queued: "Sequence[QueueWhy] | None" = None,
     ways: bool = True,
 ) -> Why:
     """Say why a pod is as it is.
@@ -64,7 +66,7 @@ class _About:
         cluster: Cluster,
         pod: AskPod,
         events: tuple[str, ...],
-        queued: Sequence[QueueWhy] | None,
+        queued: "Sequence[QueueWhy] | None",
     ) -> None:
         self._cluster = cluster
         self._pod = pod
@@ -117,7 +119,7 @@ class _About:
         if status.phase == "Succeeded":
             return self._answer("ended", "is over: it succeeded, and holds no cards")
         said = ": ".join(part for part in (status.reason, status.message) if part)
-        text = f"failed{f': {said}' if said else ', and does not say why: see its containers (kubectl describe)'}"
+        text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
         return self._answer("failed", text, notes=_advice(status.reason, status.message))
 
     def running(self) -> Why:
@@ -218,10 +220,11 @@ def _no_words(cluster: Cluster) -> str:
 def _advice(reason: str, message: str) -> tuple[str, ...]:
     """What usually stands behind a failure."""
     if reason == "UnexpectedAdmissionError":
-        return (
+        advice = (
             "the kubelet refused it when it arrived, as a rule after a reboot, before the device plugin was "
-            "back; that is final, its controller makes a new one",
+            "back; that is final, its controller makes a new one"
         )
+        return (advice,)
     if reason == "Evicted" or "preempt" in f"{reason} {message}".lower():
         return ("it made room for others; its controller makes a new one",)
     return ()
