@@ -1,9 +1,6 @@
 """Time from a command's start to its answer: why, fit, top and advise on a cluster that is made up.
 
 `python -m benchmarks.ask [--nodes 5000] [--pods 20000]`: writes the cluster as `kubectl get nodes,pods -A
--o json` prints it, with the fields that a kubelet and an API server fill in, and runs each command on the file
-in a process of its own, as a person would. The last line is JSON: seconds, the median of the runs, by command.
-"""
 
 import argparse
 import json
