@@ -83,7 +83,7 @@ def lets_start(trial: Trial, held: Held, node: str, pods: Sequence[PodRecord]) -
             freed[card] = freed.get(card, 0) - units
     row = np.array([trial.cluster.state.nodes.rows[node]], dtype=np.intp)
     with changed(trial.cluster, {node: freed}):
-        return bool(trial.nodes(leaving={pod.uid for pod in pods}, only=row))
+        return len(trial.rows(leaving={pod.uid for pod in pods}, only=row)) > 0
 
 
 def _units(held: Held, pods: Sequence[PodRecord]) -> int:

@@ -24,8 +24,6 @@ from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_
 from scheduler_plugin.placement.reasons import demanded
 from scheduler_plugin.placement.verdicts import takes
 
-MANY: Final = 1 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class FitAsk:
@@ -214,5 +212,4 @@ def most_left(cluster: Cluster, request: PodRequest, name: str) -> int:
     resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
     if cluster.hosts.pod_room(name) < 1:
         return 0
-    offered = cluster.nodes[name].status.allocatable or {}
-    return max(0, cluster.hosts.sum_left(name, resource)) if resource in offered else MANY
+    return max(0, cluster.hosts.sum_left(name, resource))

@@ -44,6 +44,9 @@ _UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedul
 _KEEPS_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
 _OURS: Final = "gpupack.io/"
 _KNOWN: Final = frozenset({"cpu", "memory", "pods"})
+_REMEMBERED: Final = 3
+UNKNOWN: Final = 1 << 30
+"""What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class Hosts:
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._sums: dict[str, Counter[str]] = {}
+        self._left: dict[str, dict[str, int]] = {}
+        self._asked: list[tuple[Wish, dict[str, Block]]] = []
 
     def blocks(
         self, wish: Wish, *, leaving: Iterable[str] = (), only: Iterable[str] | None = None
@@ -124,9 +129,24 @@ class Hosts:
             only: Names of the nodes to look at, None: all.
         """
         gone = frozenset(leaving)
+        if not gone:
+            known = self._known(wish)
+            return known if only is None else {name: known[name] for name in only if name in known}
+        return self._blocks(wish, gone, self._cluster.nodes if only is None else only)
+
+    def _known(self, wish: Wish) -> dict[str, Block]:
+        """What was found for a wish before: one pod is asked about many times."""
+        for each, known in self._asked:
+            if each is wish:
+                return known
+        known = self._blocks(wish, frozenset(), self._cluster.nodes)
+        self._asked = [*self._asked[-_REMEMBERED:], (wish, known)]
+        return known
+
+    def _blocks(self, wish: Wish, gone: frozenset[str], names: Iterable[str]) -> dict[str, Block]:
         near = None if wish.pod is None else self.neighbours.blocked(wish.pod, gone)
         found: dict[str, Block] = {}
-        for name in self._cluster.nodes if only is None else only:
+        for name in names:
             block = self._by_node(name, wish) or self._by_room(name, wish, gone)
             if block is None and near is not None:
                 detail = near(name, self._cluster.nodes[name])
@@ -204,7 +224,20 @@ class Hosts:
 
         It counts a pod on an unhealthy card, whose units the node does not offer, against the healthy ones.
         """
-        return self.capacity(name, resource) - self.in_use(resource)[name]
+        return self.sums(resource)[name]
+
+    def sums(self, resource: str) -> dict[str, int]:
+        """`sum_left` of every node; very much where a node does not say how much it offers."""
+        known = self._left.get(resource)
+        if known is None:
+            used = self.in_use(resource)
+            known = self._left[resource] = {
+                name: self.capacity(name, resource) - used[name]
+                if resource in (node.status.allocatable or {})
+                else UNKNOWN
+                for name, node in self._cluster.nodes.items()
+            }
+        return known
 
     def too_little(
         self,
@@ -224,11 +257,11 @@ class Hosts:
             pod = self._cluster.pods.get(uid)
             if pod is not None:
                 back[pod.spec.node_name] += requested(pod, resource, _whole)
+        sums = self.sums(resource)
         return frozenset(
             name
             for name in (self._cluster.nodes if only is None else only)
-            if resource in (self._cluster.nodes[name].status.allocatable or {})
-            and self.sum_left(name, resource) + back[name] < units
+            if sums[name] + (back[name] if back else 0) < units
         )
 
     def capacity(self, name: str, resource: str) -> int:
@@ -241,8 +274,7 @@ class Hosts:
 
     def pod_room(self, name: str) -> int:
         """How many more pods a node takes; very many where it does not say."""
-        allocatable = self._cluster.nodes[name].status.allocatable or {}
-        return self.capacity(name, "pods") - self._pod_counts[name] if "pods" in allocatable else 1 << 30
+        return self._pod_rooms[name]
 
     def in_use(self, resource: str) -> Counter[str]:
         """What the pods of every node ask of a resource."""
@@ -271,8 +303,14 @@ class Hosts:
         ]
 
     @cached_property
-    def _pod_counts(self) -> Counter[str]:
-        return Counter(pod.spec.node_name for pod in self._living)
+    def _pod_rooms(self) -> dict[str, int]:
+        counts = Counter(pod.spec.node_name for pod in self._living)
+        return {
+            name: self.capacity(name, "pods") - counts[name]
+            if "pods" in (node.status.allocatable or {})
+            else UNKNOWN
+            for name, node in self._cluster.nodes.items()
+        }
 
     def _ports(self, name: str, gone: frozenset[str]) -> set[int]:
         return {

@@ -50,21 +50,26 @@ class Trial:
             only: Rows to look at, None: all.
         """
         nodes = self.cluster.state.nodes
+        kept = self.rows(leaving=leaving, only=only)
+        if not len(kept):
+            return []
+        scores = score(self.cluster.policies.of(self.query.request), nodes, self.query, kept)
+        return [nodes.names[row] for row in kept[best(scores, nodes.name_rank[kept], len(kept))].tolist()]
+
+    def rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
+        """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
+        nodes = self.cluster.state.nodes
         rows = self.cluster.rows if only is None else only
         rows = rows[takes(nodes, self.query, rows, self._busy(leaving))]
         if not len(rows):
-            return []
+            return rows
         names = [nodes.names[row] for row in rows.tolist()]
         request = self.query.request
         blocks = self.cluster.hosts.blocks(self.wish, leaving=leaving, only=names)
         short = self.cluster.hosts.too_little(
             request.effective_units, percent=request.percent, leaving=leaving, only=names
         )
-        kept = rows[[name not in blocks and name not in short for name in names]]
-        if not len(kept):
-            return []
-        scores = score(self.cluster.policies.of(request), nodes, self.query, kept)
-        return [nodes.names[row] for row in kept[best(scores, nodes.name_rank[kept], len(kept))].tolist()]
+        return rows[[name not in blocks and name not in short for name in names]]
 
     def place(self, node: str) -> Placement | None:
         """Choose the pod's cards on a node as bind does; None where it does not fit."""

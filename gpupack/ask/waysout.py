@@ -53,7 +53,7 @@ def _smaller(trial: Trial) -> Iterator[WayOut]:
     fits, too_much = 0, container.units // request.cards
     while too_much - fits > 1:
         middle = (fits + too_much) // 2
-        if trial.asking(_with_units(request, number, middle * request.cards)).nodes():
+        if len(trial.asking(_with_units(request, number, middle * request.cards)).rows()):
             fits = middle
         else:
             too_much = middle

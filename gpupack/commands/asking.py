@@ -1,6 +1,7 @@
 """What the commands share that ask a cluster: where it is read from, and how they end."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -65,6 +66,8 @@ def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     from kubeapi.errors import ConfigError, KubeApiError
     from scheduler_plugin.errors import SchedulerError
 
+    # The process ends with the answer. Meanwhile the collector would walk every node and pod again and again.
+    gc.disable()
     try:
         return asyncio.run(work())
     except (InputError, ConfigError, SchedulerError, OSError) as error:
