@@ -82,7 +82,7 @@ def test_another_namespace_is_meant_everywhere() -> None:
 def test_options_are_values() -> None:
     objects = template(
         "image.repository=registry.example/gpupack",
-        "image.tag=7",
+        "image.tag=1.2.3",
         "node.args.unit-mib=512",
         "node.args.cdi=true",
         "node.args.card-policy=most-used",
@@ -96,7 +96,7 @@ def test_options_are_values() -> None:
         "admission.lists.nodePolicies=mine",
     )
     node = container(objects, "DaemonSet", "gpupack-node")
-    assert node["image"] == "registry.example/gpupack:7"
+    assert node["image"] == "registry.example/gpupack:1.2.3"
     assert {"--unit-mib=512", "--cdi", "--card-policy=most-used", "--gpus=nvml"} <= set(node["args"])
     assert not any(one.startswith("--http") for one in node["args"])
     assert node["resources"] == {"limits": {"memory": "1Gi"}}
@@ -110,7 +110,7 @@ def test_options_are_values() -> None:
         "--shortlist=1",
     } <= set(scheduler["args"])
     images = {one["image"] for one in deployment["spec"]["template"]["spec"]["containers"]}
-    assert images == {"registry.example/gpupack:7", "registry.k8s.io/kube-scheduler:v1.37.1"}
+    assert images == {"registry.example/gpupack:1.2.3", "registry.k8s.io/kube-scheduler:v1.37.1"}
     file = yaml.safe_load(objects["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"])
     shipped = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
     assert file == {**shipped, "percentageOfNodesToScore": 50}
