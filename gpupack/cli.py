@@ -7,6 +7,8 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.commands.completion import completion
+from gpupack.commands.cordon import cordon, uncordon
 from gpupack.commands.demo import demo
 from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
@@ -53,5 +55,19 @@ def cli() -> None:
     """
 
 
-for command in (demo, fit, migrate, node, queue, scheduler, simulate, top, uninstall, why):
+for command in (
+    completion,
+    cordon,
+    demo,
+    fit,
+    migrate,
+    node,
+    queue,
+    scheduler,
+    simulate,
+    top,
+    uncordon,
+    uninstall,
+    why,
+):
     cli.add_command(command)
