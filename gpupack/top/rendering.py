@@ -7,8 +7,8 @@ from typing import Final
 
 from rich.style import Style
 
-from allocator.foreign import describe_foreign
 from allocator.names import MIB_PER_GIB
+from deviceplugin.gpus.foreign import describe_foreign
 from gpupack.top.as_json import as_json
 from gpupack.top.grid import HEADER, PLAIN, Cell, Line, grid
 from gpupack.top.records import CardRow, NodeRow, Output, PodRow

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from allocator.errors import AllocatorError, PackingError, QuantityError
-from allocator.foreign import foreign_gpus
 from allocator.names import (
     NODE_CARDS,
     NODE_CORDON,
@@ -20,6 +19,7 @@ from allocator.names import (
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
 from allocator.records import Holds, join_cards, load_cards, load_cordon, load_cordon_reasons, load_holds
+from deviceplugin.gpus.foreign import foreign_gpus
 from gpupack.top.objects import Cluster, Node, load_nodes, no_node
 from gpupack.top.records import CardRow, NodeRow, PodRow, printable
 from gpupack.top.seats import Seats, join_pods
