@@ -7,6 +7,7 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
 from gpupack.commands.demo import demo
 from gpupack.commands.migrate import migrate
@@ -52,5 +53,17 @@ def cli() -> None:
     """
 
 
-for command in (cordon, demo, migrate, node, queue, scheduler, simulate, top, uncordon, uninstall):
+for command in (
+    completion,
+    cordon,
+    demo,
+    migrate,
+    node,
+    queue,
+    scheduler,
+    simulate,
+    top,
+    uncordon,
+    uninstall,
+):
     cli.add_command(command)
