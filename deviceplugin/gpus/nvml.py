@@ -7,7 +7,7 @@ cards as before: instances come and go, cards are lost and come back.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.listing import Found, renewed, whole
 from deviceplugin.gpus.nvml_events import NvmlEvents
 from deviceplugin.gpus.nvml_limits import NvmlLimits
+from deviceplugin.gpus.nvml_links import read_links
 from deviceplugin.gpus.source import GpuCard, GpuSample, HealthEvent, sysfs_bus_id
 from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
@@ -240,13 +241,27 @@ class NvmlGpus:
         """Make the list of cards of what the driver shows, and watch those that it shows."""
         devices: dict[str, _Device] = {}
         found = []
-        for one in shown:
-            mine = self._read(one)
-            devices.update((device.card.uuid, device) for device in mine)
+        read = [(one, self._read(one)) for one in shown]
+        whole_cards = {
+            device.card.uuid: device
+            for _, mine in read
+            for device in mine
+            if device.handle is not None and device.handle is device.parent
+        }
+        links = read_links(
+            {uuid: device.handle for uuid, device in whole_cards.items()},
+            {uuid: device.card.bus_id for uuid, device in whole_cards.items()},
+        )
+        for one, mine in read:
+            linked = [
+                replace(device, card=replace(device.card, links=links.get(device.card.uuid, ())))
+                for device in mine
+            ]
+            devices.update((device.card.uuid, device) for device in linked)
             certain = one.error is None and all(
-                device.card.error is None or device.handle is None for device in mine
+                device.card.error is None or device.handle is None for device in linked
             )
-            found.append(Found(one.uuid, tuple(device.card for device in mine), certain))
+            found.append(Found(one.uuid, tuple(device.card for device in linked), certain))
         cards = renewed([device.card for device in self._devices], found)
         self._devices = tuple(
             _Device(card, known.handle, known.parent, known.gpu_instance)

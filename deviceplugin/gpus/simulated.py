@@ -82,6 +82,7 @@ class _Board:
                 total_mib=one.memory_mib,
                 reserved_mib=0,
                 parent=self.card.uuid,
+                links=(),
             )
             for one in self.instances
         )
@@ -293,6 +294,7 @@ class SimulatedGpus:
         """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
         with self._lock:
             self._hangs_until_s = self._clock() + seconds
+        self._events.poke()
 
     def resume(self) -> None:
         """Let the driver answer again."""

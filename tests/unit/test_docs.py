@@ -169,7 +169,8 @@ def test_every_environment_variable_has_its_line(page: str) -> None:
                 used |= set(re.findall(r"^GPUPACK_[A-Z_]+$", node.value))
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.environ.get", "os.getenv"}:
                 used.add(ast.literal_eval(node.args[0]))
-    for path in (ROOT / "manifests").rglob("*.yaml"):
+    chart = ROOT / "manifests" / "helm"  # leads to the same files
+    for path in (one for one in (ROOT / "manifests").rglob("*.yaml") if not one.is_relative_to(chart)):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             used |= set(variables(document))
     # What NVIDIA's container toolkit reads in the daemon's own container.
