@@ -16,9 +16,10 @@ import pynvml
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.nvml_limits import NvmlLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -98,6 +99,11 @@ class NvmlGpus:
         self._watcher: threading.Thread | None = None
         self._open = False
         self.limits = NvmlLimits(self._handle_of, cgroup_root)
+
+    @property
+    def vendor(self) -> Vendor:
+        """NVIDIA."""
+        return NVIDIA
 
     def open(self) -> None:
         """Load the driver's library, list the cards and start to watch for XID errors.
@@ -304,7 +310,7 @@ class NvmlGpus:
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
-            self._events.put(xid_event(device.card.uuid, code, self._ignored_xids))
+            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

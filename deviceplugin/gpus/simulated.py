@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.gpus.vendor import Vendor
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class SimulatedGpus:
 
     def __init__(self, profile: Profile, ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS) -> None:
         self._cards = tuple(simulated.card for simulated in profile.cards)
+        self._vendor = profile.vendor
         self._ignored_xids = ignored_xids
         self._lock = threading.Lock()
         self._events = EventQueue()
@@ -47,6 +49,11 @@ class SimulatedGpus:
             for simulated in profile.cards
         }
         self.limits = SimulatedLimits({card.uuid: card.schedulable_mib for card in self._cards})
+
+    @property
+    def vendor(self) -> Vendor:
+        """The profile's."""
+        return self._vendor
 
     def open(self) -> None:
         """Start taking events."""
@@ -137,7 +144,7 @@ class SimulatedGpus:
             if failure.mode not in LOST_MODES:
                 self._events.put(HealthEvent(uuid, healthy=False, reason="uncorrectable ECC errors"))
         else:
-            self._events.put(xid_event(uuid, failure.xid, self._ignored_xids))
+            self._events.put(fault_event(uuid, failure.xid, self._ignored_xids, self._vendor))
 
     def _unknown(self, uuid: str) -> GpuError:
         known = ", ".join(card.uuid for card in self._cards)
