@@ -71,7 +71,18 @@ class Holds:
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
-    """A card in the inventory: UUID, driver's index, model, schedulable MiB, NUMA node if known, health."""
+    """A card in the inventory.
+
+    Attributes:
+        uuid: of the card.
+        index: position in the words.
+        model: the driver's name.
+        mib: schedulable MiB.
+        numa: NUMA node, if known.
+        healthy: fit for pods.
+        held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
+            empty where the release before wrote the record, which did not say.
+    """
 
     uuid: _Uuid
     index: _Natural
@@ -79,6 +90,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     mib: _Natural
     numa: _Natural | None
     healthy: bool
+    held: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -214,7 +226,8 @@ def load_holds(text: str) -> Holds:
 
 def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
-    return _compact([msgspec.structs.asdict(record) for record in records])
+    found = [msgspec.structs.asdict(record) for record in records]
+    return _compact([{key: value for key, value in each.items() if key != "held" or value} for each in found])
 
 
 def load_cards(text: str) -> tuple[CardRecord, ...]:

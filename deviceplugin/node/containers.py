@@ -5,6 +5,7 @@ containerd, CRI-O and cri-dockerd name a container's cgroup after its ID, below 
 CRI-O's monitor (`crio-conmon-<id>`), which is no container, one with its container's ID.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,10 +71,14 @@ class PodFolders:
 
 def containers(pod: Path) -> Iterator[tuple[str, Path]]:
     """Yield ID and path of each container's cgroup in a pod's, the sandbox's too."""
-    for folder in folders(pod):
-        found = container_id(folder.name)
-        if found is not None:
-            yield found, folder
+    try:
+        with os.scandir(pod) as entries:
+            for entry in entries:
+                found = container_id(entry.name)
+                if found is not None and entry.is_dir(follow_symlinks=False):
+                    yield found, pod / entry.name
+    except OSError:
+        return
 
 
 def _is_quality(name: str) -> bool:

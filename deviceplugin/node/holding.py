@@ -48,14 +48,13 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
         # What holds already, by a daemon before this one or by the vendor's toolkit, is not written again.
         reading = limits.read(uuid, job.cgroup)
         was_mib = reading.hard_mib
-        if was_mib in job.wanted.accepted:
-            return Outcome(job.cgroup, reading, was_mib)
-        limits.set(uuid, job.cgroup, job.wanted.mib)
-        reading = limits.read(uuid, job.cgroup)
-        if reading.hard_mib != job.wanted.mib:
-            stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
-            where = f"on card {uuid} for cgroup {job.cgroup}"
-            raise LimitError("failed", f"limit of {job.wanted.mib} MiB {where} was set, and {stands}")
+        if was_mib not in job.wanted.accepted:
+            limits.set(uuid, job.cgroup, job.wanted.mib)
+            reading = limits.read(uuid, job.cgroup)
     except LimitError as error:
         return Outcome(job.cgroup, reading, was_mib, error.kind, str(error))
-    return Outcome(job.cgroup, reading, was_mib)
+    if reading.hard_mib in job.wanted.accepted:
+        return Outcome(job.cgroup, reading, was_mib)
+    stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
+    problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
+    return Outcome(job.cgroup, reading, was_mib, "failed", problem)

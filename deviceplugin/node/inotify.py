@@ -1,7 +1,7 @@
 """What appears and disappears in folders, told at once: the kernel's inotify on the event loop.
 
-watchfiles, which watches the kubelet's folder, looks every 100 ms and cannot add folders. Here a limit must be
-in force some ms after a cgroup was made, in folders that come and go with pods, and idling must cost nothing.
+watchfiles, which watches the kubelet's folder, looks every 100 ms and cannot add folders. Here a limit must
+be in force some ms after a cgroup was made, in folders that come and go, and idling must cost nothing.
 """
 
 import asyncio
@@ -68,6 +68,10 @@ class Inotify:
         number = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)
         if number < 0:
             raise _error(str(folder))
+        before = self._numbers.get(folder)
+        if before not in {None, number}:
+            # A folder of the same name was made again.
+            self.unwatch(folder)
         self._folders[number] = folder
         self._numbers[folder] = number
 

@@ -9,7 +9,7 @@ from typing import Final
 from deviceplugin.gpus.limits import MemoryLimits
 from deviceplugin.node.holding import Job, Outcome, hold_all
 
-BATCH: Final = 64
+BATCH: Final = 16
 """Jobs of one turn: a new container waits for no more than these."""
 
 
@@ -69,9 +69,7 @@ class Lanes:
         try:
             while waiting := self._urgent[uuid] or self._routine[uuid]:
                 jobs = [waiting.pop(cgroup) for cgroup in list(waiting)[:BATCH]]
-                for outcome in await loop.run_in_executor(
-                    self._threads, hold_all, self._limits, uuid, jobs
-                ):
+                for outcome in await loop.run_in_executor(self._threads, hold_all, self._limits, uuid, jobs):
                     self._on_outcome(uuid, outcome)
         finally:
             del self._busy[uuid]

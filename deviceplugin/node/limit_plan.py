@@ -2,8 +2,8 @@
 
 A cgroup appears before anybody says which container of its pod it is. Until then it gets the least that any
 container of the pod was given on the card: never more than it may have, whoever it is, and never another
-pod's. A limit that is one of the pod's own amounts is left alone so long: the vendor's toolkit may have set it,
-and knows the container.
+pod's. A limit that is one of the pod's own amounts is left alone so long: the vendor's toolkit, which knows
+the container, may have set it.
 """
 
 from collections.abc import Mapping
