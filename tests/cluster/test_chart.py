@@ -30,7 +30,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [str(binaries.helm()), *arguments]
+    command = [str(binaries.tool("helm")), *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert not check or done.returncode == 0, done.stderr[-2000:]
     return done

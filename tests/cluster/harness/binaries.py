@@ -20,7 +20,7 @@ from tests.cluster.harness import versions
 
 KUSTOMIZE = versions.SOURCES.with_name("kustomizebin")
 CONTAINERD = versions.SOURCES.with_name("containerdbin")
-HELM = versions.SOURCES.with_name("helmbin")
+TOOLBOX = versions.SOURCES.with_name("toolbin")
 PROMQL = versions.SOURCES.with_name("promqlbin")
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 TOOLS = {
@@ -61,7 +61,7 @@ def build() -> None:
     programs()
     containerd()
     kustomize()
-    helm()
+    tool("helm")
     promql()
 
 
@@ -109,13 +109,13 @@ def containerd() -> Path:
     return _kept_tools(CONTAINERD)
 
 
-def helm() -> Path:
-    """The program helm, built if it must be.
+def tool(name: str) -> Path:
+    """Helm or actionlint, built if it must be.
 
     Raises:
         RuntimeError: If the build fails; carries the end of the compiler's output.
     """
-    return _kept_tools(HELM) / "helm"
+    return _kept_tools(TOOLBOX) / name
 
 
 def kustomize() -> Path:
