@@ -29,6 +29,7 @@ from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -36,6 +37,7 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -159,8 +161,24 @@ class Daemon:
             notices=notices,
         )
 
+        self._supports = Supports(
+            account,
+            self._source.limits,
+            mode=settings.memory_limits,
+            notices=notices,
+            on_offer=devices_changed,
+        )
+        self._enforcer = Enforcer(
+            account,
+            self._supports,
+            pods.containers,
+            unit_mib=settings.unit_mib,
+            cgroup_root=settings.cgroup_root,
+            container_logs=settings.container_logs,
+        )
+
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus)
+            return records(ledger.installed, gpus, self._supports.enforcement)
 
         self._ownership = Ownership(
             client,
@@ -238,12 +256,14 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
+        await self._supports.begin()
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
+            self._enforcer.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),

@@ -9,6 +9,7 @@ from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, 
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
@@ -34,6 +35,9 @@ class Settings:
         card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
         cdi: answer Allocate with CDI device names besides the environment.
         cgroup_root: where the host's cgroups are mounted.
+        memory_limits: `auto`: the driver holds containers to their shares where it can; `off`: nowhere;
+            `require`: only cards where it does are offered.
+        container_logs: the kubelet's folder of links to containers' logs, whose names tell containers apart.
         quiet_s: seconds without trouble after which a card is healthy again.
         ignored_xids: XID errors that leave a card healthy.
         publish_gap_s: least seconds between two patches that bring gains only; releases go out at once.
@@ -52,6 +56,8 @@ class Settings:
     card_policy: str = DEFAULT_CARD_POLICY
     cdi: bool = False
     cgroup_root: Path = Path("/sys/fs/cgroup")
+    memory_limits: str = AUTO
+    container_logs: Path = Path("/var/log/containers")
     quiet_s: float = DEFAULT_QUIET_S
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
     publish_gap_s: float = GAP_S
@@ -125,6 +131,8 @@ class Settings:
             faults.append("--profile: required with --gpus simulated")
         elif self.gpus == "nvml" and self.profile is not None:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
+        if self.memory_limits not in MODES:
+            faults.append(f"--memory-limits {self.memory_limits!r}: allowed are {', '.join(MODES)}")
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
         if not 0 <= self.publish_gap_s < float("inf"):

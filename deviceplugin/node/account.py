@@ -78,6 +78,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
     """
@@ -99,6 +100,8 @@ class Account:
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self._withheld: Mapping[str, str] = {}
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
@@ -220,6 +223,22 @@ class Account:
         self._devices = {text: card.healthy for card in cards for text in self._ids[card.uuid]}
         self._percent = {text: card.healthy for card in cards for text in self._percent_ids[card.uuid]}
 
+    def withhold(self, reasons: Mapping[str, str]) -> None:
+        """Give exactly these cards to no container, healthy as they may be; they count as full.
+
+        Args:
+            reasons: why, by UUID.
+        """
+        self._withheld = dict(reasons)
+        self.ledger.set_withheld(self._withheld)
+        self.health_changed()
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had though it is on a card."""
+        facts = self.ledger.facts
+        uuid = facts.card_of.get(identifier) or facts.share_of.get(identifier, "")
+        return self._withheld.get(uuid) or "the card is unhealthy"
+
     async def preferred(
         self,
         available: Sequence[str],
@@ -310,7 +329,8 @@ class Account:
             "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
-        return replace(cards, envs={**cards.envs, **share})
+        limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
+        return replace(cards, envs={**cards.envs, **share, **limit})
 
 
 class Percent:
@@ -326,6 +346,10 @@ class Percent:
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID of a percent with its health."""
         return self._account.percent_devices()
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had, as `Account.why_not`."""
+        return self._account.why_not(identifier)
 
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int

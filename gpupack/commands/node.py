@@ -63,6 +63,20 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     help="Where the host's cgroups are mounted.",
 )
 @click.option(
+    "--memory-limits",
+    default="auto",
+    show_default=True,
+    metavar="auto|off|require",
+    help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other cards.",
+)
+@click.option(
+    "--container-logs",
+    type=click.Path(path_type=Path),
+    default=Path("/var/log/containers"),
+    show_default=True,
+    help="The kubelet's links to containers' logs: their names tell containers of a pod apart.",
+)
+@click.option(
     "--ignored-xids",
     default="13,31,43,45,68,109",
     show_default=True,
