@@ -106,6 +106,13 @@ class NodeArrays:
         self._vacant = list(range(rows - 1, -1, -1))
         self._sorted: list[str] = []
 
+    def copy(self) -> "NodeArrays":
+        """Copy everything, to see what would be; the versions go on from those of the original."""
+        other = NodeArrays.__new__(NodeArrays)
+        for name, value in vars(self).items():
+            setattr(other, name, value if isinstance(value, int) else value.copy())
+        return other
+
     @property
     def row_count(self) -> int:
         """Rows in the arrays, vacant ones included."""

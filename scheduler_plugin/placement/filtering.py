@@ -216,8 +216,24 @@ def place_many(
     Returns:
         bool[m], every demand found its cards.
     """
-    size = nodes.size[rows].astype(np.int64)
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    return take_many(nodes, ask, rows, costs_of, free)
+
+
+def take_many(nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, free: LongArray) -> BoolArray:
+    """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for.
+        rows: intp[m].
+        costs_of: The card policy.
+        free: int64[m, K], changed in place; of rows where not every demand found its cards it is of no use.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    size = nodes.size[rows].astype(np.int64)
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)
     bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
