@@ -1,20 +1,21 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
+from deviceplugin.gpus.cdi import CdiNames, follow
+from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.profile_file import ProfileFile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuSource
+from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
@@ -23,6 +24,7 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -31,6 +33,7 @@ from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units
+from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -38,6 +41,7 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
+from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -119,7 +123,7 @@ class Daemon:
         structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
-            await _until(stop, _nothing, self._open())
+            await until(stop, nothing, self._open())
             if stop.is_set():
                 return
             client = await stack.enter_async_context(
@@ -149,13 +153,13 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
+        cdi = await self._cdi_names(gpus)
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            vendor=self._source.vendor,
-            cdi=settings.cdi,
+            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -170,13 +174,18 @@ class Daemon:
             self._plugin.devices_changed()
             percent.devices_changed()
 
+        self._limit(account, pods, notices, devices_changed)
+
         def cards_changed() -> None:
+            self._supports.cards_changed()
             devices_changed()
             # What people cordoned may be among the new cards.
             if nodes.node is not None:
                 nodes.take(nodes.node)
 
-        card_list = CardList(account, gpus, settings.unit_mib, notices, cards_changed)
+        card_list = CardList(
+            account, gpus, settings.unit_mib, notices, cards_changed, self._supports.enforcement
+        )
         # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
@@ -259,29 +268,57 @@ class Daemon:
         # Not earlier: what the user got wrong is one line, without a log before it.
         log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
-        # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
-        gc.collect()
-        gc.freeze()
-        stack.push_async_callback(_cancelled, asyncio.create_task(recorder.run()))
+        settle_memory()
+        stack.push_async_callback(cancelled, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await _until(stop, _nothing, self._wait_for_turn(status, notices))
+        await until(stop, nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await _until(
+        await self._supports.begin()
+        await until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
+            self._enforcer.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
+            *([follow(cdi, self._source.cards)] if cdi is not None else []),
         )
+
+    def _limit(self, account: Account, pods: PodView, notices: Notices, on_offer: Callable[[], None]) -> None:
+        """Make who holds containers to their shares."""
+        settings = self._settings
+        self._supports = Supports(
+            account,
+            self._source.limits,
+            mode=settings.memory_limits,
+            notices=notices,
+            on_offer=on_offer,
+        )
+        self._enforcer = Enforcer(
+            account,
+            self._supports,
+            pods.containers,
+            unit_mib=settings.unit_mib,
+            cgroup_root=settings.cgroup_root,
+            container_logs=settings.container_logs,
+        )
+
+    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
+        """Read how CDI names the cards; None where it is not used."""
+        if not uses_cdi(self._settings.device_list_strategy):
+            return None
+        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
+        await asyncio.to_thread(names.refresh, gpus)
+        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""
@@ -333,34 +370,6 @@ class Daemon:
             self.ready.set()
         if self.account is not None:
             self.account.changed()
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def _nothing() -> None:
-    """Take no leave."""
-
-
-async def _until(
-    stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
-) -> None:
-    """Do everything at once until `stop` is set, and `farewell` is through, or one fails, which is raised."""
-    tasks = [asyncio.create_task(each) for each in work]
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await farewell()
-    finally:
-        for task in (stopped, *tasks):
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    failures = [each for each in results if isinstance(each, Exception)]
-    if failures:
-        raise failures[0]
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:

@@ -146,6 +146,22 @@ def holds(facts: Facts) -> dict[str, Units]:
     return found
 
 
+def holds_by_position(facts: Facts) -> dict[str, dict[int, int]]:
+    """The same by the card's position in the words."""
+    position = {uuid: number for number, uuid in enumerate(facts.cards)}
+    return {
+        uid: {position[uuid]: count for uuid, count in units.items() if count}
+        for uid, units in holds(facts).items()
+    }
+
+
+def in_flight(facts: Facts) -> bool:
+    """Whether some pod is on its way from Allocate to `holds`."""
+    return bool(facts.grants) or any(
+        bound.live and uid in facts.held and not complete(facts, bound) for uid, bound in facts.pods.items()
+    )
+
+
 def assumed(facts: Facts) -> Units:
     """What the scheduler adds to the words by card: bound pods that they do not hold."""
     total: Units = {}

@@ -31,6 +31,8 @@ class Ledger:
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._withheld: frozenset[str] = frozenset()
         self._book_read = False
         self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
         self._expired: deque[str] = deque(maxlen=4096)
@@ -68,6 +70,8 @@ class Ledger:
         """
         before = self.promises()
         self._facts.install(cards)
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._rate()
         return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:
@@ -79,7 +83,19 @@ class Ledger:
         card = self._facts.cards.get(uuid)
         if card is None:
             raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._facts.cards)}")
-        self._facts.cards[uuid] = replace(card, healthy=healthy)
+        (self._sick.discard if healthy else self._sick.add)(uuid)
+        self._rate()
+
+    def set_withheld(self, uuids: Collection[str]) -> None:
+        """Keep exactly these cards from all containers, as if unhealthy. Unknown UUIDs are ignored."""
+        self._withheld = frozenset(uuids)
+        self._rate()
+
+    def _rate(self) -> None:
+        for uuid, card in self._facts.cards.items():
+            healthy = uuid not in self._sick and uuid not in self._withheld
+            if card.healthy is not healthy:
+                self._facts.cards[uuid] = replace(card, healthy=healthy)
 
     def set_cordoned(self, uuids: Collection[str]) -> None:
         """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""
@@ -118,19 +134,8 @@ class Ledger:
             if held.ids.get(slot.container) != ids:
                 held.ids[slot.container] = ids
                 held.units = facts.of_containers(held.ids.values())
-        self._settle_grants()
+        facts.grants = release.grants_not_in_book(facts)
         self.settle(now_s)
-
-    def _settle_grants(self) -> None:
-        """An Allocate ends when the book shows it, or was written so often without it."""
-        facts = self._facts
-        by_ids: dict[frozenset[str], set[Slot]] = {}
-        for slot, ids in facts.book.items():
-            by_ids.setdefault(ids, set()).add(slot)
-        for grant in facts.grants:
-            grant.writes += 1
-            grant.before &= by_ids.get(grant.ids, set())
-        facts.grants = [g for g in facts.grants if not by_ids.get(g.ids, set()) - g.before]
 
     def expects(
         self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
@@ -346,11 +351,7 @@ class Ledger:
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
-        facts = self._facts
-        return bool(facts.grants) or any(
-            bound.live and uid in facts.held and not charges.complete(facts, bound)
-            for uid, bound in facts.pods.items()
-        )
+        return charges.in_flight(self._facts)
 
     def promised(self) -> Units:
         """Units by card that containers hold, never more than the card has."""
@@ -375,11 +376,7 @@ class Ledger:
 
     def published_holds(self) -> dict[str, dict[int, int]]:
         """The same by the card's position in the words."""
-        position = {uuid: number for number, uuid in enumerate(self._facts.cards)}
-        return {
-            uid: {position[uuid]: count for uuid, count in units.items() if count}
-            for uid, units in self.holds().items()
-        }
+        return charges.holds_by_position(self._facts)
 
     def unsettled(self) -> bool:
         """Something ends without any event: a pod that is over is charged, or an Allocate not in the book."""

@@ -7,6 +7,7 @@ import structlog
 
 from allocator.ledger import Pod
 from allocator.records import CardRecord
+from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.node.account import Account
 from deviceplugin.node.inventory import cards_in_units, check_units, records
@@ -27,6 +28,7 @@ class CardList:
         unit_mib: MiB a unit.
         notices: told of cards that come and go.
         on_change: called before the words are written: the kubelet must hear of new devices first.
+        enforcement: how a card's memory is held, by UUID.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class CardList:
         unit_mib: int,
         notices: Notices,
         on_change: Callable[[], None],
+        enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
     ) -> None:
         self._account = account
         self._gpus = tuple(gpus)
         self._unit_mib = unit_mib
         self._notices = notices
         self._on_change = on_change
+        self._enforcement = enforcement
 
     @property
     def gpus(self) -> tuple[GpuCard, ...]:
@@ -50,7 +54,7 @@ class CardList:
 
     def records(self) -> tuple[CardRecord, ...]:
         """Describe the cards for people and selectors."""
-        return records(self._account.ledger.installed, self._gpus)
+        return records(self._account.ledger.installed, self._gpus, self._enforcement)
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
         """Take the source's list.

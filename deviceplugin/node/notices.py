@@ -11,6 +11,7 @@ from allocator.ledger import Pod
 from kubeapi.events import EventType, ObjectRef, node_ref, pod_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
+NOT_OFFERED: Final = "GPUNotOffered"
 RECOVERED: Final = "GPURecovered"
 GONE: Final = "GPUGone"
 CARDS_CHANGED: Final = "GPUsChanged"
@@ -59,6 +60,10 @@ class Notices:
         for pod in pods:
             theirs = f"{self._card(uuid)}, which this pod has a share of, is unhealthy: {reason}"
             self._record(_ref_of(pod), "Warning", UNHEALTHY, theirs)
+
+    def not_offered(self, uuid: str, reason: str) -> None:
+        """Tell that a card is well and yet given to no pod."""
+        self._record(self._ref, "Warning", NOT_OFFERED, f"{self._card(uuid)} takes no new pods: {reason}")
 
     def recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
         """Tell that a card is given to pods again, and the pods that are on it."""
