@@ -27,7 +27,7 @@ def of_pod(facts: Facts, uid: str) -> Units:
 
 def is_lost(facts: Facts, bound: BoundPod) -> bool:
     """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
-    return bound.admitted and bool(facts.missing(bound))
+    return bound.admitted and facts.lacks(bound)
 
 
 def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
@@ -63,8 +63,11 @@ def _remembered(facts: Facts, uid: str, *, known: bool) -> Units:
 
 def charged_uids(facts: Facts) -> set[str]:
     """Every UID that may be charged with something."""
-    lost = {uid for uid, bound in facts.pods.items() if is_lost(facts, bound)}
-    return facts.held.keys() | facts.remembered.keys() | lost
+    return facts.held.keys() | facts.remembered.keys() | _lost_uids(facts)
+
+
+def _lost_uids(facts: Facts) -> set[str]:
+    return {uid for uid, bound in facts.pods.items() if bound.admitted and facts.lacks(bound)}
 
 
 def charged(facts: Facts) -> Units:
@@ -74,8 +77,13 @@ def charged(facts: Facts) -> Units:
     still runs with them: both count.
     """
     total: Units = dict.fromkeys(facts.cards, 0)
-    for uid in charged_uids(facts):
-        add(total, of_pod(facts, uid))
+    lost = _lost_uids(facts)
+    for uid in facts.held.keys() | facts.remembered.keys() | lost:
+        # `of_pod` says the same of most pods, which are known and not lost.
+        if uid in facts.pods and uid not in lost:
+            add(total, facts.held[uid].units if uid in facts.held else {})
+        else:
+            add(total, of_pod(facts, uid))
     for grant in facts.grants:
         add(total, dict(grant.shares))
     return total
@@ -126,7 +134,7 @@ def check_room(facts: Facts, wanted: frozenset[str]) -> None:
 
 def complete(facts: Facts, bound: BoundPod) -> bool:
     """Whether `charged` contains all that the pod will ever ask for."""
-    return bound.admitted or not facts.missing(bound)
+    return bound.admitted or not facts.lacks(bound)
 
 
 def holds(facts: Facts) -> dict[str, Units]:

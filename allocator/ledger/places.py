@@ -5,8 +5,9 @@ the cards assigned to all of them, less those that the ones already served reall
 which of them is asking; the book says a moment later who it was.
 """
 
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allocator.ledger import charges
@@ -80,10 +81,10 @@ def waiting(facts: Facts) -> list[Waiting]:
 class Draft:
     """Places under way: targets left in the pools, room left on the cards, what is settled."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, queue: Iterable["Waiting"]) -> None:
         promised = charges.charged(facts)
         self.facts = facts
-        self.pools = pools(facts)
+        self.pools = pools(facts, {shape(one.request, one.demand) for one in queue})
         self.room = {
             uuid: card.size_units - promised[uuid] if card.healthy else 0
             for uuid, card in facts.cards.items()
@@ -151,8 +152,10 @@ STEPS = (
 
 def places(facts: Facts) -> dict[Key, Place]:
     """Tell where each waiting demand will be served: the first of `STEPS` that knows."""
-    draft = Draft(facts)
     queue = waiting(facts)
+    if not queue:
+        return {}
+    draft = Draft(facts, queue)
     for step in STEPS:
         for one in queue:
             if one.key not in draft.settled:
@@ -160,34 +163,67 @@ def places(facts: Facts) -> dict[Key, Place]:
     return draft.settled
 
 
-def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
+class _Pool:
+    """Targets of one shape, each with the pods that it was assigned to, the first bound one first."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._of: dict[str, list[tuple[str, ...]]] = {}
+
+    def add(self, uid: str, seen: int, target: tuple[str, ...]) -> None:
+        """A pod seen bound as event number `seen` was assigned to a target."""
+        insort(self._left.setdefault(target, []), (seen, uid))
+        insort(self._of.setdefault(uid, []), target)
+
+    def take(self, uid: str, seen: int, got: tuple[str, ...], since: int) -> None:
+        """A pod was served on `got` at event `since`: the target that it took is used up."""
+        same = self._left.get(got, ())
+        if (seen, uid) in same:
+            self._remove(uid, seen, got)
+        elif same and same[0][0] <= since:
+            first_seen, first = same[0]
+            self._remove(first, first_seen, got)
+        elif self._of.get(uid):
+            self._remove(uid, seen, self._of[uid][0])
+
+    def left(self) -> Counter[tuple[str, ...]]:
+        """Count the targets that are left."""
+        return Counter({target: len(pods) for target, pods in self._left.items() if pods})
+
+    def _remove(self, uid: str, seen: int, target: tuple[str, ...]) -> None:
+        self._left[target].remove((seen, uid))
+        self._of[uid].remove(target)
+
+
+def pools(facts: Facts, kinds: Collection[Hashable]) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
     """Count the targets that are left by shape: those of all pods less what those served took of them.
 
     Who got another's target leaves it his own, if the other was bound by then: the scheduler knew nothing of
     it. Who got cards that nobody waited for has used up his own. A pod leaves the pool when its charge ends,
     not before: until then the cards that it got are not free.
+
+    Args:
+        facts: what is known.
+        kinds: the shapes to count.
     """
-    targets: defaultdict[Hashable, list[tuple[str, int, tuple[str, ...]]]] = defaultdict(list)
+    found: defaultdict[Hashable, _Pool] = defaultdict(_Pool)
+    mine: dict[str, list[tuple[Hashable, Demand]]] = {}
     for uid, bound in facts.pods.items():
         for demand in bound.pod.request.demands:
+            kind = shape(bound.pod.request, demand)
+            if kind not in kinds:
+                continue
+            mine.setdefault(uid, []).append((kind, demand))
             target = facts.target(bound.pod, demand)
             if target is not None:
-                targets[shape(bound.pod.request, demand)].append((uid, bound.seen.order, target))
+                found[kind].add(uid, bound.seen.order, target)
     for uid, held in facts.held.items():
-        for demand in facts.pods[uid].pod.request.demands if uid in facts.pods else ():
-            got = tuple(sorted(facts.by_card(facts.ids_of(uid, demand.containers))))
-            mine = targets[shape(facts.pods[uid].pod.request, demand)]
-            taken = sorted(
-                (other != uid, target != got, seen, other, target)
-                for other, seen, target in mine
-                if got and (other == uid or (target == got and seen <= held.since.order))
-            )
-            exact = [one for one in taken if not one[1]]
-            for _, _, seen, other, target in (exact or taken)[:1]:
-                mine.remove((other, seen, target))
-    return defaultdict(
-        Counter, {kind: Counter(target for *_, target in left) for kind, left in targets.items()}
-    )
+        for kind, demand in mine.get(uid, ()):
+            alone = held.ids.keys() <= set(demand.containers)
+            got = tuple(sorted(held.units if alone else facts.by_card(facts.ids_of(uid, demand.containers))))
+            if got:
+                found[kind].take(uid, facts.pods[uid].seen.order, got, held.since.order)
+    return defaultdict(Counter, {kind: pool.left() for kind, pool in found.items()})
 
 
 def by_policy(

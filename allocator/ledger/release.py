@@ -51,7 +51,8 @@ def is_unlisted(facts: Facts, uid: str) -> bool:
 
 def releasable(facts: Facts) -> set[str]:
     """UIDs whose charge ends now."""
-    return {uid for uid in charges.charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
+    ended = {uid for uid in facts.deaths if is_dead(facts, uid) and is_unlisted(facts, uid)}
+    return ended & charges.charged_uids(facts) if ended else ended
 
 
 def grants_not_in_book(facts: Facts) -> list[Grant]:

@@ -31,8 +31,8 @@ EVENT_GAP_S: Final = 0.1
 HANGS_S: Final = 10.0
 """A call of the driver that takes longer is told of; none takes a second as a rule."""
 
-UNMEASURED_S: Final = 30.0
-"""Cards that could not be measured for so long are given to no pod."""
+UNMEASURED_S: Final = 75.0
+"""Cards that could not be measured for so long are given to no pod; a minute may pass."""
 
 CLOSE_S: Final = 2.0
 
