@@ -8,8 +8,8 @@ place, while the script of the profile lets
 - numbered errors of the driver come at 10 000 a second, of all instances in turn,
 - one call of the driver hang for a minute (a fifth of a shorter time).
 
-Measured: Allocate from the kubelet's call to its answer, as in `benchmarks.node`, and right after each the same
-call of a plugin that does nothing, which is what this machine takes for it; pods that were refused;
+Measured: Allocate from the kubelet's call to its answer, as in `benchmarks.node`, and right after each the
+same call of a plugin that does nothing, which is what this machine takes for it; pods that were refused;
 containers that were told another card than the one they were bound to, and device IDs given out twice, among
 all that ran; resident memory of the daemon before and after. The last line is JSON.
 """
@@ -34,8 +34,10 @@ from allocator.records import dump_assigned
 from benchmarks.machine import machine, percentile, resident_mib
 from benchmarks.node import (
     API_SERVER,
+    EMPTY_PLUGIN,
     NODE,
     PODS_PATH,
+    TimedCalls,
     TimedPlugin,
     first_line,
     free_port,

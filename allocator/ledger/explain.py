@@ -16,7 +16,7 @@ def allocation(facts: Facts, bound: BoundPod) -> Assignment | None:
         counts = facts.by_card(facts.ids_of(pod.key, demand.containers))
         if not counts or (len(counts) > 1 and pod.request.shared):
             return None
-        cards = [uuid for uuid in facts.cards if uuid in counts]
+        cards = list(counts)
         for container in pod.request.containers:
             if container.name in demand.containers:
                 each = Demand((), container.units // len(cards), 1, pod.request.percent, WHOLE)

@@ -259,8 +259,9 @@ class Facts:
 
         IDs of cards that this node has no more stand for nothing.
         """
-        counts = Counter(map(self.card_of.get, ids))
-        if counts.pop(None, 0):
+        found = [self.card_of.get(text) for text in ids]
+        counts = Counter(uuid for uuid in found if uuid is not None)
+        if None in found:
             percent = Counter(self.share_of[text] for text in ids if text in self.share_of)
             counts.update({uuid: n * self.cards[uuid].size_units // WHOLE for uuid, n in percent.items()})
         if len(counts) <= 1:

@@ -298,9 +298,14 @@ class Ledger:
         over = {uid for uid in charges.charged_uids(facts) if release.over_since(facts, uid) is not None}
         return frozenset(over | {uid for uid, bound in facts.pods.items() if uid not in facts.lived})
 
-    def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
-        """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
+    def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> bool:
+        """Take a look at the cgroups of `uids` that began at `mark` and found `alive`.
+
+        Returns:
+            Whether that is news of any of them.
+        """
         facts = self._facts
+        before = facts.lived & facts.pods.keys(), facts.deaths.keys() | (), len(facts.held), len(facts.pods)
         for uid in uids:
             if uid not in alive:
                 facts.deaths[uid] = mark
@@ -310,6 +315,8 @@ class Ledger:
             if uid in facts.pods:
                 facts.pods[uid].admitted = True
         self.settle(mark.at_s)
+        after = facts.lived & facts.pods.keys(), facts.deaths.keys() | (), len(facts.held), len(facts.pods)
+        return before != after
 
     def settle(self, now_s: float) -> None:
         """End every charge that ends by now, and forget pods of which nothing can come any more."""

@@ -51,7 +51,8 @@ def is_unlisted(facts: Facts, uid: str) -> bool:
 
 def releasable(facts: Facts) -> set[str]:
     """UIDs whose charge ends now."""
-    ended = {uid for uid in facts.deaths if is_dead(facts, uid) and is_unlisted(facts, uid)}
+    over = facts.gone.keys() | {uid for uid, bound in facts.pods.items() if bound.gone is not None}
+    ended = {uid for uid in over if is_dead(facts, uid) and is_unlisted(facts, uid)}
     return ended & charges.charged_uids(facts) if ended else ended
 
 

@@ -137,9 +137,11 @@ class Account:
         """Seconds by the ledger's clock."""
         return self._clock()
 
-    def state(self) -> tuple[object, ...]:
-        """What followers look at; compare two to see whether they must be told."""
-        return self.ledger.used(), self.ledger.holds(), self.ledger.complete
+    def _shown(self) -> tuple[object, ...]:
+        """What the book has shown; compare two: cheap, whereas all that follows from it takes long."""
+        facts = self.ledger.facts
+        held = {uid: dict(held.ids) for uid, held in facts.held.items()}
+        return held, len(facts.grants), len(facts.pods), self.ledger.complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
@@ -165,10 +167,10 @@ class Account:
         self._ended &= others.keys()
         self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
         self._last = contents
-        before = self.state()
+        before = self._shown()
         ours = {self._resource, PERCENT_RESOURCE}
         self.ledger.read_book([e for e in entries if e.resource in ours], self.now_s())
-        if self.state() != before:
+        if self._shown() != before:
             self.changed()
 
     def check_other_units(self, asked: Collection[str], running: Collection[str]) -> None:

@@ -96,10 +96,3 @@ class CardList:
         for uuid in went:
             if pods.get(uuid):
                 self._notices.gone(uuid, pods[uuid])
-
-
-def pods_on(account: Account, uuid: str) -> list[Pod]:
-    """List the pods that hold something of a card, by name; without those that the API does not know."""
-    bound = account.ledger.facts.pods
-    found = [bound[uid].pod for uid in account.ledger.promises().get(uuid, {}) if uid in bound]
-    return sorted(found, key=lambda pod: (pod.namespace, pod.name))

@@ -123,9 +123,7 @@ class Reconciler:
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
-            before = self._account.state()
-            ledger.looked(uids, alive, mark)
-            if self._account.state() != before:
+            if ledger.looked(uids, alive, mark):
                 self._account.changed()
         if ledger.wants_write(self._account.now_s()):
             await self._clean()

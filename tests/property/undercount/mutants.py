@@ -179,11 +179,11 @@ def _steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Ca
     return tuple(new for each in places.STEPS for new in (instead if each is step else (each,)))
 
 
-def _targets_only(facts: Facts) -> Any:
+def _targets_only(facts: Facts, kinds: Any) -> Any:
     """A pool that does not know who was served where."""
     held, facts.held = facts.held, {}
     try:
-        return _POOLS(facts)
+        return _POOLS(facts, kinds)
     finally:
         facts.held = held
 
