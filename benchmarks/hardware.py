@@ -41,6 +41,7 @@ from benchmarks.node import (
     TimedPlugin,
     first_line,
     free_port,
+    handled,
     process,
     spread,
     until,
@@ -122,7 +123,6 @@ class World:
         assigned = dump_assigned({"main": ((card, 1),)})
         await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
         await until(lambda: self.kubelet.admission(uid) is not None, f"{name} is admitted")
-        await until(lambda: uid in self.kubelet.running_pods() or self._was_refused(uid), f"{name} runs")
         if self._was_refused(uid):
             self.refused += 1
             return
@@ -136,7 +136,7 @@ class World:
         name = next(iter(self._pods))
         uid, card, _ = self._pods.pop(name)
         await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0})
-        await until(lambda: uid not in self.kubelet.running_pods(), f"{name} ends")
+        await until(lambda: self.kubelet.admission(uid) is None, f"{name} ends")
         return card
 
     def count_twice(self) -> None:
@@ -189,6 +189,7 @@ async def measure(seconds: float, pods: int) -> dict[str, float]:
         after_mib, faults = resident_mib(world.pid), await world.metric("gpupack_card_xid_errors_total")
         churned_ms = TimedPlugin.allocate_ms
         print(f"{replaced} pods replaced in {seconds:g} s, Allocate {spread(churned_ms)} ms", flush=True)
+        print(f"handled in the daemon: {await handled(world.port)}", flush=True)
         print(f"of an empty plugin: {spread(world.empty.took_ms)} ms", flush=True)
         print(
             f"{faults / seconds:.0f} errors a second counted, the driver hung for {hang_s:.0f} s at the most"

@@ -28,6 +28,9 @@ SOON_S: Final = 0.5
 EVENT_GAP_S: Final = 0.1
 """So long news are gathered: a storm of them is looked at ten times a second."""
 
+TELL_FAULT_S: Final = 10.0
+"""The same fault of the same card is logged, and told to people, once in so many seconds; all are counted."""
+
 HANGS_S: Final = 10.0
 """A call of the driver that takes longer is told of; none takes a second as a rule."""
 
@@ -106,6 +109,7 @@ class Sampler:
         self._measured_s = account.now_s()
         self._unmeasured: dict[str, str] = {}
         self._unusable: set[str] = set()
+        self._told_s: dict[tuple[str, int], float] = {}
         self.uses: dict[str, CardUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.errors = 0
@@ -263,9 +267,15 @@ class Sampler:
 
     def _note_fault(self, event: HealthEvent) -> None:
         if event.code is not None:
-            self.faults[event.uuid, event.code] += event.count
+            key, now_s = (event.uuid, event.code), self._account.now_s()
+            self.faults[key] += event.count
+            if now_s - self._told_s.get(key, float("-inf")) < TELL_FAULT_S:
+                return
+            self._told_s[key] = now_s
             if event.healthy is None:
-                log.info("an application's fault", card=event.uuid, reason=event.reason, count=event.count)
+                log.info(
+                    "an application's fault", card=event.uuid, reason=event.reason, so_far=self.faults[key]
+                )
             else:
                 self._notices.fault(event.uuid, event.reason)
 
