@@ -17,6 +17,8 @@ CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpu
 SCHEMA: Final = CHART / "values.schema.json"
 COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue"}
 
+ADMISSION_LISTS: Final = ("schedulerNames", "nodePolicies", "cardPolicies", "visibleDevicesNamespaces")
+
 _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
 _OBJECT: Final = {"type": "object"}
@@ -120,12 +122,14 @@ def schema() -> dict[str, Any]:
             {
                 "enabled": _BOOL,
                 "lists": closed(
-                    dict.fromkeys(("schedulerNames", "nodePolicies", "cardPolicies"), _TEXT),
+                    dict.fromkeys(ADMISSION_LISTS, _TEXT),
                     "Comma lists of the ConfigMap gpupack-admission that differ from the manifests'.",
                 ),
             },
             "ValidatingAdmissionPolicies.",
         ),
+        "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
+        "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
         "queue": closed(
             workload(
                 "queue",

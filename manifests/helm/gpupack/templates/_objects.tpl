@@ -97,3 +97,18 @@ form, null leaves it out.
 {{- else if not (kindIs "invalid" .value) }}--{{ $name }}={{ .value }}
 {{- end }}
 {{- end }}
+
+{{/* gpupack.patch applies a JSON patch to an object in place; every step of it adds to the end of a list. */}}
+{{- define "gpupack.patch" }}
+{{- $object := .object }}
+{{- range $step := .steps }}
+{{- $path := splitList "/" (trimPrefix "/" $step.path) }}
+{{- if or (ne $step.op "add") (ne (last $path) "-") }}{{ fail (printf "%s %s is not understood" $step.op $step.path) }}{{ end }}
+{{- $list := last (initial $path) }}
+{{- $place := $object }}
+{{- range $part := initial (initial $path) }}
+{{- if kindIs "slice" $place }}{{ $place = index $place (int $part) }}{{ else }}{{ $place = get $place $part }}{{ end }}
+{{- end }}
+{{- $_ := set $place $list (append (default list (get $place $list)) $step.value) }}
+{{- end }}
+{{- end }}
