@@ -23,13 +23,13 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
-from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -37,7 +37,6 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
-from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -161,24 +160,21 @@ class Daemon:
             notices=notices,
         )
 
-        self._supports = Supports(
+        self._memory = MemoryParts(
+            settings,
             account,
-            self._source.limits,
-            mode=settings.memory_limits,
-            notices=notices,
-            on_offer=devices_changed,
-        )
-        self._enforcer = Enforcer(
-            account,
-            self._supports,
-            pods.containers,
-            unit_mib=settings.unit_mib,
-            cgroup_root=settings.cgroup_root,
-            container_logs=settings.container_logs,
+            self._source,
+            self._owners,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
         )
 
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus, self._supports.enforcement)
+            return records(ledger.installed, gpus, self._memory.supports.enforcement)
 
         self._ownership = Ownership(
             client,
@@ -201,7 +197,8 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods)
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
                 Registrar(
@@ -230,6 +227,7 @@ class Daemon:
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
+            memory=self._memory,
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
@@ -240,6 +238,7 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
+        metrics.also(self._memory.metrics())
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
@@ -256,14 +255,14 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await self._supports.begin()
+        await self._memory.supports.begin()
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
-            self._enforcer.run(),
+            self._memory.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
