@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,10 +11,12 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
+from deviceplugin.gpus.cdi import CdiNames, follow
+from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuSource
+from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
@@ -125,13 +127,13 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
+        cdi = await self._cdi_names(gpus)
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            vendor=self._source.vendor,
-            cdi=settings.cdi,
+            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -269,7 +271,16 @@ class Daemon:
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
+            *([follow(cdi, self._source.cards)] if cdi is not None else []),
         )
+
+    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
+        """Read how CDI names the cards; None where it is not used."""
+        if not uses_cdi(self._settings.device_list_strategy):
+            return None
+        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
+        await asyncio.to_thread(names.refresh, gpus)
+        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

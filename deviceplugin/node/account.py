@@ -17,7 +17,8 @@ from allocator.ledger import BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.gpus.grant import ContainerGrant
-from deviceplugin.gpus.vendor import UNNAMED, Vendor
+from deviceplugin.gpus.handover import Handover
+from deviceplugin.gpus.vendor import UNNAMED
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
@@ -35,6 +36,7 @@ TAKEN: Final = (
     f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
 )
 
+_BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
 log = structlog.get_logger(__name__)
@@ -67,8 +69,7 @@ class Account:
         book: the kubelet's, read before every answer.
         resource: name of our extended resource that counts units.
         unit_mib: MiB a unit.
-        vendor: how containers are told their cards.
-        cdi: name the cards as CDI devices too.
+        hand_over: describes cards, by UUID, to a container.
         clock: monotonic seconds.
         view_wait_s: see `VIEW_WAIT_S`.
         room_wait_s: see `ROOM_WAIT_S`.
@@ -90,8 +91,7 @@ class Account:
         resource: str,
         unit_mib: int,
         *,
-        vendor: Vendor = UNNAMED,
-        cdi: bool = False,
+        hand_over: Callable[[Sequence[str]], ContainerGrant] = _BARE.grant,
         clock: Callable[[], float] = time.monotonic,
         view_wait_s: float = VIEW_WAIT_S,
         room_wait_s: float = ROOM_WAIT_S,
@@ -108,8 +108,7 @@ class Account:
         self._last: object = self
         self._resource = resource
         self._unit_mib = unit_mib
-        self._vendor = vendor
-        self._cdi = cdi
+        self._hand_over = hand_over
         self._clock = clock
         self._view_wait_s = view_wait_s
         self._room_wait_s = room_wait_s
@@ -324,7 +323,7 @@ class Account:
 
     def _describe(self, grant: Grant) -> ContainerGrant:
         uuids = [uuid for uuid, _ in grant.shares]
-        cards = self._vendor.grant(uuids, cdi=self._cdi)
+        cards = self._hand_over(uuids)
         share = {
             "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),

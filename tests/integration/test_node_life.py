@@ -206,6 +206,6 @@ async def test_http_tells_probes_prometheus_and_people():
 async def test_cdi_names_are_given_on_request():
     async with node_world(8) as world:
         await world.stop_daemon()
-        await world.start_daemon(cdi=True)
+        await world.start_daemon(device_list_strategy=("envvar", "cdi-cri"), cdi_dirs=())
         uid = await world.run("a", 3, on=0)
         assert world.kubelet.containers[uid, "main"].cdi_devices == (f"nvidia.com/gpu={card(0)}",)

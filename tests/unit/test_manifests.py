@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from allocator import names
+from deviceplugin.gpus.cdi import FOLDERS
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness.manifests import build
 
@@ -406,3 +407,14 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     for folder in ("node", "scheduler", "extender"):
         (image,) = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
         assert image == {"name": "gpupack", "newTag": version[1]}
+
+
+def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> None:
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "cdi")
+    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
+    args = container(daemon)["args"]
+    assert "--device-list-strategy=cdi-cri" in args
+    mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
+    hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
+    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
+    assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
