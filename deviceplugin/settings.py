@@ -105,7 +105,7 @@ class Settings:
         Raises:
             SettingsError: lists every fault.
         """
-        faults = [*self._name_faults(), *self._gpu_faults(), *self._place_faults()]
+        faults = [*self._name_faults(), *self.gpu_faults(), *self._place_faults()]
         if self.log_level not in LOG_LEVELS:
             faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
@@ -133,7 +133,8 @@ class Settings:
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def _gpu_faults(self) -> list[str]:
+    def gpu_faults(self) -> list[str]:
+        """Check what concerns cards alone."""
         faults = []
         if self.gpus not in GPU_SOURCES:
             faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")

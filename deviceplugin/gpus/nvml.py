@@ -17,6 +17,7 @@ import pynvml
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.nvml_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvml_limits import NvmlLimits
 from deviceplugin.gpus.nvml_links import read_links
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
@@ -34,6 +35,12 @@ _V2_MISSING = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
+)
+_NOT_EVERYWHERE = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlEventSetWait_v2",
+    *LIMIT_CALLS,
 )
 _START_ADVICE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -154,6 +161,14 @@ class NvmlGpus:
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
         return self._events.take(timeout_s)
+
+    def driver_version(self) -> str:
+        """Name the driver's version."""
+        return str(_quietly(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+
+    def calls(self) -> dict[str, bool]:
+        """Tell which of the calls that not every driver has are there."""
+        return {name: _has_call(name) for name in _NOT_EVERYWHERE}
 
     def _handle_of(self, uuid: str) -> Any:
         """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""
@@ -320,6 +335,14 @@ class NvmlGpus:
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
             self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
+
+
+def _has_call(name: str) -> bool:
+    try:
+        pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - to call it would change something
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

@@ -41,6 +41,7 @@ class SimulatedGpus:
     def __init__(self, profile: Profile, ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS) -> None:
         self._cards = tuple(simulated.card for simulated in profile.cards)
         self._vendor = profile.vendor
+        self._driver_version = profile.driver_version
         self._ignored_xids = ignored_xids
         self._lock = threading.Lock()
         self._events = EventQueue()
@@ -62,6 +63,10 @@ class SimulatedGpus:
     def close(self) -> None:
         """Let a waiting `events` return."""
         self._events.close()
+
+    def driver_version(self) -> str:
+        """Name the profile's version of the driver that is simulated."""
+        return f"{self._driver_version}, simulated"
 
     def cards(self) -> Sequence[GpuCard]:
         """Return the profile's cards by index."""
