@@ -1,7 +1,8 @@
 """One lane for each card to the driver that holds limits: a call that hangs holds up its own card alone."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -13,24 +14,25 @@ BATCH: Final = 16
 """Jobs of one turn: a new container waits for no more than these."""
 
 
+THREADS: Final = 32
+"""More than a machine has cards that can be limited; they are made when they are needed."""
+
+
 class Lanes:
     """Gives jobs to threads, one at a time for each card, new ones before those that are only looked after.
 
     Args:
         limits: the driver.
-        cards: UUIDs.
         on_outcome: called in the event loop with a card and what became of a job of it.
     """
 
-    def __init__(
-        self, limits: MemoryLimits, cards: Iterable[str], on_outcome: Callable[[str, Outcome], None]
-    ) -> None:
+    def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, Outcome], None]) -> None:
         self._limits = limits
         self._on_outcome = on_outcome
-        self._urgent: dict[str, dict[Path, Job]] = {uuid: {} for uuid in cards}
-        self._routine: dict[str, dict[Path, Job]] = {uuid: {} for uuid in self._urgent}
+        self._urgent: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._routine: dict[str, dict[Path, Job]] = defaultdict(dict)
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(max(1, len(self._urgent)), thread_name_prefix="memory-limits")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="memory-limits")
 
     def add(self, uuid: str, job: Job, *, urgent: bool) -> None:
         """Have a job done; it takes the place of one for the same cgroup that has not begun."""
@@ -45,10 +47,6 @@ class Lanes:
         """Forget a job that has not begun."""
         self._urgent[uuid].pop(cgroup, None)
         self._routine[uuid].pop(cgroup, None)
-
-    def busy(self, uuid: str) -> bool:
-        """Whether a card has jobs that are not done."""
-        return uuid in self._busy
 
     async def close(self) -> None:
         """Begin nothing more; a call that hangs is not waited for."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.limits import Enforcement, Support
 from tests.kubelet_world import until
@@ -232,7 +233,9 @@ async def test_a_driver_that_fails_for_a_moment_is_asked_again(world: LimitsWorl
     await world.limited(cgroup, 5)
 
 
-async def test_a_driver_that_goes_on_failing_is_told_of_once(world: LimitsWorld, mocker) -> None:
+async def test_a_driver_that_goes_on_failing_is_told_of_once(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
     mocker.patch("deviceplugin.node.limits.RETRY_S", 0.0)
     await world.start()
     world.driver.failing["c0"] = "the driver is busy"
