@@ -7,6 +7,7 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.commands.dashboard import dashboard
 from gpupack.commands.demo import demo
 from gpupack.commands.migrate import migrate
 from gpupack.commands.node import node
@@ -51,5 +52,5 @@ def cli() -> None:
     """
 
 
-for command in (demo, migrate, node, queue, scheduler, simulate, top, uninstall):
+for command in (dashboard, demo, migrate, node, queue, scheduler, simulate, top, uninstall):
     cli.add_command(command)
