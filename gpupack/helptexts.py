@@ -85,3 +85,12 @@ From its file, as CSV:        gpupack usage --history FILE --by label:team -o cs
 Without --prometheus and --history the dashboard at --dashboard is asked, which samples while it runs.
 Times are 30m, 24h, 7d, 2026-11-01 or 2026-11-01T08:00:00Z.
 """
+COMPLETION_HELP: Final = """Print a script that completes gpupack's commands and options.
+
+\b
+bash: gpupack completion bash > ~/.local/share/bash-completion/completions/gpupack
+zsh:  gpupack completion zsh > "${fpath[1]}/_gpupack"
+fish: gpupack completion fish > ~/.config/fish/completions/gpupack.fish
+
+`kubectl gpupack` is completed by kubectl's own script, which calls kubectl_complete-gpupack.
+"""
