@@ -15,7 +15,8 @@ import aiohttp
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 START_S = 60.0
-ANSWER_S = 30.0
+ANSWER_S = 60.0
+WAIT_S = 20.0
 MAX_MESSAGE = 64 * 2**20
 FLAGS = (
     "--headless=new",
@@ -53,6 +54,7 @@ class Tab:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._last = 0
+        self._loaded: asyncio.Future[None] | None = None
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.create_task(self._read())
         self.faults: list[str] = []
@@ -69,7 +71,9 @@ class Tab:
                 self._note(data.get("method"), data.get("params", {}))
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
-        if method == "Network.requestWillBeSent":
+        if method == "Page.loadEventFired" and self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(None)
+        elif method == "Network.requestWillBeSent":
             self.requested.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
@@ -118,8 +122,12 @@ class Tab:
         await self.send("Emulation.setEmulatedMedia", features=features)
 
     async def open(self, url: str) -> None:
-        """Go to an address."""
-        await self.send("Page.navigate", url=url)
+        """Go to an address, and wait for its files; within one page there are none."""
+        loaded = self._loaded = asyncio.get_running_loop().create_future()
+        answer = await self.send("Page.navigate", url=url)
+        if "loaderId" in answer:
+            async with asyncio.timeout(ANSWER_S):
+                await loaded
 
     async def run(self, script: str) -> Any:
         """Evaluate an expression, a promise to its end.
@@ -133,7 +141,7 @@ class Tab:
             raise PageError(details.get("exception", {}).get("description") or details["text"])
         return result["result"].get("value")
 
-    async def until(self, script: str, limit_s: float = ANSWER_S) -> Any:
+    async def until(self, script: str, limit_s: float = WAIT_S) -> Any:
         """Wait until an expression is true, looked at once a frame; returns its value.
 
         Raises:
@@ -142,12 +150,13 @@ class Tab:
         waiting = (
             "new Promise((done) => { const end = performance.now() + %d; const look = () => { let value;"
             " try { value = (%s); } catch { value = null; }"
-            " if (value || performance.now() > end) done(value instanceof Node ? true : value); else setTimeout(look, 16); }; look(); })"
+            " if (value || performance.now() > end) done(value instanceof Node ? true : value);"
+            " else setTimeout(look, 16); }; look(); })"
         )
         value = await self.run(waiting % (int(limit_s * 1000), script))
         if not value:
             text = await self.run("document.body.innerText")
-            raise PageError(f"{script}: not within {limit_s:g} s; the page says: {text[:1500]}")
+            raise PageError(f"{script}: not within {limit_s:g} s; the page says: {text[:400]}")
         return value
 
     async def press(self, key: str, text: str = "") -> None:

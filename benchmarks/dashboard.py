@@ -1,10 +1,10 @@
 """The dashboard in a real browser: first paint, updates, memory; and the pictures of docs/dashboard.
 
 `python -m benchmarks.dashboard --nodes N`: the shipped command follows N nodes of eight cards, with four
-pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page. `first_paint_ms`
-is from the navigation's start to the first cards on the screen. Then a node's words change every 50 ms for
-some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows it, and
-`seen_*_ms` from the change in the API server to that. The last line is JSON.
+pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
+`first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
+every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
+it, and `seen_*_ms` from the change in the API server to that. The last line is JSON.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """
@@ -26,12 +26,11 @@ import msgspec
 from benchmarks.browser import Tab, chromium
 from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
+from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.app import Dashboard, listen
 from gpupack.dashboard.http import Pages
-from gpupack.dashboard.objects import SeenPod
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import Point, Trend
-from gpupack.top.objects import Node
 from standins.apiserver.server import ApiServer
 
 CHANGES: Final = 100
@@ -57,25 +56,28 @@ def main() -> None:
 
 
 @asynccontextmanager
-async def shown(fleet: Fleet, trend: Iterable[Point] = ()) -> AsyncIterator[tuple[Dashboard, str]]:
+async def shown(
+    fleet: Fleet, trend: Iterable[Point] = (), address: str = "127.0.0.1:0"
+) -> AsyncIterator[tuple[Dashboard, str]]:
     """Serve the page of a made-up cluster from this process; gives the dashboard and the page's URL."""
-    settings = Settings(http="127.0.0.1:0")
+    settings = Settings(http=address)
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, "https://api.example.com:6443")
         dashboard.live.trend = Trend(trend)
         dashboard.board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
         dashboard.board.replace_pods(
-            [msgspec.convert(pod, SeenPod) for pod in (*fleet.pod_objects(), *fleet.pending_objects())]
+            [msgspec.convert(pod, AskPod) for pod in (*fleet.pod_objects(), *fleet.pending_objects())]
         )
         dashboard.look()
-        dashboard.advise()
+        with dashboard.live.page():
+            await dashboard.advise()
         pages = Pages(dashboard.board, dashboard.live, lambda: True, dashboard.usage, ())
         yield dashboard, await listen(pages, settings, stack)
 
 
-def node(value: dict[str, Any]) -> Node:
+def node(value: dict[str, Any]) -> AskNode:
     """Read a node."""
-    return msgspec.convert(value, Node)
+    return msgspec.convert(value, AskNode)
 
 
 async def first_paint_ms(tab: Tab, url: str) -> float:
@@ -177,9 +179,9 @@ def made_up_trend() -> list[Point]:
     size = 14264 * 1024
     for step in range(288):
         hour = step / 12
-        load = 0.58 + 0.26 * math.sin((hour - 9) / 24 * 2 * math.pi) + 0.03 * math.sin(step * 1.7)
+        load = 0.58 + 0.26 * math.sin((hour - 9) / 24 * 2 * math.pi) + 0.01 * math.sin(step * 0.5)
         free = size * (1 - load)
-        whole_free = free * (0.86 - 0.5 * load + 0.05 * math.sin(step * 0.9))
+        whole_free = free * (0.9 - 0.5 * load + 0.03 * math.sin(step * 0.23))
         points.append(
             Point(
                 at=int(time.time()) - (288 - step) * 300,
@@ -190,7 +192,7 @@ def made_up_trend() -> list[Point]:
                 whole_free=int(whole_free),
                 whole=int(whole_free / (60 * 1024)),
                 largest=(79 if load < 0.8 else 44) * 1024,
-                pending=max(0, int(40 * (load - 0.7))),
+                pending=max(0, round(40 * (load - 0.7))),
             )
         )
     return points
@@ -200,8 +202,8 @@ async def screenshots(folder: Path) -> None:
     """Write the pictures."""
     node_name = "gpu-a100-001"
     views = (
-        ("cards", "#/cards?group=model", WIDE, False),
-        ("drawer", f"#/cards?show=trouble&node={node_name}&card=2", WIDE, True),
+        ("cards", "#/cards?group=model", (1320, 800), False),
+        ("drawer", f"#/cards?show=trouble&node={node_name}&card=2", (1320, 800), True),
         ("pending", "#/pending", (1200, 700), False),
         ("fits", "#/fits", (1200, 700), False),
         ("trends", "#/trends?span=24h", (1200, 700), True),

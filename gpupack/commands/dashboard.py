@@ -75,8 +75,8 @@ def dashboard(**options: Any) -> None:
 
 
 def _serve(filename: str | None, options: dict[str, Any], browser: bool) -> None:
+    from gpupack.ask.objects import load
     from gpupack.dashboard.app import run, show
-    from gpupack.dashboard.file import load
     from gpupack.dashboard.settings import Settings
 
     settings = Settings(**options)

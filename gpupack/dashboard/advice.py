@@ -1,19 +1,21 @@
-"""Why pods wait for cards, and what fits now."""
+"""Why pods wait for cards, and what fits now: what `gpupack why` and `gpupack fit` answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from allocator.errors import AllocatorError
-from allocator.names import unit_of_resource
-from allocator.request import PodRequest, parse_pod
-from gpupack.dashboard.objects import SeenPod
-from gpupack.dashboard.records import NodeTile
-from scheduler_plugin.cluster.objects import container_mappings
+from gpupack.ask import Cluster, FitAsk, Why, fit, why
+from gpupack.ask.answers import FitAnswer
+from gpupack.ask.objects import AskPod
+from gpupack.errors import InputError
 
-MAX_PENDING: Final = 500
-"""Shown on the page; how many there are besides is said."""
+EXPLAINED: Final = 100
+"""Pods whose reasons are on the page; those that wait longest."""
+SHOWN: Final = 500
+"""Pods that are named at all."""
+SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -22,114 +24,102 @@ class Pending(msgspec.Struct, frozen=True):
     Attributes:
         namespace: of the pod.
         name: of the pod.
-        units: that it asks for, on all cards together; 0 where its request is refused.
-        cards: over which they are split.
-        unit: MiB of one unit; 0 where it asks for percent.
         since: creation, as the API server writes it.
-        gated: by scheduling gates.
-        why: in words.
+        state: as `gpupack why` says it; empty where nobody asked.
+        asked: what it asks for, in words.
+        text: what is the matter, in a sentence.
+        nodes: reasons of nodes, with their number.
+        notes: what else was found, a sentence each.
+        scheduler: what kube-scheduler wrote into the pod.
     """
 
     namespace: str
     name: str
-    units: int
-    cards: int
-    unit: int
     since: str
-    gated: bool
-    why: str
+    state: str = ""
+    asked: str = ""
+    text: str = ""
+    nodes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    scheduler: str = ""
 
 
-class Fit(msgspec.Struct, frozen=True):
-    """How many pods of a size fit.
+class Size(msgspec.Struct, frozen=True):
+    """How many pods of a size fit; see `Fit`.
 
     Attributes:
         unit: MiB of one unit.
         units: on one card.
         pods: so many fit now.
         nodes: on so many nodes.
+        largest: whether no larger request fits.
     """
 
     unit: int
     units: int
     pods: int
     nodes: int
+    largest: bool
 
 
-def pending(pods: Iterable[SeenPod]) -> list[Pending]:
-    """List the pods that ask for cards and have no node, those that wait longest first."""
-    found = [each for each in map(_pending, pods) if each is not None]
-    return sorted(found, key=lambda each: (each.since, each.namespace, each.name))
-
-
-def _pending(pod: SeenPod) -> Pending | None:
-    if pod.spec.node_name or pod.status.phase not in {"", "Pending"} or pod.metadata.deletion_timestamp:
-        return None
-    resource = next(iter(_resources(pod)), None)
-    if resource is None:
-        return None
-    request, refusal = _request(pod, resource)
-    if request is None and not refusal:
-        return None
-    return Pending(
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
-        units=request.effective_units if request is not None else 0,
-        cards=request.cards if request is not None else 0,
-        unit=0 if request is not None and request.percent else unit_of_resource(resource) or 0,
-        since=pod.metadata.creation_timestamp or "",
-        gated=bool(pod.spec.scheduling_gates),
-        why=refusal or _said(pod),
+def waiting(cluster: Cluster) -> list[AskPod]:
+    """Pods that wait for cards, longest first."""
+    return sorted(
+        (pod for pod in cluster.waiting() if pod.metadata.deletion_timestamp is None),
+        key=lambda pod: (pod.metadata.creation_timestamp, pod.full_name),
     )
 
 
-def _resources(pod: SeenPod) -> list[str]:
-    """Resources of ours that its containers name."""
-    named: set[str] = set()
-    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
-        if container.resources is not None:
-            named |= (container.resources.limits or {}).keys() | (container.resources.requests or {}).keys()
-    return sorted(name for name in named if unit_of_resource(name) or name.startswith("gpupack.io/gpu-"))
+def pending(cluster: Cluster, pods: list[AskPod]) -> Iterator[Pending]:
+    """Say why pods wait, one after the other: the caller may do something else between two."""
+    for number, pod in enumerate(pods[:SHOWN]):
+        yield explained(cluster, pod) if number < EXPLAINED else _named(pod)
 
 
-def _request(pod: SeenPod, resource: str) -> tuple[PodRequest | None, str]:
+def _named(pod: AskPod) -> Pending:
+    meta = pod.metadata
+    return Pending(meta.namespace, meta.name, meta.creation_timestamp)
+
+
+def explained(cluster: Cluster, pod: AskPod) -> Pending:
+    """Say why one pod waits."""
     try:
-        request = parse_pod(
-            pod.metadata.annotations or {},
-            container_mappings(pod.spec.init_containers),
-            container_mappings(pod.spec.containers),
-            resource,
-        )
-    except AllocatorError as error:
-        return None, str(error)
-    return request, ""
+        found = ask_why(cluster, pod.metadata.namespace, pod.metadata.name, ways=False)
+    except (AllocatorError, InputError) as error:
+        return msgspec.structs.replace(_named(pod), text=str(error))
+    return Pending(
+        namespace=found.namespace,
+        name=found.pod,
+        since=pod.metadata.creation_timestamp,
+        state=found.state,
+        asked=found.asked,
+        text=found.text,
+        nodes=tuple(
+            f"{group.count} {'node' if group.count == 1 else 'nodes'}: {group.text}" for group in found.nodes
+        ),
+        notes=found.notes,
+        scheduler=found.scheduler,
+    )
 
 
-def _said(pod: SeenPod) -> str:
-    """What kube-scheduler says of it."""
-    if pod.spec.scheduling_gates:
-        return f"It waits for scheduling gates: {', '.join(gate.name for gate in pod.spec.scheduling_gates)}"
-    for condition in pod.status.conditions or ():
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.message or condition.reason
-    return "No scheduler has looked at it yet."
+def ask_why(cluster: Cluster, namespace: str, name: str, *, ways: bool = True) -> Why:
+    """Ask why a pod is as it is.
+
+    Raises:
+        InputError: there is no such pod.
+    """
+    return why(cluster, namespace, name, ways=ways)
 
 
-SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
+def sizes(cluster: Cluster) -> Iterator[Size]:
+    """Say how many pods of usual sizes fit on one card each, up to the largest that fits."""
+    if not cluster.has_words:
+        return
+    first = fit(cluster, FitAsk(1))
+    largest = first.largest_units
+    for units in sorted({*(size for size in SIZES if size < largest), largest} - {0}):
+        yield _size(first if units == 1 else fit(cluster, FitAsk(units)), units, largest)
 
 
-def fits(tiles: Sequence[NodeTile]) -> list[Fit]:
-    """Say how many pods of usual sizes fit on one card each, and the largest that fits, by unit."""
-    found = []
-    for unit in sorted({tile.unit for tile in tiles if tile.unit}):
-        free = [
-            [card.free for card in tile.cards if card.free]
-            for tile in tiles
-            if tile.unit == unit and tile.open
-        ]
-        largest = max((max(cards) for cards in free if cards), default=0)
-        sizes = sorted({size for size in SIZES if size <= largest} | ({largest} if largest else set()))
-        for size in sizes:
-            counts = [sum(units // size for units in cards) for cards in free]
-            found.append(Fit(unit, size, sum(counts), sum(1 for count in counts if count)))
-    return found
+def _size(found: FitAnswer, units: int, largest: int) -> Size:
+    return Size(found.unit_mib, units, found.pods, len(found.nodes), units == largest)

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -12,20 +12,21 @@ import structlog
 from aiohttp import web
 
 from gpupack import __version__
+from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.following import Following
 from gpupack.dashboard.http import Pages
 from gpupack.dashboard.live import Live
-from gpupack.dashboard.objects import SeenPod
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import EVERY_S, Point, Trend, point
 from gpupack.errors import InputError
 from gpupack.top.fetching import connect
-from gpupack.top.objects import Node
 from gpupack.usage.report import By, report
 from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
+
+T = TypeVar("T")
 
 SHUTDOWN_S: Final = 1.0
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
@@ -33,6 +34,8 @@ GAP_S: Final = 0.1
 """Least time between two looks at what changed."""
 ADVICE_S: Final = 1.0
 """Least time between two looks at what waits and what fits."""
+PATIENCE: Final = 8
+"""They take no more than one part in so many of the time."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +73,7 @@ class Dashboard:
             },
         )
         self._changed = asyncio.Event()
+        self.live.opened = self._changed.set
         self._pending = 0
         self.following: Following | None = None
 
@@ -82,13 +86,16 @@ class Dashboard:
         self.live.flush()
         self.live.set_part("problems", self.following.problems() if self.following is not None else [])
 
-    def advise(self) -> None:
-        """Show what waits and what fits."""
-        waiting = advice.pending((self.board.pods or {}).values())
-        self._pending = len(waiting)
-        shown = waiting[: advice.MAX_PENDING]
-        self.live.set_part("pending", {"pods": shown, "more": len(waiting) - len(shown)})
-        self.live.set_part("fits", advice.fits(list(self.board.tiles.values())))
+    async def advise(self) -> None:
+        """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
+        cluster = self.board.cluster()
+        pods = advice.waiting(cluster)
+        self._pending = len(pods)
+        if not self.live.watched:
+            return
+        waits = [each async for each in _in_steps(advice.pending(cluster, pods))]
+        self.live.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
+        self.live.set_part("fits", [each async for each in _in_steps(advice.sizes(cluster))])
 
     async def run(self) -> None:
         """Keep it up to date until cancelled."""
@@ -97,17 +104,18 @@ class Dashboard:
             group.create_task(self._remember())
 
     async def _look_again(self) -> None:
-        advised = float("-inf")
+        loop = asyncio.get_running_loop()
+        again = float("-inf")
         while True:
             await self._changed.wait()
             self._changed.clear()
             self.look()
-            loop = asyncio.get_running_loop()
-            if loop.time() - advised >= ADVICE_S:
-                self.advise()
-                advised = loop.time()
-            else:
-                loop.call_later(ADVICE_S, self._changed.set)
+            began = loop.time()
+            if began >= again and self.board.nodes is not None:
+                await self.advise()
+                again = loop.time() + max(ADVICE_S, PATIENCE * (loop.time() - began))
+            elif began < again:
+                loop.call_at(again, self._changed.set)
             await asyncio.sleep(GAP_S)
 
     async def _remember(self) -> None:
@@ -204,8 +212,8 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
 
 async def show(
     settings: Settings,
-    nodes: Sequence[Node],
-    pods: Sequence[SeenPod] | None,
+    nodes: Sequence[AskNode],
+    pods: Sequence[AskPod],
     name: str,
     *,
     stop: asyncio.Event,
@@ -216,7 +224,7 @@ async def show(
     Args:
         settings: how to run.
         nodes: of the file.
-        pods: of the file, None where it has none.
+        pods: of the file.
         name: of the file.
         stop: ends it.
         started: called once with the URL.
@@ -228,14 +236,10 @@ async def show(
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, name, live=False)
         dashboard.board.replace_nodes(nodes)
-        problems = []
-        if pods is None:
-            problems.append(f"{name} holds no pods, so cards are shown without their pods.")
-        else:
-            dashboard.board.replace_pods(pods)
+        dashboard.board.replace_pods(pods)
         dashboard.look()
-        dashboard.advise()
-        dashboard.live.set_part("problems", problems)
+        with dashboard.live.page():  # somebody will look
+            await dashboard.advise()
         dashboard.live.set_part("queues", queues.none("A file does not say what queues there are."))
         pages = Pages(dashboard.board, dashboard.live, lambda: True, None, settings.allowed_hosts)
         started(await listen(pages, settings, stack))
@@ -266,3 +270,10 @@ async def listen(pages: Pages, settings: Settings, stack: AsyncExitStack) -> str
     host, port = runner.addresses[0][:2]
     host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104 - as a browser can name it
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+async def _in_steps(found: Iterable[T]) -> AsyncIterator[T]:
+    """Let others run between two."""
+    for each in found:
+        yield each
+        await asyncio.sleep(0)

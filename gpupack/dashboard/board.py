@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpupack.dashboard.objects import SeenPod
+from gpupack.ask import Cluster
+from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.records import NodeDetail, NodeTile, Sums, node_detail, node_tile, sums_of
-from gpupack.top.objects import Cluster, Node
+from gpupack.top.objects import Cluster as TopCluster
 from gpupack.top.records import NodeRow
 from gpupack.top.rows import rows
 from gpupack.usage.sampling import Seat
@@ -28,40 +29,47 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] | None = None
-        self.pods: dict[PodKey, SeenPod] | None = None
+        self.nodes: dict[str, AskNode] | None = None
+        self.pods: dict[PodKey, AskPod] | None = None
         self.tiles: dict[str, NodeTile] = {}
         self.encoded: dict[str, msgspec.Raw] = {}
         self.sums: dict[str, Sums] = {}
         self.seats: dict[str, tuple[Seat, ...]] = {}
-        self._on_node: dict[str, dict[PodKey, SeenPod]] = {}
+        self._on_node: dict[str, dict[PodKey, AskPod]] = {}
         self._dirty: set[str] = set()
+        self._cluster: Cluster | None = None
 
-    def replace_nodes(self, nodes: Iterable[Node]) -> None:
+    def replace_nodes(self, nodes: Iterable[AskNode]) -> None:
         """Take a complete list."""
         before = self.nodes or {}
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
+        self._cluster = None
 
-    def put_node(self, node: Node) -> None:
+    def put_node(self, node: AskNode) -> None:
         """Take one that is new or has changed."""
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
         self._dirty.add(node.metadata.name)
+        if self._cluster is not None:
+            self._cluster.put_node(node)
 
-    def drop_node(self, name: str) -> None:
+    def drop_node(self, node: AskNode) -> None:
         """Take one away."""
+        name = node.metadata.name
         (self.nodes or {}).pop(name, None)
         self._dirty.add(name)
+        if self._cluster is not None:
+            self._cluster.drop_node(name, node.metadata.resource_version)
 
-    def replace_pods(self, pods: Iterable[SeenPod]) -> None:
+    def replace_pods(self, pods: Iterable[AskPod]) -> None:
         """Take a complete list."""
         self._dirty |= self._on_node.keys()
-        self.pods, self._on_node = {}, {}
+        self.pods, self._on_node, self._cluster = {}, {}, None
         for pod in pods:
             self.put_pod(pod)
 
-    def put_pod(self, pod: SeenPod) -> None:
+    def put_pod(self, pod: AskPod) -> None:
         """Take one that is new or has changed."""
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
@@ -70,11 +78,16 @@ class Board:
         if pod.spec.node_name:
             self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
             self._dirty.add(pod.spec.node_name)
+        if self._cluster is not None:
+            self._cluster.put_pod(pod)
 
-    def drop_pod(self, key: PodKey) -> None:
+    def drop_pod(self, pod: AskPod) -> None:
         """Take one away."""
+        key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
         (self.pods or {}).pop(key, None)
+        if self._cluster is not None:
+            self._cluster.drop_pod(pod, pod.metadata.resource_version)
 
     def _off_node(self, key: PodKey, keep: str = "") -> None:
         """Take a pod off its node, unless it stays there."""
@@ -116,7 +129,7 @@ class Board:
         if node is None:
             return None
         pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
-        return next(iter(rows(Cluster([node], pods))), None)
+        return next(iter(rows(TopCluster([node], pods))), None)  # type: ignore[list-item]
 
     def detail(self, name: str) -> NodeDetail | None:
         """Make the record of one node with its pods; None where it shows nothing."""
@@ -128,9 +141,10 @@ class Board:
         return sum(self.sums.values(), Sums())
 
     def cluster(self) -> Cluster:
-        """Everything as it is now."""
-        nodes = list((self.nodes or {}).values())
-        return Cluster(nodes, None if self.pods is None else list(self.pods.values()))
+        """Everything as it is now, to be asked about; built once, and then kept current."""
+        if self._cluster is None:
+            self._cluster = Cluster.of((self.nodes or {}).values(), (self.pods or {}).values())
+        return self._cluster
 
     def labels(self) -> Mapping[str, Mapping[str, str]]:
         """Labels of the pods that are known, by UID."""

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.board import Board
-from gpupack.dashboard.objects import SeenPod
 from gpupack.top.fetching import NODES_PATH, PODS_PATH
-from gpupack.top.objects import Node
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import segment
@@ -75,19 +74,17 @@ class Following:
         self, client: KubeClient, board: Board, namespace: str | None, changed: Callable[[], None]
     ) -> None:
         self._namespace = namespace
-        self._nodes: _Sink[Node] = _Sink(
-            board.replace_nodes, board.put_node, lambda node: board.drop_node(node.metadata.name), changed
-        )
-        self._pods: _Sink[SeenPod] = _Sink(
+        self._nodes: _Sink[AskNode] = _Sink(board.replace_nodes, board.put_node, board.drop_node, changed)
+        self._pods: _Sink[AskPod] = _Sink(
             board.replace_pods,
             board.put_pod,
-            lambda pod: board.drop_pod((pod.metadata.namespace, pod.metadata.name)),
+            board.drop_pod,
             changed,
         )
         path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
         self._reflectors: list[tuple[_Sink[Any], Reflector[Any]]] = [
-            (self._nodes, Reflector(client, NODES_PATH, Node, self._nodes, watch_s=WATCH_S)),
-            (self._pods, Reflector(client, path, SeenPod, self._pods, watch_s=WATCH_S)),
+            (self._nodes, Reflector(client, NODES_PATH, AskNode, self._nodes, watch_s=WATCH_S)),
+            (self._pods, Reflector(client, path, AskPod, self._pods, watch_s=WATCH_S)),
         ]
 
     async def run(self) -> None:

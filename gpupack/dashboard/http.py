@@ -12,9 +12,11 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
+from gpupack.dashboard.advice import ask_why
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live, Page, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
+from gpupack.errors import InputError
 
 GAP_S: Final = 0.1
 """Least time between two messages to one page."""
@@ -109,6 +111,7 @@ class Pages:
                 web.get("/api/events", self.events),
                 web.get("/api/state", self.state),
                 web.get("/api/node", self.node),
+                web.get("/api/why", self.why),
                 web.get("/api/usage", self.usage),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
@@ -166,6 +169,15 @@ class Pages:
         if detail is None:
             return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
         return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
+
+    async def why(self, request: web.Request) -> web.Response:
+        """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""
+        query = request.query
+        try:
+            found = ask_why(self._board.cluster(), query.get("namespace", "default"), query.get("pod", ""))
+        except InputError as error:
+            return web.json_response({"error": str(error)}, status=404)
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
     async def usage(self, request: web.Request) -> web.Response:
         """GET /api/usage: what this process has sampled; see `gpupack usage --dashboard`."""

@@ -1,7 +1,7 @@
 """Tells every open page what has changed: a page that is slow gets less often more, never a longer queue."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class Live:
 
     Attributes:
         trend: sums over time.
+        opened: called when a page is opened.
     """
 
     def __init__(self, board: Board, trend: Trend, parts: Mapping[str, Any]) -> None:
@@ -52,6 +53,7 @@ class Live:
         self.trend = trend
         self._parts = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in parts.items()}
         self._pages: set[Page] = set()
+        self.opened: Callable[[], None] = lambda: None
 
     @contextmanager
     def page(self) -> Iterator[Page]:
@@ -64,6 +66,7 @@ class Live:
             raise TooManyPagesError(f"{MAX_PAGES} pages are open: allowed are no more; close one")
         page = Page()
         self._pages.add(page)
+        self.opened()
         try:
             yield page
         finally:

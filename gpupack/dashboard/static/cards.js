@@ -2,6 +2,7 @@
 
 import { html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.module.js";
 import { Bar, Figures, Legend } from "./bar.js";
+import { focusCard } from "./focus.js";
 import { List } from "./list.js";
 import {
   SHOWS, SORTS, add, cardOf, filtered, grouped, labelKeys, number, percent, plural, sumsOf, words, zero,
@@ -32,7 +33,7 @@ function Controls({ query, set, nodes, count, input }) {
   const keys = useMemo(() => labelKeys(nodes), [nodes.length]);
   return html`<form class="controls" role="search" onSubmit=${(event) => event.preventDefault()}>
     <label class="grow"><span class="sr">Filter nodes</span>
-      <input ref=${input} type="search" placeholder="Filter: name, model, label=value, !not  ( / )" value=${query.q ?? ""}
+      <input ref=${input} type="search" placeholder="Filter ( / )" title="Words of name, model, status or label=value; !word leaves out" value=${query.q ?? ""}
         onInput=${(event) => set({ q: event.target.value })} autocomplete="off" spellcheck=${false} />
     </label>
     <label><span class="label">Group</span>
@@ -103,7 +104,7 @@ const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowD
 // The arrow keys go from card to card, also to those that are not in the document yet.
 function useArrows(items) {
   const rows = useMemo(() => items.map((item, at) => [item.node, at]).filter(([node]) => node?.cards.length), [items]);
-  const [focus, setFocus] = useState({ node: "", card: 0, wanted: false });
+  const [focus, setFocus] = useState({ node: "", card: 0, wanted: 0 });
   const known = rows.findIndex(([node]) => node.name === focus.node);
   const row = rows[Math.max(known, 0)];
   const current = row ? { node: row[0].name, card: Math.min(known < 0 ? 0 : focus.card, row[0].cards.length - 1) } : focus;
@@ -115,16 +116,13 @@ function useArrows(items) {
     const at = rows.findIndex(([node]) => node.name === place.dataset.node);
     const to = Math.min(Math.max(at + step[0], 0), rows.length - 1);
     const card = Math.min(Math.max(Number(place.dataset.card) + step[1], 0), rows[to][0].cards.length - 1);
-    setFocus({ node: rows[to][0].name, card, wanted: true });
+    setFocus(({ wanted }) => ({ node: rows[to][0].name, card, wanted: wanted + 1 }));
   }, [rows]);
   useEffect(() => {
     if (!focus.wanted) return;
-    const take = () => document.getElementById(`card-${focus.node}-${focus.card}`)?.focus({ preventScroll: true });
-    take();
-    const later = setTimeout(take, 60); // once the rows there are drawn
-    return () => clearTimeout(later);
+    return focusCard(focus.node, focus.card);
   }, [focus]);
-  return { focus: current, onKeyDown, into: focus.wanted && row ? row[1] : null };
+  return { focus: current, onKeyDown, at: row?.[1], turn: focus.wanted };
 }
 
 export function Cards({ nodes, query, input }) {
@@ -151,7 +149,11 @@ export function Cards({ nodes, query, input }) {
   const height = useCallback((item) => (item.node
     ? Math.max(1, Math.ceil(item.node.cards.length / across)) * LINE + PADDING + (narrow ? NAME_LINE : 0)
     : HEADER), [across, narrow]);
-  const { focus, onKeyDown, into } = useArrows(items);
+  const { focus, onKeyDown, at, turn } = useArrows(items);
+  const chosen = query.node && items.findIndex((item) => item.node?.name === query.node);
+  const last = useRef(turn);
+  const moved = last.current !== turn; // by the arrow keys, else by a URL or a change of the layout
+  useEffect(() => { last.current = turn; }, [turn]);
 
   const draw = (item, at) => (item.node
     ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} focus=${focus} query=${query} />`
@@ -165,7 +167,8 @@ export function Cards({ nodes, query, input }) {
     <div class="frame" ref=${box}>
       ${query.as === "table"
         ? html`<${CardTable} nodes=${kept} query=${query} />`
-        : html`<${List} items=${items} height=${height} draw=${draw} into=${into}
+        : html`<${List} items=${items} height=${height} draw=${draw} into=${moved ? at : query.node ? chosen : undefined}
+            when=${`${turn} ${query.node ?? ""} ${across}`}
             keyOf=${(item) => (item.node ? item.node.name : `group ${item.key}`)}
             role="grid" aria-label="Cards by node; arrow keys move, Enter opens" aria-rowcount=${items.length} onKeyDown=${onKeyDown} />`}
       ${!kept.length && html`<p class="empty">${nodes.length

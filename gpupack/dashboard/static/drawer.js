@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.module.js";
 import { Bar } from "./bar.js";
+import { focusCard } from "./focus.js";
 import { OK, UNHEALTHY, cardOf, gib, words } from "./model.js";
 import { go } from "./route.js";
 
@@ -60,8 +61,9 @@ export function Drawer({ node, name, card, query }) {
   const heading = useRef(null);
   const detail = useDetail(name, node);
   const close = () => {
+    // Whoever came with the keyboard goes on where they were, once the drawer with the focus is gone.
+    addEventListener("hashchange", () => setTimeout(() => focusCard(name, card ?? 0)), { once: true });
     go("cards", { ...query, node: "", card: "" });
-    requestAnimationFrame(() => document.getElementById(`card-${name}-${card ?? 0}`)?.focus({ preventScroll: true }));
   };
   useEffect(() => heading.current?.focus({ preventScroll: true }), [name]);
   useEffect(() => {

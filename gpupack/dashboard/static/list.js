@@ -19,8 +19,9 @@ function first(starts, position) {
   return Math.min(low, starts.length - 2);
 }
 
-// items: values; height(item): pixels; draw(item, at): what to show; into: a position to bring into sight.
-export function List({ items, height, draw, keyOf, into, ...attributes }) {
+// items: values; height(item): pixels; draw(item, at): what to show; into: a position to bring into sight, once
+// for each value of `when`: what changes by itself must not move the page under somebody's eyes.
+export function List({ items, height, draw, keyOf, into, when, ...attributes }) {
   const box = useRef(null);
   const starts = useMemo(() => offsets(items, height), [items, height]);
   const [window_, setWindow] = useState([0, 1200]);
@@ -48,13 +49,13 @@ export function List({ items, height, draw, keyOf, into, ...attributes }) {
   }, []);
 
   useEffect(() => {
-    if (into == null || into < 0 || !box.current) return;
+    if (!(into >= 0) || !box.current) return;
     const top = box.current.getBoundingClientRect().top + scrollY + starts[into];
     const bottom = top + starts[into + 1] - starts[into];
     const header = document.querySelector(".bar-top")?.offsetHeight ?? 0;
     if (top < scrollY + header + 8) scrollTo({ top: top - header - 60 });
     else if (bottom > scrollY + innerHeight - 8) scrollTo({ top: bottom - innerHeight + 60 });
-  }, [into, starts]);
+  }, [when]);
 
   if (!items.length) return null;
   const from = first(starts, window_[0] - BEYOND);

@@ -68,8 +68,19 @@ function take(message) {
   }
 }
 
-export function connect() {
-  const source = new EventSource("api/events");
+let source = null;
+let leaving = 0;
+
+const HIDDEN = 60000; // milliseconds that a page in the background keeps its stream
+
+function disconnect() {
+  source?.close();
+  source = null;
+}
+
+function open() {
+  disconnect();
+  source = new EventSource("api/events");
   source.addEventListener("whole", (event) => {
     const began = performance.now();
     const message = JSON.parse(event.data);
@@ -87,11 +98,23 @@ export function connect() {
     take(JSON.parse(event.data));
     changed(began);
   });
-  source.addEventListener("error", () => {
+  source.addEventListener("error", (event) => {
     store.connected = false;
     store.lost = store.lost ?? Date.now();
     changed();
     // The browser tries again by itself, except after an answer that was refused.
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+    if (event.target.readyState === EventSource.CLOSED) setTimeout(() => { if (source === event.target) open(); }, 5000);
+  });
+}
+
+// A browser opens six connections to one server: pages that nobody sees must not keep theirs for ever.
+export function connect() {
+  open();
+  addEventListener("pagehide", disconnect);
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(leaving);
+    if (document.hidden) leaving = setTimeout(disconnect, HIDDEN);
+    else if (source === null) open();
   });
 }

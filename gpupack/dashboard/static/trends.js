@@ -48,6 +48,18 @@ function useTheme() {
   return getComputedStyle(document.documentElement).getPropertyValue("--surface");
 }
 
+const two = (amount) => String(amount).padStart(2, "0");
+
+// Times of the axis: hours of a day, or days where the chart shows several.
+function times(chart, splits) {
+  const [from, until] = [chart.scales.x.min, chart.scales.x.max];
+  return splits.map((seconds) => {
+    const at = new Date(seconds * 1000);
+    const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+    return until - from > 2 * 86400 ? day : `${two(at.getHours())}:${two(at.getMinutes())}`;
+  });
+}
+
 function Chart({ kind, points, height }) {
   const { title, unit, range, lines } = CHARTS[kind];
   const box = useRef(null), plot = useRef(null);
@@ -63,7 +75,7 @@ function Chart({ kind, points, height }) {
       width: box.current.clientWidth, height,
       legend: { show: false }, cursor: { y: false, points: { size: 6 } },
       scales: { y: range ? { range } : { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-      axes: [{ ...axis, space: 70 }, { ...axis, size: 44 }],
+      axes: [{ ...axis, space: 70, values: times, size: 26 }, { ...axis, size: 44 }],
       series: [{}, ...lines.map(([label, stroke, , dash]) => ({
         label, stroke: colour(stroke), width: 2, dash, points: { show: points.length < 3 },
         fill: dash.length ? undefined : `color-mix(in srgb, ${colour(stroke)} 18%, transparent)`,

@@ -12,31 +12,46 @@ function useMinute() {
   }, []);
 }
 
-function asked(pod) {
-  if (!pod.units) return "–";
-  const amount = pod.unit ? `${gib(pod.units, pod.unit)} GiB` : `${pod.units} %`;
-  return pod.cards > 1 ? `${amount} on ${pod.cards} cards` : amount;
+// What would let it start is asked only where somebody wants to know: each way is tried on the cluster.
+function Ways({ namespace, name }) {
+  const [found, setFound] = useState(null);
+  const ask = (event) => {
+    if (!event.target.open || found) return;
+    const query = new URLSearchParams({ namespace, pod: name });
+    fetch(`api/why?${query}`).then((answer) => answer.json()).then(setFound).catch((error) => setFound({ error: String(error) }));
+  };
+  return html`<details class="ways" onToggle=${ask}><summary>What would let it start?</summary>
+    ${!found && html`<p>Trying it on the cluster.</p>`}
+    ${found?.error && html`<p>${found.error}</p>`}
+    ${found?.ways_out && (found.ways_out.length ? html`<ul>${found.ways_out.map((way) => html`<li>${way.text}</li>`)}</ul>`
+      : html`<p>${found.state === "fits" ? "Nothing is in its way." : "Nothing that gpupack can compute."}</p>`)}
+  </details>`;
 }
 
 export function Pending({ pending, short }) {
   useMinute();
   const { pods, more } = pending;
   if (!pods.length) return html`<p class="empty">No pod waits for a card.</p>`;
-  const shown = short ? pods.slice(0, 5) : pods;
+  const shown = short ? pods.slice(0, 4) : pods;
   return html`<div>
     <ul class="pending">${shown.map((pod) => html`<li key=${`${pod.namespace}/${pod.name}`}>
       <div class="line"><strong><span class="space">${pod.namespace}/</span>${pod.name}</strong>
-        <span class="chip still">${asked(pod)}</span>
-        ${pod.gated && html`<span class="chip still">gated</span>`}
-        <span class="muted">${pod.since && html`waits <time datetime=${pod.since}>${age(pod.since)}</time>`}</span></div>
-      <p>${pod.why}</p>
-      ${!short && pod.nodes?.length > 0 && html`<ul class="why">${pod.nodes.map((group) => html`<li>${group}</li>`)}</ul>`}
-      ${!short && pod.ways?.length > 0 && html`<div class="ways"><span class="label">Ways out</span>
-        <ul>${pod.ways.map((way) => html`<li>${way}</li>`)}</ul></div>`}
+        ${pod.asked && html`<span class="chip still">${pod.asked}</span>`}
+        ${!short && ["gated", "refused", "fits"].includes(pod.state) && html`<span class="chip still">${pod.state === "fits" ? "fits now" : pod.state}</span>`}
+        <span class="muted">${pod.since && html`<time datetime=${pod.since} title=${pod.since}>${age(pod.since)}</time>`}</span></div>
+      <p>${pod.text}</p>
+      ${!short && html`<${Fragments} pod=${pod} />`}
     </li>`)}</ul>
     ${short && pods.length + more > shown.length && html`<p><a href=${href("pending")}>${plural(pods.length + more, "pod")} in all</a></p>`}
     ${!short && more > 0 && html`<p class="muted">and ${plural(more, "pod")} more</p>`}
   </div>`;
+}
+
+function Fragments({ pod }) {
+  return html`${pod.nodes.length > 0 && html`<ul class="why">${pod.nodes.map((group) => html`<li>${group}</li>`)}</ul>`}
+    ${pod.notes.map((note) => html`<p>${note}</p>`)}
+    ${pod.scheduler && html`<p>kube-scheduler: ${pod.scheduler}</p>`}
+    ${(pod.state === "pending" || pod.state === "gated") && html`<${Ways} namespace=${pod.namespace} name=${pod.name} />`}`;
 }
 
 export function Fits({ fits, short }) {
@@ -48,7 +63,7 @@ export function Fits({ fits, short }) {
     <thead><tr><th scope="col" class="n">GiB</th><th scope="col">Pods that fit</th><th scope="col" class="n">Nodes</th></tr></thead>
     <tbody>${shown.map((fit) => html`<tr key=${`${fit.unit} ${fit.units}`}>
       <th scope="row" class="n"><a href=${href("cards", { fits: (fit.units * fit.unit) / 1024 })}
-        title="Show the nodes">${gib(fit.units, fit.unit)}</a></th>
+        title="Show the nodes">${gib(fit.units, fit.unit)}</a>${fit.largest && html`<span class="sr"> the largest that fits</span>`}</th>
       <td><span class="meter"><span style=${{ width: `${(100 * fit.pods) / most}%` }}></span></span>
         <span>${fit.pods.toLocaleString("en")}</span></td>
       <td class="n">${fit.nodes.toLocaleString("en")}</td>
