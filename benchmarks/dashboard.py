@@ -57,7 +57,10 @@ def main() -> None:
 
 @asynccontextmanager
 async def shown(
-    fleet: Fleet, trend: Iterable[Point] = (), address: str = "127.0.0.1:0"
+    fleet: Fleet,
+    trend: Iterable[Point] = (),
+    address: str = "127.0.0.1:0",
+    allowed_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[Dashboard, str]]:
     """Serve the page of a made-up cluster from this process; gives the dashboard and the page's URL."""
     settings = Settings(http=address)
@@ -71,8 +74,20 @@ async def shown(
         dashboard.look()
         with dashboard.live.page():
             await dashboard.advise()
-        pages = Pages(dashboard.board, dashboard.live, lambda: True, dashboard.usage, ())
+        pages = Pages(
+            dashboard.board, dashboard.live, dashboard.advise, lambda: True, dashboard.usage, allowed_hosts
+        )
         yield dashboard, await listen(pages, settings, stack)
+
+
+def fill(api: ApiServer, fleet: Fleet) -> None:
+    """Create all nodes and pods of a fleet; those that run first, for nodes name their UIDs."""
+    for pod in fleet.pod_objects():
+        fleet.uids[pod["metadata"]["name"]] = api.add_pod(pod)["metadata"]["uid"]
+    for each in fleet.nodes:
+        value = fleet.node_object(each)
+        meta = value["metadata"]
+        api.add_node(each.name, meta["labels"], value["status"]["capacity"], meta["annotations"])
 
 
 def node(value: dict[str, Any]) -> AskNode:
@@ -93,13 +108,7 @@ async def measure(nodes: int) -> dict[str, float]:
     fleet = Fleet(nodes, uniform=True)
     with tempfile.TemporaryDirectory() as folder:
         async with ApiServer() as api, chromium() as browser, browser.tab() as tab:
-            for each in fleet.nodes:
-                value = fleet.node_object(each)
-                meta, capacity = value["metadata"], value["status"]["capacity"]
-                api.add_node(each.name, meta["labels"], capacity, meta["annotations"])
-            pods = list(fleet.pod_objects())
-            for pod in pods:
-                api.add_pod(pod)
+            fill(api, fleet)
             began = time.perf_counter()
             command = [sys.executable, "-m", "gpupack", "dashboard", "--no-browser", "--port", "0"]
             process = await asyncio.create_subprocess_exec(
@@ -121,7 +130,7 @@ async def measure(nodes: int) -> dict[str, float]:
             seen, updates = await _updates(tab, api, fleet)
             figures = {
                 "nodes": nodes,
-                "pods": len(pods),
+                "pods": sum(len(each.pods) for each in fleet.nodes),
                 "ready_s": round(ready_s, 2),
                 "first_paint_ms": round(percentile(paints, 50)),
                 "first_paint_worst_ms": round(max(paints)),

@@ -69,6 +69,7 @@ class Fleet:
         self.random = random.Random(seed)
         self.nodes = [self._node(index, uniform=uniform) for index in range(nodes)]
         self._next = 0
+        self.uids: dict[str, str] = {}
         for node in self.nodes:
             if uniform:
                 for _ in range(PODS):
@@ -132,6 +133,10 @@ class Fleet:
             node.daemon &= change != "daemon"
             node.corrupt |= change == "corrupt"
 
+    def uid(self, pod: str) -> str:
+        """UID of a pod: what an API server gave it, else one made up."""
+        return self.uids.get(pod, f"uid-{pod}")
+
     def team(self, pod: str) -> str:
         """Namespace of a pod."""
         return TEAMS[int(pod.rpartition("-")[2]) % len(TEAMS)]
@@ -166,7 +171,9 @@ class Fleet:
             for card in cards
         ]
         holds = Holds(
-            1, frozenset(f"uid-{name}" for name in node.pods), {f"uid-{n}": on for n, on in node.pods.items()}
+            1,
+            frozenset(self.uid(name) for name in node.pods),
+            {self.uid(name): on for name, on in node.pods.items()},
         )
         annotations = {NODE_CARDS: dump_cards(inventory), NODE_HOLDS: dump_holds(holds)}
         if node.cordoned:
@@ -195,7 +202,7 @@ class Fleet:
             "metadata": {
                 "name": name,
                 "namespace": team,
-                "uid": f"uid-{name}",
+                "uid": self.uid(name),
                 "labels": {"team": team, "app": name.partition("-")[0]},
                 "creationTimestamp": "2026-11-22T06:00:00Z",
             },
@@ -205,7 +212,7 @@ class Fleet:
         if node is not None:
             shares = tuple((node.uuid(card), share) for card, share in node.pods[name].items())
             pod["metadata"]["annotations"] = {
-                POD_ALLOCATION: dump_allocation(f"uid-{name}", {"main": shares})
+                POD_ALLOCATION: dump_allocation(self.uid(name), {"main": shares})
             }
             pod["spec"]["nodeName"] = node.name
         return pod

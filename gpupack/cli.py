@@ -19,6 +19,7 @@ from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
+from gpupack.commands.usage import usage
 from gpupack.commands.why import why
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -70,6 +71,7 @@ for command in (
     top,
     uncordon,
     uninstall,
+    usage,
     why,
 ):
     cli.add_command(command)

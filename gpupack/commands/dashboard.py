@@ -11,7 +11,7 @@ from gpupack.commands.common import FAILED, context_option, fail, log_format, se
 from gpupack.helptexts import DASHBOARD_HELP
 
 
-@click.command(help=DASHBOARD_HELP)
+@click.command(help=DASHBOARD_HELP, short_help="Show every card of the cluster on one page, live.")
 @click.option(
     "-f",
     "--filename",

@@ -32,6 +32,8 @@ SHUTDOWN_S: Final = 1.0
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 GAP_S: Final = 0.1
 """Least time between two looks at what changed."""
+LOOK_S: Final = 1.0
+"""While something cannot be read."""
 ADVICE_S: Final = 1.0
 """Least time between two looks at what waits and what fits."""
 PATIENCE: Final = 8
@@ -84,7 +86,11 @@ class Dashboard:
     def look(self) -> None:
         """Show the nodes that changed."""
         self.live.flush()
-        self.live.set_part("problems", self.following.problems() if self.following is not None else [])
+        if self.following is None:
+            return
+        self.live.set_part("problems", self.following.problems())
+        if self.following.failing:  # a connection that is back need not bring news
+            asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
 
     async def advise(self) -> None:
         """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
@@ -194,6 +200,7 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
         pages = Pages(
             dashboard.board,
             dashboard.live,
+            dashboard.advise,
             lambda: following.synced,
             dashboard.usage,
             settings.allowed_hosts,
@@ -241,7 +248,9 @@ async def show(
         with dashboard.live.page():  # somebody will look
             await dashboard.advise()
         dashboard.live.set_part("queues", queues.none("A file does not say what queues there are."))
-        pages = Pages(dashboard.board, dashboard.live, lambda: True, None, settings.allowed_hosts)
+        pages = Pages(
+            dashboard.board, dashboard.live, dashboard.advise, lambda: True, None, settings.allowed_hosts
+        )
         started(await listen(pages, settings, stack))
         await stop.wait()
 

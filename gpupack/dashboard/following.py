@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.board import Board
@@ -39,24 +39,32 @@ class _Sink(Generic[T]):
         self._put = put
         self._drop = drop
         self._changed = changed
-        self.error: KubeApiError | None = None
+        self._error: KubeApiError | None = None
+        self._failed_after: float | None = None
+        self.reflector: Reflector[T] | None = None
         self.listed = False
 
+    @property
+    def error(self) -> KubeApiError | None:
+        """What keeps it from being up to date; None once the server answers again."""
+        contact = self.reflector.last_contact if self.reflector is not None else None
+        return self._error if contact == self._failed_after else None
+
     def replace(self, items: Sequence[T], _resource_version: str) -> None:
-        self.error, self.listed = None, True
+        self._error, self.listed = None, True
         self._replace(items)
         self._changed()
 
     def event(self, kind: Kind, item: T, _resource_version: str) -> None:
-        self.error = None
         (self._drop if kind == "DELETED" else self._put)(item)
         self._changed()
 
     def bookmark(self, _resource_version: str) -> None:
-        self.error = None
+        pass
 
     def disconnected(self, error: KubeApiError) -> None:
-        self.error = error
+        self._error = error
+        self._failed_after = self.reflector.last_contact if self.reflector is not None else None
         self._changed()
 
 
@@ -82,21 +90,25 @@ class Following:
             changed,
         )
         path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
-        self._reflectors: list[tuple[_Sink[Any], Reflector[Any]]] = [
-            (self._nodes, Reflector(client, NODES_PATH, AskNode, self._nodes, watch_s=WATCH_S)),
-            (self._pods, Reflector(client, path, AskPod, self._pods, watch_s=WATCH_S)),
-        ]
+        self._nodes.reflector = Reflector(client, NODES_PATH, AskNode, self._nodes, watch_s=WATCH_S)
+        self._pods.reflector = Reflector(client, path, AskPod, self._pods, watch_s=WATCH_S)
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _, reflector in self._reflectors:
-                group.create_task(reflector.run())
+            for reflector in (self._nodes.reflector, self._pods.reflector):
+                if reflector is not None:
+                    group.create_task(reflector.run())
 
     @property
     def synced(self) -> bool:
         """Whether the nodes are there, and the pods are or cannot be had."""
         return self._nodes.listed and (self._pods.listed or self._pods.error is not None)
+
+    @property
+    def failing(self) -> bool:
+        """Whether something cannot be read now."""
+        return self._nodes.error is not None or self._pods.error is not None
 
     def problems(self) -> list[str]:
         """What keeps the page from showing everything as it is now, a sentence each."""

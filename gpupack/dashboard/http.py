@@ -80,6 +80,7 @@ class Pages:
     Args:
         board: the nodes.
         live: what pages show.
+        advise: looks at what waits and what fits, which happens by itself only while a page is open.
         ready: whether there is something to show.
         usage: answers `/api/usage` from its query; None where use is not recorded.
         allowed_hosts: see `host_is_allowed`.
@@ -89,12 +90,14 @@ class Pages:
         self,
         board: Board,
         live: Live,
+        advise: Callable[[], Awaitable[None]],
         ready: Callable[[], bool],
         usage: Callable[[Mapping[str, str]], bytes] | None,
         allowed_hosts: tuple[str, ...],
     ) -> None:
         self._board = board
         self._live = live
+        self._advise = advise
         self._ready = ready
         self._usage = usage
         self._allowed_hosts = allowed_hosts
@@ -160,6 +163,9 @@ class Pages:
 
     async def state(self, _request: web.Request) -> web.Response:
         """GET /api/state: everything that the page shows, for scripts."""
+        if not self._live.watched:
+            with self._live.page():
+                await self._advise()
         return web.Response(body=self._live.whole(), content_type="application/json")
 
     async def node(self, request: web.Request) -> web.Response:

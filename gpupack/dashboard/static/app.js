@@ -14,7 +14,10 @@ const TITLES = { cards: "Cards", pending: "Pending", fits: "What fits", trends: 
 
 function useStore() {
   const [, draw] = useState(0);
-  useEffect(() => subscribe(() => draw(store.version)), []);
+  useEffect(() => {
+    draw(store.version); // what came before this effect, which runs after the first frame
+    return subscribe(() => draw(store.version));
+  }, []);
   return store.version;
 }
 

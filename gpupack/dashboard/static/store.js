@@ -36,21 +36,23 @@ globalThis.gpupackTimings = timings;
 
 let due = false;
 
-// However much comes, the page is drawn once a frame, and less often while nobody sees it.
+// However much comes, the page is drawn once a frame, and less often while nobody sees it: then there are no frames.
 function changed(began = performance.now()) {
   store.version += 1;
   if (due) return;
   due = true;
   const draw = () => {
+    if (!due) return;
     due = false;
+    clearTimeout(late);
     for (const listener of listeners) listener();
     setTimeout(() => {
       timings.push({ began, took: performance.now() - began });
       if (timings.length > 500) timings.shift();
     });
   };
-  if (document.hidden) setTimeout(draw, 200);
-  else requestAnimationFrame(draw);
+  const late = setTimeout(draw, 250);
+  requestAnimationFrame(draw);
 }
 
 const PARTS = ["about", "problems", "pending", "fits", "queues"];
