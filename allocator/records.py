@@ -34,6 +34,9 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
+
+_OPTIONAL: Final = frozenset({"links", "held"})
+"""What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
@@ -50,10 +53,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the containers of the pod `uid` really got."""
+    """What the containers of the pod `uid` really got; `memory` by container and card, where it was told."""
 
     uid: str
     containers: Assignment
+    memory: Mapping[str, Mapping[str, "MemoryRecord"]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,13 @@ class Holds:
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
 
 
+class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A container's memory on a card: how it is held, as `CardRecord.held`, and MiB used, as of lately."""
+
+    held: str
+    used: _Natural | None = None
+
+
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
     """A card in the inventory.
 
@@ -84,6 +95,8 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
         healthy: whether pods can have it.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
             where there are none, and then not written. Readers that do not know it pass it over.
+        held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
+            empty where the release before wrote the record, which did not say, and then not written.
     """
 
     uuid: _Uuid
@@ -93,11 +106,13 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     numa: _Natural | None
     healthy: bool
     links: _Links = ""
+    held: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
     uid: _Text
     containers: _Assignment
+    memory: dict[_Text, dict[_Uuid, MemoryRecord]] = {}
 
 
 class _Holds(msgspec.Struct, frozen=True, gc=False):
@@ -177,9 +192,14 @@ def load_assigned(text: str) -> Assignment:
     return _checked(_ASSIGNED.decoded(text), _ASSIGNED, text)
 
 
-def dump_allocation(uid: str, assignment: Assignment) -> str:
-    """Write `gpupack.io/allocation` for the pod `uid`."""
-    return _compact({"uid": uid, "containers": assignment})
+def dump_allocation(
+    uid: str, assignment: Assignment, memory: Mapping[str, Mapping[str, MemoryRecord]] = MappingProxyType({})
+) -> str:
+    """Write `gpupack.io/allocation` for the pod `uid`, with what is known of its memory."""
+    record: dict[str, object] = {"uid": uid, "containers": assignment}
+    if memory:
+        record["memory"] = msgspec.to_builtins(memory)
+    return _compact(record)
 
 
 def load_allocation(text: str) -> Allocation:
@@ -189,7 +209,7 @@ def load_allocation(text: str) -> Allocation:
         RequestError: not {"uid", "containers"} with containers as in `load_assigned`.
     """
     record = _ALLOCATION.decoded(text)
-    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text))
+    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text), record.memory)
 
 
 def dump_holds(holds: Holds) -> str:
@@ -230,7 +250,7 @@ def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
     texts = [msgspec.structs.asdict(record) for record in records]
     return _compact(
-        [{key: value for key, value in text.items() if key != "links" or value} for text in texts]
+        [{key: value for key, value in text.items() if key not in _OPTIONAL or value} for text in texts]
     )
 
 
