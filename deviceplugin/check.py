@@ -16,6 +16,7 @@ import msgspec
 from deviceplugin.daemon import gpu_source
 from deviceplugin.errors import BookError, DevicePluginError
 from deviceplugin.gpus.limits import Support
+from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.node.cgroups import pod_parents
@@ -79,7 +80,7 @@ def _cards(settings: Settings) -> Iterator[Finding]:
         yield Finding("driver", "bad", "none that can be used", str(error))
         return
     try:
-        yield from _driver(source)
+        yield from _driver(source, settings)
         for card in source.cards():
             if card.error is not None:
                 yield Finding(f"card {card.uuid}", "less", card.error, "not offered")
@@ -93,8 +94,11 @@ def _cards(settings: Settings) -> Iterator[Finding]:
         source.close()
 
 
-def _driver(source: GpuSource) -> Iterator[Finding]:
-    version = getattr(source, "driver_version", lambda: "simulated")()
+def _driver(source: GpuSource, settings: Settings) -> Iterator[Finding]:
+    if settings.profile is not None:
+        version = f"{load_profile(settings.profile).driver_version}, simulated"
+    else:
+        version = getattr(source, "driver_version", lambda: "of unknown version")()
     yield Finding("driver", "ok", version, f"{len(source.cards())} cards")
     calls: dict[str, bool] = getattr(source, "calls", dict)()
     for name, there in calls.items():
