@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,12 +11,13 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
-from deviceplugin.gpus.cdi import CdiNames, follow
-from deviceplugin.gpus.handover import Handover, uses_cdi
+from deviceplugin import giving
+from deviceplugin.gpus.cdi import follow
 from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.helpers import WithoutHelpers
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuCard, GpuSource
+from deviceplugin.gpus.source import GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
@@ -128,13 +129,13 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        cdi = await self._cdi_names(gpus)
+        cdi = await giving.cdi_names(settings, self._source)
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
+            hand_over=giving.handover(settings, self._source, cdi).grant,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -153,22 +154,23 @@ class Daemon:
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
-        self._sampler = Sampler(
-            account,
-            self._source,
-            self._owners,
-            HealthTracker(settings.quiet_s),
-            unit_mib=settings.unit_mib,
-            on_health=devices_changed,
-            notices=notices,
-        )
-
         self._supports = Supports(
             account,
             self._source.limits,
             mode=settings.memory_limits,
             notices=notices,
             on_offer=devices_changed,
+        )
+        sharing = giving.sharing(settings, account, self._supports)
+        giving.advise(settings, account, self._supports, self._source)
+        self._sampler = Sampler(
+            account,
+            WithoutHelpers(self._source, sharing.servers) if sharing is not None else self._source,
+            self._owners,
+            HealthTracker(settings.quiet_s),
+            unit_mib=settings.unit_mib,
+            on_health=devices_changed,
+            notices=notices,
         )
         self._enforcer = Enforcer(
             account,
@@ -273,15 +275,8 @@ class Daemon:
             self._annotator.run(),
             self._reflect(client, nodes, pods),
             *([follow(cdi, self._source.cards)] if cdi is not None else []),
+            *([sharing.run()] if sharing is not None else []),
         )
-
-    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
-        """Read how CDI names the cards; None where it is not used."""
-        if not uses_cdi(self._settings.device_list_strategy):
-            return None
-        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
-        await asyncio.to_thread(names.refresh, gpus)
-        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""
