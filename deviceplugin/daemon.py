@@ -11,8 +11,7 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
-from deviceplugin import giving
-from deviceplugin.gpus.cdi import follow
+from deviceplugin.giving import Giving
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.helpers import WithoutHelpers
 from deviceplugin.gpus.profile import load_profile
@@ -26,13 +25,13 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
-from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -40,7 +39,6 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
-from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -129,13 +127,14 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        cdi = await giving.cdi_names(settings, self._source)
+        giving = Giving(settings, self._source)
+        await giving.prepare()
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            hand_over=giving.handover(settings, self._source, cdi).grant,
+            hand_over=giving.hand_over,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -154,35 +153,33 @@ class Daemon:
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
-        self._supports = Supports(
-            account,
-            self._source.limits,
-            mode=settings.memory_limits,
-            notices=notices,
-            on_offer=devices_changed,
-        )
-        sharing = giving.sharing(settings, account, self._supports)
-        giving.advise(settings, account, self._supports, self._source)
         self._sampler = Sampler(
             account,
-            WithoutHelpers(self._source, sharing.servers) if sharing is not None else self._source,
+            WithoutHelpers(self._source, giving.helpers),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=devices_changed,
             notices=notices,
         )
-        self._enforcer = Enforcer(
+
+        self._memory = MemoryParts(
+            settings,
             account,
-            self._supports,
-            pods.containers,
-            unit_mib=settings.unit_mib,
-            cgroup_root=settings.cgroup_root,
-            container_logs=settings.container_logs,
+            self._source,
+            self._owners,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
         )
 
+        giving.join(account, self._memory.supports)
+
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus, self._supports.enforcement)
+            return records(ledger.installed, gpus, self._memory.supports.enforcement)
 
         self._ownership = Ownership(
             client,
@@ -205,7 +202,8 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods)
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
                 Registrar(
@@ -234,6 +232,7 @@ class Daemon:
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
+            memory=self._memory,
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
@@ -244,6 +243,7 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
+        metrics.also(self._memory.metrics())
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
@@ -260,22 +260,21 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await self._supports.begin()
+        await self._memory.supports.begin()
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
-            self._enforcer.run(),
+            self._memory.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
-            *([follow(cdi, self._source.cards)] if cdi is not None else []),
-            *([sharing.run()] if sharing is not None else []),
+            giving.run(),
         )
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
