@@ -40,7 +40,7 @@ class Giving:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
     def join(self, account: Account, supports: Supports) -> None:
-        """Add to what containers are given: MPS where the driver does not limit, advice where nothing does."""
+        """Add to what containers are given: MPS where the driver does not limit, else advice if chosen."""
         settings = self._settings
         if settings.sharing == MPS:
             service = MpsService(settings.mps_root, threads=settings.mps_threads)
