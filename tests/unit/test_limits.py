@@ -314,8 +314,8 @@ async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
     world.give(UID, "main", range(5))
     world.container("a")
     await world.start()
-    assert world.running is not None
-    assert world.running.done()
+    await world.settle()
+    await world.end()
     assert (world.driver.reads, world.supports.enforcement("c0")) == (0, Enforcement.ACCOUNTED)
     assert str(world.supports.of("c0")) == "--memory-limits off"
     assert world.supports.container_envs({"c0": 5}) == {}
