@@ -9,6 +9,7 @@ from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
+from gpupack.commands.dashboard import dashboard
 from gpupack.commands.demo import demo
 from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
@@ -19,6 +20,7 @@ from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
+from gpupack.commands.usage import usage
 from gpupack.commands.why import why
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -59,6 +61,7 @@ def cli() -> None:
 for command in (
     completion,
     cordon,
+    dashboard,
     demo,
     fit,
     migrate,
@@ -70,6 +73,7 @@ for command in (
     top,
     uncordon,
     uninstall,
+    usage,
     why,
 ):
     cli.add_command(command)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from deviceplugin.gpus.nodes import node_paths
+from deviceplugin.gpus.nodes import DEVICES, node_paths
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.gpus.vendor import Vendor
 
@@ -43,11 +43,11 @@ class CdiNames:
     Args:
         vendor: of the cards.
         folders: of specifications, those that do not exist are passed over; ours goes into the last one.
-        devices: folder of the machine's device nodes.
+        devices: folder of the machine's device nodes; None for cards that are none of its.
     """
 
     def __init__(
-        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path = Path("/dev")
+        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path | None = DEVICES
     ) -> None:
         self._vendor = vendor
         self._folders = tuple(folders)
@@ -156,13 +156,13 @@ def device_name(uuid: str) -> str:
     return _NOT_IN_NAMES.sub("_", uuid)
 
 
-def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path) -> dict[str, Any]:
+def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
     """Write our specification: one device for each whole card, of its device nodes.
 
     Args:
         cards: of the node.
         vendor: of the cards.
-        devices: folder of the machine's device nodes.
+        devices: as in `CdiNames`.
     """
     found = []
     for card in cards:

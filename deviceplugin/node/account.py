@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import BookEntry, Grant, Ledger
@@ -117,18 +118,12 @@ class Account:
         self._room_wait_s = room_wait_s
         self._followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
-        self._ids = {
-            card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
-            for card in ledger.installed
-        }
-        self._percent_ids = {
-            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
-            for card in ledger.installed
-        }
+        self._ids: dict[str, list[str]] = {}
+        self._percent_ids: dict[str, list[str]] = {}
         self._devices: dict[str, bool] = {}
         self._percent: dict[str, bool] = {}
         self.percent = Percent(self)
-        self.health_changed()
+        self._name_devices()
 
     def follow(self, follower: Callable[[], None]) -> None:
         """Have `follower` called after everything that may have changed the ledger."""
@@ -218,6 +213,23 @@ class Account:
     def percent_devices(self) -> Mapping[str, bool]:
         """Return every device ID of a percent with its health."""
         return self._percent
+
+    def install(self, cards: Sequence[Card]) -> dict[str, dict[str, int]]:
+        """Take another list of cards while pods run; see `Ledger.set_cards`."""
+        gone = self.ledger.set_cards(cards)
+        self._name_devices()
+        return gone
+
+    def _name_devices(self) -> None:
+        self._ids = {
+            card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
+            for card in self.ledger.installed
+        }
+        self._percent_ids = {
+            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
+            for card in self.ledger.installed
+        }
+        self.health_changed()
 
     def health_changed(self) -> None:
         """Make the lists of devices anew from the cards' health."""

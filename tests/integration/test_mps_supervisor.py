@@ -122,6 +122,12 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     service = MpsService(root)
     first = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    third = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await third.communicate()
+    assert (third.returncode, said.decode().splitlines()[-1]) == (
+        2,
+        f"gpupack: --root '{root}': another gpupack mps runs there",
+    )
     orphans = [pid_of(root, uuid) for uuid in CARDS]
     first.kill()
     await first.wait()
