@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_mock import MockerFixture
 
 from deviceplugin import giving
-from deviceplugin.gpus import handover
+from deviceplugin.gpus import cdi, handover
 from deviceplugin.gpus.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
 from deviceplugin.gpus.handover import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.nodes import DeviceNodes
@@ -241,3 +242,19 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
     assert [node.path for node in made.hand_over(UUIDS[:1]).devices] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
     assert [node["path"] for node in spec["devices"][0]["containerEdits"].get("deviceNodes", [])] == given
+
+
+def test_a_specification_is_parsed_once_as_long_as_it_stays(
+    folders: tuple[Path, Path], mocker: MockerFixture
+) -> None:
+    """NVIDIA's has thousands of lines, and the folders are looked at every ten seconds."""
+    toolkit(folders[0], *UUIDS)
+    (folders[0] / "rubbish.yaml").write_text("[")
+    parsing = mocker.spy(cdi, "devices_of")
+    found = names(folders)
+    found.refresh(CARDS)
+    assert parsing.call_count == 2
+    toolkit(folders[0], UUIDS[0], "other-name")
+    found.refresh(CARDS)
+    assert parsing.call_count == 3
+    assert found.names(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
