@@ -62,6 +62,7 @@ def main() -> None:
 COMMANDS: Final = {
     "why": ("why", WAITING, "-n", "team-0"),
     "fit": ("fit", "16", "--cards", "2"),
+    "advise": ("advise", "--for", "70x4"),
     "top": ("top", "--pods", "-o", "json"),
 }
 
@@ -97,7 +98,7 @@ def cluster(nodes: int, pods: int, seed: int = 42) -> dict[str, Any]:
         held[node][f"uid-pod-{number}"] = {card: units}
         made.append(pod(f"pod-{number}", units, node, card))
     # No card is empty, so that a pod that wants a whole one waits.
-    made.append(pod(WAITING, 79) | {})
+    made.append(pod(WAITING, 79))
     made[-1]["metadata"]["namespace"] = "team-0"
     words = [node_object(at, free[at], held[at]) for at in range(nodes)]
     return {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": [*words, *made]}

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from allocator.errors import AllocatorError
+from gpupack.commands.advise import advise
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
@@ -56,6 +57,7 @@ def cli() -> None:
 
 
 for command in (
+    advise,
     completion,
     cordon,
     demo,

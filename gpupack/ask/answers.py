@@ -214,6 +214,38 @@ class FitAnswer(Answer, frozen=True):
     unit_mib: int = 1024
 
 
+class Pods(Answer, frozen=True):
+    """A number of pods."""
+
+    pods: int
+
+
+class Advice(Answer, frozen=True):
+    """A list of moves, and what it is for. Nothing of it has been done.
+
+    Attributes:
+        gained: Pods more that start; cards that become empty.
+        moves: In this order.
+        before: Pods of the size that fit now; pods on the cards that are to be empty.
+        after: The same once the moves are done.
+        optimal: No shorter list reaches as much.
+        at_least: Moves that any list needs at least.
+        text: In a sentence.
+        notes: What else to know, a sentence each.
+        unit_mib: MiB of a unit.
+    """
+
+    gained: int
+    moves: tuple[Move, ...]
+    before: Pods
+    after: Pods
+    optimal: bool
+    at_least: int = 0
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    unit_mib: int = 1024
+
+
 def as_json(answer: msgspec.Struct) -> str:
     """Write an answer for scripts."""
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
 from allocator.place import place
@@ -177,13 +178,18 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
 
 def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
     """Place pods on one node, until it takes no other."""
-    cards = list(cards_of(cluster.state.nodes, row))
+    return one_by_one(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
+
+
+def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
+    """Place pods on cards one after the other, until they take no other; at most so many."""
+    left = list(cards)
     for number in range(most):
-        placement = place(cards, query.request, query.ask.card_policy)
+        placement = place(left, request, card_policy)
         if placement is None:
             return number
         for card, units in placement.charge.items():
-            cards[card] = replace(cards[card], used_units=cards[card].used_units + units)
+            left[card] = replace(left[card], used_units=left[card].used_units + units)
     return most
 
 

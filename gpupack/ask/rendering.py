@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpupack.ask.answers import CardUse, Fit, FitAnswer, Why
+from gpupack.ask.answers import Advice, CardUse, Fit, FitAnswer, Why
 from gpupack.top.records import printable
 from scheduler_plugin.placement.reasons import memory
 
@@ -93,3 +93,20 @@ def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
     if len(shown) > _NODES_SHOWN:
         rest = sum(node.pods for node in shown[_NODES_SHOWN:])
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
+
+
+def advice_text(answer: Advice) -> str:
+    """Write a list of moves."""
+    return "\n".join(printable(line) if line.strip() else "" for line in _advice(answer))
+
+
+def _advice(answer: Advice) -> Iterator[str]:
+    yield f"{answer.text[:1].upper()}{answer.text[1:]}."
+    if answer.moves:
+        yield ""
+        yield "Moves, in this order; nothing has been done:"
+        yield from (f"  {number}. {move.text}" for number, move in enumerate(answer.moves, start=1))
+        yield ""
+        if answer.optimal:
+            yield "No shorter list reaches as much."
+    yield from _listed("Also:", answer.notes)
