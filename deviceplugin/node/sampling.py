@@ -12,6 +12,7 @@ from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -25,6 +26,9 @@ class Owners(Protocol):
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return pod and container of one of the processes that were asked about last."""
 
 
 class Sampler:
@@ -41,6 +45,7 @@ class Sampler:
         every_s: seconds between two measurements.
 
     Attributes:
+        samples: newest measurement of each card.
         uses: newest judgement of each card.
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
@@ -67,6 +72,7 @@ class Sampler:
         self._notices = notices or silent()
         self._every_s = every_s
         self._inventory: tuple[GpuCard, ...] | None = None
+        self.samples: Sequence[GpuSample] = ()
         self.uses: dict[str, CardUse] = {}
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()
@@ -99,6 +105,7 @@ class Sampler:
             self.errors += 1
             log.warning("cards cannot be measured", error=str(error))
             return
+        self.samples = samples
         self._judge(samples, owners, _larger(before, self._promises()))
         for sample in samples:
             if self._health.on_sample(sample, self._account.now_s()):
