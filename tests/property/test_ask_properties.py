@@ -15,7 +15,7 @@ MODELS = ("NVIDIA A100", "NVIDIA L40S")
 
 @st.composite
 def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
-    nodes, pods = [], []
+    nodes = []
     for number in range(draw(st.integers(1, most_nodes))):
         size = draw(st.sampled_from((8, 12)))
         cards = draw(st.integers(1, most_cards))
@@ -86,33 +86,36 @@ def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(worl
 def test_each_way_out_lets_the_pod_fit(world, pod):
     answer = why(world.but(pod).cluster, "default", "w")
     for way in answer.ways_out:
-        then, other = world, pod
-        match way.kind:
-            case "smaller-request":
-                other = replace(pod, units=way.units)
-                larger = replace(pod, units=way.units + pod.count)
-                assert larger.units == pod.units or not can_take(world, larger)
-            case "more-cards":
-                other = replace(pod, count=way.cards)
-            case "other-model":
-                other = replace(pod, model="")
-            case "toleration":
-                other = replace(pod, tolerates=tuple(part.split(":")[0] for part in way.taint.split(", ")))
-            case "node-selector":
-                other = replace(pod, selector=())
-            case "uncordon":
-                opened = tuple(replace(n, cordoned=n.cordoned and n.name != way.node) for n in world.nodes)
-                then = replace(world, nodes=opened)
-            case "pods-end":
-                then = world.without(*(each.pod for each in way.pods))
-                if way.fewest:
-                    assert not _fewer_ends(world, pod, len(way.pods) - 1)
-            case "moves":
-                then = _moved(world, way.moves)
-            case _:
-                raise AssertionError(way.kind)
+        then, other = _taken(world, pod, way)
         assert way.node in can_take(then, other), way
         assert way.node in by_extender(then, other), way
+        if way.kind == "smaller-request":
+            larger = replace(pod, units=way.units + pod.count)
+            assert larger.units == pod.units or not can_take(world, larger)
+        if way.fewest:
+            assert not _fewer_ends(world, pod, len(way.pods) - 1)
+
+
+def _taken(world, pod, way):
+    """The cluster and the pod once a way out has been taken."""
+    other = {
+        "smaller-request": lambda: replace(pod, units=way.units),
+        "more-cards": lambda: replace(pod, count=way.cards),
+        "other-model": lambda: replace(pod, model=""),
+        "toleration": lambda: replace(pod, tolerates=tuple(p.split(":")[0] for p in way.taint.split(", "))),
+        "node-selector": lambda: replace(pod, selector=()),
+    }
+    if way.kind in other:
+        return world, other[way.kind]()
+    if way.kind == "uncordon":
+        opened = tuple(
+            replace(node, cordoned=node.cordoned and node.name != way.node) for node in world.nodes
+        )
+        return replace(world, nodes=opened), pod
+    if way.kind == "pods-end":
+        return world.without(*(each.pod for each in way.pods)), pod
+    assert way.kind == "moves"
+    return _moved(world, way.moves), pod
 
 
 def _fewer_ends(world, pod, most):
