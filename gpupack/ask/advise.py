@@ -1,16 +1,18 @@
 """The shortest list of moves that lets pods start, or empties cards. Nothing is done, only said."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb
 from typing import Final
 
+from allocator.request import PodRequest
 from gpupack.ask.answers import Advice, Move, Pods, Seat
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.emptying import cards_named, on_cards, others_on
 from gpupack.ask.fit import FitAsk, count, request_of
 from gpupack.ask.goals import Empty, Goal, Start
+from gpupack.ask.hosts import Wish, any_pod
 from gpupack.ask.moved import after, objections
 from gpupack.ask.movers import CRITICAL, Mover, Movers
 from gpupack.ask.sites import Sites, nearest
@@ -71,24 +73,57 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
     request = request_of(ask, cluster.state.resource)
     now = count(cluster, request)
     if now.pods >= pods:
-        text = f"{now.pods} such pods fit now: no move is needed"
+        text = f"{_pods(now.pods)} now: no move is needed"
         return Advice(
             0, (), Pods(now.pods), Pods(now.pods), optimal=True, text=text, unit_mib=cluster.unit_mib
         )
     movers = Movers(cluster, Held(cluster), limits.max_priority)
     before = {node.node: node.pods for node in now.nodes}
+    found = plan_start(cluster, request, any_pod(), before, pods, movers, limits)
+    if found is None:
+        return _nothing(cluster, now.pods)
+    plan, changed = found
+    then = count(changed, request).pods if plan.moves else now.pods
+    text = _told_start(now.pods, then, pods, len(plan.moves))
+    return _advice(cluster, plan, then - now.pods, now.pods, then, text)
+
+
+def plan_start(
+    cluster: Cluster,
+    request: PodRequest,
+    wish: Wish,
+    before: Mapping[str, int],
+    pods: int,
+    movers: Movers,
+    limits: Limits,
+) -> "tuple[Plan, Cluster] | None":
+    """Look for moves with which so many pods start.
+
+    Args:
+        cluster: The cluster.
+        request: What such a pod asks for, of one demand.
+        wish: What it asks for besides.
+        before: Such pods that fit now, by node.
+        pods: How many are to start.
+        movers: Who may move; those that turn out not to be are noted there.
+        limits: Of the search.
+
+    Returns:
+        The moves and the cluster after them, as filter sees it; None: none was found.
+    """
     for _ in range(_TRIES):
         table = Table(cluster)
-        goal = Start(table, request, before)
-        plan = _Planner(cluster, table, goal, movers, limits).start(pods, now.pods)
+        goal = Start(table, request, wish, before)
+        plan = _Planner(cluster, table, goal, movers, limits).start(pods, sum(before.values()))
         found = _checked(cluster, plan, movers)
-        if found is None:
-            continue
-        then = count(found, request).pods if plan.moves else now.pods
-        gained = then - now.pods
-        text = _told_start(now.pods, then, pods, len(plan.moves))
-        return _advice(cluster, plan, gained, now.pods, then, text)
-    return Advice(0, (), Pods(now.pods), Pods(now.pods), optimal=False, text="no list of moves was found")
+        if found is not None:
+            return plan, found
+    return None
+
+
+def _nothing(cluster: Cluster, pods: int) -> Advice:
+    text = "No list of moves was found that filter admits"
+    return Advice(0, (), Pods(pods), Pods(pods), optimal=False, text=text, unit_mib=cluster.unit_mib)
 
 
 def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> Advice:
@@ -107,9 +142,7 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
     if others:
         notes.append(f"{memory(others, cluster.unit_mib)} on these cards are no pod's whose card is known")
     if stuck or not there:
-        text = (
-            "holds no pod that could be moved" if not there else "cannot be emptied: not every pod can move"
-        )
+        text = "Not every pod can be moved from" if there or stuck else "No pod is on"
         number = len(there) + len(stuck)
         return Advice(
             0,
@@ -117,7 +150,7 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
             Pods(number),
             Pods(number),
             optimal=True,
-            text=f"{what} {text}",
+            text=f"{text} {what}",
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
         )
@@ -129,28 +162,32 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
             continue
         left = 0 if plan.moves else len(there)
         if plan.moves:
-            text = f"{what} is empty after {_moves(len(plan.moves))}"
+            text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
             notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
         else:
-            text = f"{what} cannot be emptied: its pods find no other place"
+            text = f"Not every pod on {what} finds another place"
         plan.notes += notes
         return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
-    return Advice(0, (), Pods(len(there)), Pods(len(there)), optimal=False, text="no list of moves was found")
+    return _nothing(cluster, len(there))
 
 
 def _moves(number: int) -> str:
     return "1 move" if number == 1 else f"{number} moves"
 
 
+def _pods(number: int) -> str:
+    return f"{number or 'No'} such {'pods fit' if number > 1 else 'pod fits'}"
+
+
 def _told_start(now: int, then: int, wanted: int, moves: int) -> str:
     if not moves:
-        return f"{now} such pods fit now, and no list of moves lets another one start"
-    said = f"{now} such pods fit now, {then} after {_moves(moves)}"
+        return f"{_pods(now)} now, and no list of moves lets another one start"
+    said = f"{_pods(now)} now, {then} after {_moves(moves)}"
     return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
 
 
 @dataclass
-class _Plan:
+class Plan:
     """What was found."""
 
     moves: Moves
@@ -172,7 +209,7 @@ class _Planner:
         self._names = sorted(names)
         self._all = len(names) <= NEAR_NODES
 
-    def start(self, wanted: int, now: int) -> _Plan:
+    def start(self, wanted: int, now: int) -> Plan:
         """Let pods start; fewer than wanted, where no more can."""
         goal = self._goal
         assert isinstance(goal, Start)  # noqa: S101
@@ -199,7 +236,7 @@ class _Planner:
             if found is not None or reached >= target:
                 best = built if found is None else found
                 return self._plan(best, optimal=complete, least=len(best) if tried else least)
-        return _Plan([], complete, 0, [])
+        return Plan([], complete, 0, [])
 
     def _most(self, goal: Start, everyone: Sequence[Mover]) -> int:
         """Pods that could start if nobody who may move were there."""
@@ -210,7 +247,7 @@ class _Planner:
             self._table.undo_end(mover)
         return most
 
-    def empty(self, there: Sequence[Mover]) -> _Plan:
+    def empty(self, there: Sequence[Mover]) -> Plan:
         """Move these pods, and others only to make room for them."""
         others = [
             mover
@@ -221,7 +258,7 @@ class _Planner:
         complete = True
         for helpers in range(len(others) + 1):
             if comb(len(others), helpers) > MOST_SETS:
-                return _Plan([], False, len(there) + helpers, [])
+                return Plan([], False, len(there) + helpers, [])
             for more in combinations(others, helpers):
                 if not self._kept([*there, *more]):
                     continue
@@ -230,9 +267,9 @@ class _Planner:
                     self._undo(found)
                     return self._plan(found, optimal=complete and self._all, least=len(there))
                 if self._search.gave_up:
-                    return _Plan([], False, len(there) + helpers, [])
+                    return Plan([], False, len(there) + helpers, [])
             complete &= self._all
-        return _Plan([], complete, len(there), [])
+        return Plan([], complete, len(there), [])
 
     def _shortest(self, everyone: Sequence[Mover], least: int, most: int) -> tuple[Moves | None, bool]:
         """Try all lists from the shortest possible; also tells whether none was left out."""
@@ -290,11 +327,11 @@ class _Planner:
         for mover, _ in moves or []:
             self._table.undo_end(mover)
 
-    def _plan(self, moves: Moves, *, optimal: bool, least: int) -> _Plan:
+    def _plan(self, moves: Moves, *, optimal: bool, least: int) -> Plan:
         ordered, singly = in_order(self._table, moves)
         self._undo(ordered)
         notes = [] if singly else ["some of these pods trade places: end them together, not one by one"]
-        return _Plan(ordered, optimal, least, notes)
+        return Plan(ordered, optimal, least, notes)
 
     def _near(self, mover: Mover) -> Iterator[str]:
         """Nodes to try for a pod: all of a small cluster, else the tightest that have room."""
@@ -315,7 +352,7 @@ class _Planner:
                 return
 
 
-def _checked(cluster: Cluster, plan: _Plan, movers: Movers) -> Cluster | None:
+def _checked(cluster: Cluster, plan: Plan, movers: Movers) -> Cluster | None:
     """Ask filter and kube-scheduler's rules whether the moves can be; None: look for others."""
     if not plan.moves:
         return cluster
@@ -325,7 +362,7 @@ def _checked(cluster: Cluster, plan: _Plan, movers: Movers) -> Cluster | None:
     return None if refused else then
 
 
-def _advice(cluster: Cluster, plan: _Plan, gained: int, before: int, then: int, text: str) -> Advice:
+def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
     if plan.moves and not plan.optimal:
         notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} are needed")
@@ -333,7 +370,7 @@ def _advice(cluster: Cluster, plan: _Plan, gained: int, before: int, then: int, 
         notes.append("PodDisruptionBudgets were not read: the API server may refuse an eviction")
     return Advice(
         gained=gained,
-        moves=tuple(_move(cluster, mover, target) for mover, target in plan.moves),
+        moves=tuple(move_of(cluster, mover, target) for mover, target in plan.moves),
         before=Pods(before),
         after=Pods(then),
         optimal=plan.optimal,
@@ -344,7 +381,8 @@ def _advice(cluster: Cluster, plan: _Plan, gained: int, before: int, then: int, 
     )
 
 
-def _move(cluster: Cluster, mover: Mover, target: Target) -> Move:
+def move_of(cluster: Cluster, mover: Mover, target: Target) -> Move:
+    """Write a move for people and scripts."""
     source = Seat(mover.node, numbers(cluster, mover.node, mover.units.keys()))
     goes = Seat(target.node, numbers(cluster, target.node, target.placement.charge.keys()))
     meta = mover.pod.metadata

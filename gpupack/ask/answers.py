@@ -123,8 +123,9 @@ class CardUse(Answer, frozen=True):
         promised_units: Of this pod.
         share: Who says so, see docs/top.md.
         neighbours: The other pods on the card.
-        used_mib: What the pod's processes use, None where nothing tells.
-        limit_mib: What they can use at most, None where nothing tells.
+        used_mib: What the pod used lately, None where the node has not said.
+        limit_mib: What it can use at most, None where nothing refuses more.
+        held: What holds it to that, see docs/limits.md; empty where the node has not said.
     """
 
     card: int
@@ -138,6 +139,7 @@ class CardUse(Answer, frozen=True):
     neighbours: tuple[PodUnits, ...]
     used_mib: int | None = None
     limit_mib: int | None = None
+    held: str = ""
 
 
 class Why(Answer, frozen=True):

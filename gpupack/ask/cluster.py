@@ -99,8 +99,8 @@ class Cluster:
         Raises:
             InputError: the text is something else.
         """
-        nodes, pods = load(text)
-        return cls.of(nodes, pods, unit_mib=unit_mib, source=source)
+        nodes, pods, budgets = load(text)
+        return cls.of(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
 
     def in_unit(self, unit_mib: int) -> "Cluster":
         """The same cluster as pods see it that ask in units of so many MiB."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from allocator.request import PodRequest
 from gpupack.ask.fit import one_by_one
-from gpupack.ask.hosts import any_pod
+from gpupack.ask.hosts import Wish
 from gpupack.ask.table import Card, Table, Target
 from scheduler_plugin.cluster.cards import cards_of
 
@@ -33,6 +33,7 @@ class Start:
     Args:
         table: What is free.
         request: What such a pod asks for; it has one demand.
+        wish: What it asks for besides.
         before: Pods that fit now, by node.
 
     Attributes:
@@ -40,7 +41,7 @@ class Start:
         nodes: Names of the nodes that can take any.
     """
 
-    def __init__(self, table: Table, request: PodRequest, before: Mapping[str, int]) -> None:
+    def __init__(self, table: Table, request: PodRequest, wish: Wish, before: Mapping[str, int]) -> None:
         self.wanted = 0
         self._table = table
         self._cluster = table.cluster
@@ -49,7 +50,6 @@ class Start:
         self._before = before
         self._total = sum(before.values())
         self._known: dict[tuple[object, ...], int] = {}
-        wish = any_pod()
         blocks = self._cluster.hosts.blocks(wish)
         arrays = self._cluster.state.nodes
         # A node that has as many pods as it may have takes one once others have gone.

@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.errors import shown
 from gpupack.errors import InputError
+from scheduler_plugin.cluster.budgets import BudgetLite
 from scheduler_plugin.cluster.objects import ContainerLite, Struct
 from scheduler_plugin.queue.pods import (
     NodeAffinity,
@@ -151,8 +152,12 @@ class AskPod(QueuePod, tag_field="kind", tag="Pod"):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
+class AskBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
+    """A PodDisruptionBudget."""
+
+
 class _List(msgspec.Struct):
-    items: list[AskNode | AskPod]
+    items: list[AskNode | AskPod | AskBudget]
 
 
 class _Kind(msgspec.Struct):
@@ -164,8 +169,8 @@ class _Kind(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
-    """Read the output of `kubectl get nodes,pods -A -o json`.
+def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
 
     Raises:
         InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
@@ -180,7 +185,7 @@ def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
     pods = [item for item in items if isinstance(item, AskPod)]
     if not nodes:
         raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}: {_ALLOWED}")
-    return nodes, pods
+    return nodes, pods, [item for item in items if isinstance(item, AskBudget)]
 
 
 def _wrong(text: str | bytes, error: Exception) -> str:
@@ -189,7 +194,7 @@ def _wrong(text: str | bytes, error: Exception) -> str:
         msgspec.json.decode(text)
         found = msgspec.json.decode(text, type=_Kind)
         for item in [msgspec.json.decode(raw, type=_Kind) for raw in found.items or ()]:
-            if item.kind not in {"Node", "Pod"}:
+            if item.kind not in {"Node", "Pod", "PodDisruptionBudget"}:
                 return f"the input holds a {shown(item.kind or 'thing')}, {shown(item.metadata.name)}"
     except msgspec.ValidationError:
         return f"the input does not hold nodes and pods ({error})"

@@ -57,10 +57,18 @@ def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
         f"{memory(card.size_units, unit_mib)}, {memory(card.used_units, unit_mib)} taken by all together, "
         f"{memory(card.free_units, unit_mib)} free"
     )
-    used = "not known here (see the metrics of the node's daemon)"
-    used = used if card.used_mib is None else f"{card.used_mib} MiB"
-    limit = "not known here" if card.limit_mib is None else f"{card.limit_mib} MiB"
-    yield f"    it uses {used}; its limit is {limit}"
+    used = (
+        "what it uses the node has not said"
+        if card.used_mib is None
+        else f"it used {card.used_mib} MiB lately"
+    )
+    if card.limit_mib is not None:
+        limit = f"and can use {card.limit_mib} MiB at most ({card.held})"
+    else:
+        limit = (
+            "and nothing refuses more than the promise" if card.held else "and not what holds it to its share"
+        )
+    yield f"    {used}, {limit}"
     for other in card.neighbours:
         yield f"    beside {other.namespace}/{other.pod}: {memory(other.units, unit_mib)}"
 
@@ -101,7 +109,7 @@ def advice_text(answer: Advice) -> str:
 
 
 def _advice(answer: Advice) -> Iterator[str]:
-    yield f"{answer.text[:1].upper()}{answer.text[1:]}."
+    yield f"{answer.text}."
     if answer.moves:
         yield ""
         yield "Moves, in this order; nothing has been done:"
