@@ -17,6 +17,7 @@ from gpupack.commands.node import node
 from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
+from gpupack.commands.snapshot import snapshot
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
 from gpupack.commands.why import why
@@ -67,6 +68,7 @@ for command in (
     queue,
     scheduler,
     simulate,
+    snapshot,
     top,
     uncordon,
     uninstall,

@@ -131,8 +131,28 @@ class PodCondition(Struct):
     message: str = ""
 
 
+class Terminated(Struct):
+    """How a container ended."""
+
+    finished_at: str | None = None
+
+
+class ContainerState(Struct):
+    """`state` of a container."""
+
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Struct):
+    """One of a pod's `containerStatuses`."""
+
+    state: ContainerState | None = None
+
+
 class AskPodStatus(QueueStatus):
     """`status` of a pod."""
+
+    container_statuses: list[ContainerStatus] | None = None
 
     conditions: list[PodCondition] | None = None  # type: ignore[assignment]
     reason: str = ""
