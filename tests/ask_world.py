@@ -36,6 +36,7 @@ class Pod:
     labels: tuple[tuple[str, str], ...] = ()
     tolerates: tuple[str, ...] = ()
     selector: tuple[tuple[str, str], ...] = ()
+    namespace: str = "default"
 
     @property
     def each(self) -> int:
@@ -52,6 +53,7 @@ class Pod:
             annotations[POD_ASSIGNED] = dump_assigned(shares)
         made = pod_object(
             self.name,
+            namespace=self.namespace,
             node=self.node,
             phase="Running" if self.node else "Pending",
             annotations=annotations,
@@ -233,3 +235,23 @@ def _most(free: tuple[int, ...], each: int, count: int) -> int:
 
 RESOURCE = resource_name(1024)
 __all__ = ["MEMORY", "RESOURCE", "Node", "Pod", "World", "by_extender", "can_take", "most_pods"]
+
+A100, L40S = "NVIDIA A100-SXM4-40GB", "NVIDIA L40S"
+EXAMPLE = World(
+    (
+        Node("gpu-a", (39, 39), model=A100),
+        Node("gpu-b", (39, 39), model=A100),
+        Node("gpu-c", (44, 44), model=L40S),
+        Node("gpu-d", (39, 39), model=A100, taints=("team-b",)),
+    ),
+    (
+        Pod("train-1", 30, "gpu-a", (0,), namespace="team-a"),
+        Pod("chat-1", 10, "gpu-a", (1,), namespace="team-a"),
+        Pod("chat-2", 10, "gpu-a", (1,), namespace="team-a"),
+        Pod("train-2", 24, "gpu-b", (0,), namespace="team-b"),
+        Pod("embed-1", 12, "gpu-b", (1,), namespace="team-b"),
+        Pod("render-1", 20, "gpu-c", (0,), namespace="team-b"),
+        Pod("inference", 32, model="*A100*", namespace="team-a"),
+    ),
+)
+"""The cluster of docs/ask.md."""

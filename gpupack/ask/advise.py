@@ -10,7 +10,7 @@ from allocator.request import PodRequest
 from gpupack.ask.answers import Advice, Move, Pods, Seat
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.emptying import cards_named, on_cards, others_on
-from gpupack.ask.fit import FitAsk, count, request_of
+from gpupack.ask.fit import FitAsk, count, need_words, request_of
 from gpupack.ask.goals import Empty, Goal, Start
 from gpupack.ask.hosts import Wish, any_pod
 from gpupack.ask.moved import after, objections
@@ -69,6 +69,7 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
     """
     if pods < 1:
         raise InputError(f"{pods} pods: allowed is 1 or more")
+    need_words(cluster)
     limits = limits or Limits()
     request = request_of(ask, cluster.state.resource)
     now = count(cluster, request)

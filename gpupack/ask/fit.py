@@ -82,11 +82,8 @@ def fit(
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    if not cluster.has_words and (changed is None or not changed.has_words):
-        raise InputError(
-            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
-            "is gpupack node running on them?"
-        )
+    if changed is None or not changed.has_words:
+        need_words(cluster)
     request = request_of(ask, cluster.state.resource)
     now = count(cluster, request)
     return FitAnswer(
@@ -98,6 +95,19 @@ def fit(
         notes=tuple(notes),
         unit_mib=cluster.unit_mib,
     )
+
+
+def need_words(cluster: Cluster) -> None:
+    """Check that a cluster has cards at all.
+
+    Raises:
+        InputError: no node offers any in this unit.
+    """
+    if not cluster.has_words:
+        raise InputError(
+            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
+            "is gpupack node running on them?"
+        )
 
 
 def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fit:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from gpupack.ask.changes import change
 from gpupack.ask.cluster import Cluster
+from gpupack.ask.fit import need_words
 from gpupack.ask.snapshot import FILES, snapshot
-from gpupack.errors import InputError
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.reasons import memory
 from scheduler_plugin.simulator.app import run, simulate
@@ -46,8 +46,7 @@ def scenarios(
     Raises:
         InputError: a node or profile that there is not, or no node with cards.
     """
-    if not cluster.has_words:
-        raise InputError(f"no node of {cluster.source} offers GPU memory: is gpupack node running on them?")
+    need_words(cluster)
     found = [Scenario(NOW, cluster, cluster.unit_mib)]
     changed, _ = change(cluster, without, add)
     if changed is not None:
