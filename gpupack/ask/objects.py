@@ -189,7 +189,13 @@ class _Kind(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
+def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_all`."""
+    nodes, pods, _ = load_all(text)
+    return nodes, pods
+
+
+def load_all(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
     """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
 
     Raises:
