@@ -17,10 +17,10 @@ from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.hosts import Wish, any_pod
 from gpupack.errors import InputError
-from scheduler_plugin.cluster.arrays import LongArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.placement.cardcosts import card_costs
-from scheduler_plugin.placement.filtering import take_many
+from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
+from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 from scheduler_plugin.placement.reasons import demanded
 from scheduler_plugin.placement.verdicts import takes
@@ -164,10 +164,14 @@ def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[st
 
 
 def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
-    """Place pods on many nodes at once, until none takes another."""
+    """Place pods on many nodes at once, until none takes another.
+
+    As `allocator.policy.choose` does it, but for how near cards are to each other: that decides between cards
+    that the policy finds equally good.
+    """
     nodes = cluster.state.nodes
     costs = card_costs(query.ask.card_policy)
-    if costs is None:
+    if costs is None or len(query.ask.demands) > 1:
         return Counter(
             {
                 nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
@@ -178,12 +182,27 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
-        placed = take_many(nodes, query.ask, left, costs, free)
+        placed = _take(query.ask, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
         found.update(nodes.names[row] for row in left.tolist())
         more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
         left, free = left[more], free[more]
     return found
+
+
+def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts) -> BoolArray:
+    """Take one pod's cards off what is free on every row; tells which rows had them."""
+    units, cards = ask.demands[0]
+    fits = free >= units
+    if ask.admits is not None:
+        fits &= ask.admits[rows]
+    costs = costs_of(size, free, units)
+    costs[~fits] = np.inf
+    # The best cards first, all of them different.
+    order = np.argsort(costs, axis=1, kind="stable")[:, :cards]
+    placed: BoolArray = np.count_nonzero(fits, axis=1) >= cards
+    np.put_along_axis(free, order, np.take_along_axis(free, order, axis=1) - units, axis=1)
+    return placed
 
 
 def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
