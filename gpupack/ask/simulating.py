@@ -1,7 +1,6 @@
 """Policies on the live cluster: as it is, with other nodes, with units of another size."""
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,8 @@ from gpupack.ask.changes import change
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.fit import need_words
 from gpupack.ask.snapshot import FILES, snapshot
-from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.reasons import memory
-from scheduler_plugin.simulator.app import run, simulate
+from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import Options
 
 NOW: Final = "as it is"
@@ -94,7 +92,7 @@ def simulate_all(found: Sequence[Scenario], options: Options, out: Callable[[str
             found_here = json.loads(result.read_text(encoding="utf-8"))
             results[scenario.label] = {**found_here, "yours": {k: list(v) for k, v in alone.items()}}
     if options.json is not None:
-        _write(options.json, json.dumps(results, indent=1))
+        write_json(options.json, json.dumps(results, indent=1))
 
 
 def _alone(options: Options) -> dict[str, tuple[float, float]]:
@@ -112,13 +110,3 @@ def _unsaid(_line: str) -> None:
 
 def _no_bar(_done: int, _of: int) -> None:
     """Draw nothing, likewise."""
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        sys.stdout.write(text + "\n")
-        return
-    try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"JSON file {target}: {error}") from error

@@ -3,16 +3,16 @@
 import asyncio
 import csv
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.simulating import scenarios
 from gpupack.ask.snapshot import snapshot
-from gpupack.cli import main
+from gpupack.cli import cli
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 
@@ -33,16 +33,13 @@ STATUS = {
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run():
     """Run a command in this process; returns its exit status, stdout and stderr."""
 
     def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpupack", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_of:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return exit_of.value.code or 0, out, err
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
 
     return command
 
