@@ -79,7 +79,7 @@ async def run(
         committer = Committer(state, policies)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         watcher.restored.connect(binder.begin_anew)
-        events = EventRecorder(client, SCHEDULER_NAME, clock=clock)
+        events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, clock=clock)
         reporter = Reporter(state, clock, events, elector)
         extender = Extender(state, policies, settings.shortlist)
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))

@@ -162,9 +162,10 @@ class Rules:
         """
         if claim.assigned is None:
             return None
+        # What a share costs depends on the cards that the node has now; what units cost does not.
+        sizes = dict(zip(book.uuids, book.sizes, strict=False)) if claim.request.percent else {}
         try:
-            # What a share costs depends on the cards that the node has now.
-            units_of = charge(claim.request, claim.assigned, dict(zip(book.uuids, book.sizes, strict=False)))
+            units_of = charge(claim.request, claim.assigned, sizes)
         except RequestError:
             return None
         charges: dict[int, int] = {}
