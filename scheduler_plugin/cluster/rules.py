@@ -6,6 +6,7 @@ needed. All are pure; a `NodeRecord` is what is known of one node name, and time
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allocator.errors import RequestError
 from allocator.records import Assignment, charge
@@ -46,8 +47,7 @@ class Tombstone:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Units that a pod takes on a node and that the node's words do not show for certain."""
 
     uid: str
