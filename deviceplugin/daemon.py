@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,10 +11,12 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
+from deviceplugin.gpus.cdi import CdiNames, follow
+from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuSource
+from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
@@ -23,6 +25,7 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -60,7 +63,7 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
-    return NvmlGpus(settings.ignored_xids)
+    return NvmlGpus(settings.ignored_xids, cgroup_root=settings.cgroup_root)
 
 
 class Daemon:
@@ -124,12 +127,20 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
+        cdi = await self._cdi_names(gpus)
+        account = self.account = Account(
+            ledger,
+            book,
+            settings.resource,
+            settings.unit_mib,
+            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
+        )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
-        notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
+        models = {card.uuid: card.model for card in cards}
+        notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
         percent = DevicePlugin(account.percent, observe=metrics.call)
 
@@ -151,8 +162,21 @@ class Daemon:
             notices=notices,
         )
 
+        self._memory = MemoryParts(
+            settings,
+            account,
+            self._source,
+            self._owners,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
+        )
+
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus)
+            return records(ledger.installed, gpus, self._memory.supports.enforcement)
 
         self._ownership = Ownership(
             client,
@@ -175,7 +199,8 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods)
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
                 Registrar(
@@ -204,10 +229,18 @@ class Daemon:
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
+            memory=self._memory,
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
-        metrics.read_from(settings.unit_mib, status.card_states, status.node_state, status.counts())
+        metrics.read_from(
+            settings.unit_mib,
+            status.card_states,
+            status.node_state,
+            status.counts(),
+            self._source.vendor.fault,
+        )
+        metrics.also(self._memory.metrics())
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
@@ -224,19 +257,30 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
+        await self._memory.supports.begin()
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
+            self._memory.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
+            *([follow(cdi, self._source.cards)] if cdi is not None else []),
         )
+
+    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
+        """Read how CDI names the cards; None where it is not used."""
+        if not uses_cdi(self._settings.device_list_strategy):
+            return None
+        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
+        await asyncio.to_thread(names.refresh, gpus)
+        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

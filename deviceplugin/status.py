@@ -6,6 +6,7 @@ from typing import Any
 
 from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.registrars import Registrars
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -32,6 +33,7 @@ class Status:
     ownership: Ownership
     publisher: Publisher
     annotator: Annotator
+    memory: MemoryParts
     neighbours: Neighbours
     recorder: EventRecorder
     waiting: str | None = None
@@ -71,6 +73,7 @@ class Status:
             "api_connected": self.pods.connected,
             "seen": self.pods.seen,
             "revision": self.publisher.revision,
+            "memory": self.memory.explain(),
             "ledger": self.account.ledger.explain(),
         }
 
@@ -82,7 +85,7 @@ class Status:
             other_daemon=self.waiting is not None or self.ownership.disputed,
             foreign_gpus=self.neighbours.found,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
-            xids=self.sampler.xids,
+            faults=self.sampler.faults,
         )
 
     def counts(self) -> Counts:
@@ -106,7 +109,7 @@ class Status:
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
         }
-        return counts
+        return {**counts, **self.memory.counts()}
 
     def card_states(self) -> Iterator[CardState]:
         """Describe the cards for their metrics."""

@@ -15,9 +15,9 @@ import structlog
 
 from allocator.errors import AllocatorError, shown
 from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from deviceplugin.node.grant import ContainerGrant
 
 Response = TypeVar("Response")
 
@@ -45,6 +45,9 @@ class Devices(Protocol):
 
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health as it is now; `devices_changed` below tells of news."""
+
+    def why_not(self, identifier: str) -> str:
+        """Say, in words, why a known ID cannot be had now."""
 
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
@@ -204,8 +207,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if not health[identifier]:
                 raise RefusedError(
                     "unhealthy",
-                    f"device {shown(identifier)} is on a card that is unhealthy; delete this pod, what made "
-                    "it makes another",
+                    f"device {shown(identifier)} cannot be had: {self._devices.why_not(identifier)}; delete "
+                    "this pod, what made it makes another",
                 )
 
     async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:

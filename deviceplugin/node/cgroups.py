@@ -9,12 +9,22 @@ any parent. Pids are those of the host, so the daemon needs the host's pid names
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
+_CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH = 5
 _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """Where a process runs: its pod's UID as the kubelet knows it, its container's ID or empty."""
+
+    uid: str
+    container_id: str
 
 
 def pod_uid(cgroup_text: str) -> str | None:
@@ -23,11 +33,18 @@ def pod_uid(cgroup_text: str) -> str | None:
     The deepest pod counts, so that a cluster inside a pod sees its own pods. A static pod's UID is the
     kubelet's own for it.
     """
+    place = process_place(cgroup_text)
+    return place.uid if place is not None else None
+
+
+def process_place(cgroup_text: str) -> ProcessPlace | None:
+    """Find pod and container in the same text; None for a process of no pod."""
     for line in cgroup_text.splitlines():
         path = line.split(":", 2)[-1].removesuffix(" (deleted)")
-        found = _POD_SEGMENT.findall(path)
+        found = list(_POD_SEGMENT.finditer(path))
         if found:
-            return str(found[-1]).lower().replace("_", "-")
+            below = _CONTAINER_ID.search(path, found[-1].end())
+            return ProcessPlace(found[-1][1].lower().replace("_", "-"), below[0] if below else "")
     return None
 
 
@@ -40,11 +57,15 @@ class ProcessOwners:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._last: dict[int, str | None] = {}
+        self._last: dict[int, ProcessPlace | None] = {}
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return where one of the processes that were asked about last runs; None for one of no pod."""
+        return self._last.get(pid)
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
         """Return pid -> UID of its pod, None where it has none; pids nothing is known of are left out."""
-        found: dict[int, str | None] = {}
+        found: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
                 text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "replace")
@@ -52,9 +73,9 @@ class ProcessOwners:
                 if pid in self._last:
                     found[pid] = self._last[pid]
             else:
-                found[pid] = pod_uid(text)
+                found[pid] = process_place(text)
         self._last = found
-        return found
+        return {pid: place.uid if place is not None else None for pid, place in found.items()}
 
 
 class PodCgroups:
@@ -74,22 +95,27 @@ class PodCgroups:
         """
         if not uids:
             return frozenset()
-        parents = list(self._pod_parents())
-        return frozenset(uid for uid in uids if any(_has_container(path) for path in _places(parents, uid)))
-
-    def _pod_parents(self) -> Iterator[Path]:
-        """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike."""
-        if (self._root / "cgroup.controllers").exists():
-            yield from _find_kubepods(self._root, _MAX_DEPTH)
-            return
-        found = list(_find_kubepods(self._root, 1))
-        for hierarchy in _folders(self._root):
-            if not found:
-                found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
-        yield from found
+        parents = list(pod_parents(self._root))
+        return frozenset(uid for uid in uids if any(_has_container(path) for path in places(parents, uid)))
 
 
-def _folders(path: Path) -> list[Path]:
+def pod_parents(root: Path) -> Iterator[Path]:
+    """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike.
+
+    Args:
+        root: where the host's cgroups are mounted.
+    """
+    if (root / "cgroup.controllers").exists():
+        yield from _find_kubepods(root, _MAX_DEPTH)
+        return
+    found = list(_find_kubepods(root, 1))
+    for hierarchy in folders(root):
+        if not found:
+            found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
+    yield from found
+
+
+def folders(path: Path) -> list[Path]:
     """List the directories in a directory, without links; empty where it cannot be read."""
     try:
         with os.scandir(path) as entries:
@@ -99,14 +125,14 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
-    for folder in _folders(path):
+    for folder in folders(path):
         if folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice"):
             yield folder
         elif depth > 1 and not folder.name.endswith(_NEVER_PARENTS):
             yield from _find_kubepods(folder, depth - 1)
 
 
-def _places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
+def places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
     """Name the directories that a pod may have, for each quality of service."""
     for parent in parents:
         if parent.name.endswith(".slice"):
@@ -121,7 +147,7 @@ def _places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
 
 
 def _has_container(pod: Path) -> bool:
-    return any(_populated(container) for container in _folders(pod))
+    return any(_populated(container) for container in folders(pod))
 
 
 def _populated(cgroup: Path) -> bool:
@@ -138,4 +164,4 @@ def _populated(cgroup: Path) -> bool:
         return cgroup.exists()
     except OSError:
         return True
-    return any(_populated(below) for below in _folders(cgroup))
+    return any(_populated(below) for below in folders(cgroup))

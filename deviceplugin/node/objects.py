@@ -1,6 +1,6 @@
 """The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -81,6 +81,14 @@ class PodSpec(msgspec.Struct, rename="camel"):
     init_containers: list[Container] | None = None
 
 
+class ContainerStatus(msgspec.Struct, rename="camel"):
+    """Of a Pod: one of its containers; `state` has one key, such as `running`."""
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+    state: dict[str, Any] | None = None
+
+
 class Condition(msgspec.Struct):
     """Of a Pod."""
 
@@ -93,6 +101,26 @@ class PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     start_time: str | None = None
     conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+
+    @property
+    def containers(self) -> dict[str, str]:
+        """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
+        return {
+            each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
+        }
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Names of containers that do not run any more, at least not now."""
+        return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
+
+    def _statuses(self) -> Iterator[ContainerStatus]:
+        yield from self.init_container_statuses or ()
+        yield from self.container_statuses or ()
+        yield from self.ephemeral_container_statuses or ()
 
     @property
     def terminal(self) -> bool:

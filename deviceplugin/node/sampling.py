@@ -12,6 +12,7 @@ from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -26,6 +27,9 @@ class Owners(Protocol):
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
 
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return pod and container of one of the processes that were asked about last."""
+
 
 class Sampler:
     """Turns measurements into pressure, and trouble into unhealthy cards.
@@ -37,13 +41,14 @@ class Sampler:
         health: the cards' health.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
-        notices: told of XIDs and of cards' health.
+        notices: told of faults and of cards' health.
         every_s: seconds between two measurements.
 
     Attributes:
+        samples: newest measurement of each card.
         uses: newest judgement of each card.
         errors: measurements that failed as a whole.
-        xids: how many XID errors there were, by UUID and code; ignored ones too.
+        faults: how many numbered errors there were, by UUID and code; ignored ones too.
     """
 
     def __init__(
@@ -67,9 +72,10 @@ class Sampler:
         self._notices = notices or silent()
         self._every_s = every_s
         self._inventory: tuple[GpuCard, ...] | None = None
+        self.samples: Sequence[GpuSample] = ()
         self.uses: dict[str, CardUse] = {}
         self.errors = 0
-        self.xids: Counter[tuple[str, int]] = Counter()
+        self.faults: Counter[tuple[str, int]] = Counter()
 
     async def run(self) -> None:
         """Measure until cancelled.
@@ -99,6 +105,7 @@ class Sampler:
             self.errors += 1
             log.warning("cards cannot be measured", error=str(error))
             return
+        self.samples = samples
         self._judge(samples, owners, _larger(before, self._promises()))
         for sample in samples:
             if self._health.on_sample(sample, self._account.now_s()):
@@ -135,12 +142,12 @@ class Sampler:
         }
 
     def _on_event(self, event: HealthEvent) -> None:
-        if event.xid is not None:
-            self.xids[event.uuid, event.xid] += 1
+        if event.code is not None:
+            self.faults[event.uuid, event.code] += event.count
             if event.healthy is None:
-                log.info("XID of an application", card=event.uuid, reason=event.reason)
+                log.info("an application's fault", card=event.uuid, reason=event.reason, count=event.count)
             else:
-                self._notices.xid(event.uuid, event.reason)
+                self._notices.fault(event.uuid, event.reason)
         if self._health.on_event(event, self._account.now_s()):
             self._apply(event.uuid)
 

@@ -358,3 +358,64 @@ def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluste
     assert 'spec.schedulerName is "default-scheduler", a scheduler that chooses no cards' in answer
     apply_all(cluster.api, [binding])
     until(lambda: told(cluster, forgetful) == "", "the name is set again")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_VISIBLE_DEVICES", "GPUPACK_CARDS"],
+)
+def test_no_pod_writes_its_own_limits(cluster: Cluster, name: str) -> None:
+    """What it writes would come after what the node daemon gives it."""
+    variable = {"env": [{"name": name, "value": "1"}]}
+    said = f'container "{{}}" sets {name}, which says what it was given'
+    assert said.format("main") in told(cluster, w.pod("p", {**w.container(gib=1), **variable}))
+    beside = {**w.container("side"), **variable}
+    assert said.format("side") in told(cluster, w.pod("p", w.container(gib=1), beside))
+    assert said.format("side") in told(cluster, w.pod("p", w.container(limits={PERCENT: 5}), init=[beside]))
+    # Pods that ask for no memory are not ours to judge.
+    assert told(cluster, w.pod("p", beside)) == ""
+    assert (
+        told(cluster, w.pod("p", {**w.container(gib=1), "env": [{"name": f"MY_{name}", "value": "1"}]})) == ""
+    )
+
+
+def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
+    """The component for clusters where a card that was given to one pod alone must have no other user."""
+
+    def naming(value: str | None, namespace: str = "default", **more: Any) -> str:
+        source = {"fieldRef": {"fieldPath": "metadata.name"}}
+        variable = {
+            "name": "NVIDIA_VISIBLE_DEVICES",
+            **({"valueFrom": source} if value is None else {"value": value}),
+        }
+        pod = w.pod("p", {**w.container(**more), "env": [variable]})
+        pod["metadata"]["namespace"] = namespace
+        try:
+            cluster.api.post(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    component = build(MANIFESTS / "base", MANIFESTS / "components" / "visible-devices")
+    added = [
+        one
+        for one in component
+        if one["metadata"]["name"] in {"gpupack-visible-devices", "gpupack-admission"}
+    ]
+    apply_all(cluster.api, added)
+    try:
+        said = until(lambda: naming("all"), "the component in force")
+        assert (
+            'container "main" names cards itself, in NVIDIA_VISIBLE_DEVICES: allowed is void or none' in said
+        )
+        for value in (None, "GPU-1", "0"):
+            assert naming(value) != ""
+            assert naming(value, gib=1) != ""
+        for value in ("", "void", "none"):
+            assert naming(value) == ""
+        assert naming("all", "kube-system") == ""
+        assert told(cluster, w.pod("p", w.container())) == ""
+    finally:
+        for one in added:
+            if one["kind"] != "ConfigMap":
+                cluster.api.delete(path_of(cluster.api, one))

@@ -1,6 +1,8 @@
 """Pods share two cards of 8 GiB on a real node: every container gets the card that the node's words say."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import PERCENT
+from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.harness.views import granted, grants, wait_agree
@@ -40,7 +43,8 @@ def test_container_names_exactly_the_card_of_the_words(cluster):
     assert [card.size for card in state.cards] == [8, 8]
     assert state.holds == {uid}
     until(lambda: cluster.allocation("one"), "allocation annotation")
-    assert cluster.allocation("one") == {"uid": uid, "containers": {"main": [[card.uuid, 5]]}}
+    assert cluster.allocation("one")["uid"] == uid
+    assert cluster.allocation("one")["containers"] == {"main": [[card.uuid, 5]]}
 
 
 def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(cluster):
@@ -172,6 +176,56 @@ def test_two_cards_wait_until_both_have_room(cluster):
     cluster.delete("filler")
     cluster.wait_running("wide")
     assert wait_agree(cluster).used == [3, 3]
+
+
+def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
+    kubeconfig = f"--kubeconfig={cluster.control.admin_config}"
+
+    def command(name):
+        line = [sys.executable, "-m", "gpupack", name, cluster.host.name, "0", kubeconfig]
+        done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout
+
+    node = cluster.host.name
+    first, second = (card.uuid for card in cluster.state().cards)
+    assert command("cordon") == f"node/{node} card 0 {first} cordoned\n"
+    cluster.wait_used([8, 0])
+    for name in ("one", "two"):
+        cluster.create(w.pod(name, w.container(gib=5)))
+    (placed,) = until(
+        lambda: [name for name in ("one", "two") if cluster.pod(name)["spec"].get("nodeName")], "a pod"
+    )
+    cluster.wait_running(placed)
+    assert set(grants(cluster, placed)) == {second}
+    (waits,) = {"one", "two"} - {placed}
+    cluster.wait_event(waits, "FailedScheduling")
+    assert command("uncordon") == f"node/{node} card 0 {first} uncordoned\n"
+    cluster.wait_running(waits)
+    assert set(grants(cluster, waits)) == {first}
+
+
+def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluster):
+    """No toolkit here: containerd finds the card in the file that the daemon writes."""
+    folder = cluster.home / "run" / "cdi"
+    folder.mkdir()
+    flags = cluster.daemon.flags
+    cluster.daemon.stop()
+    try:
+        for number, strategies in enumerate(("cdi-annotations", "envvar,cdi-annotations,cdi-cri")):
+            cluster.daemon.flags = [f"--device-list-strategy={strategies}", f"--cdi-dirs={folder}"]
+            cluster.daemon.start()
+            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+            cluster.wait_running(f"p{number}")
+            environment = cluster.environment(f"p{number}")
+            uuid = environment["GPUPACK_CARDS"].partition(":")[0]
+            index = [card.uuid for card in cluster.state().cards].index(uuid)
+            assert environment[f"GPUPACK_CDI_CARD_{index}"] == uuid
+            assert len([name for name in environment if name.startswith("GPUPACK_CDI")]) == 1
+            assert environment["NVIDIA_VISIBLE_DEVICES"] == (uuid if "envvar" in strategies else "void")
+            cluster.daemon.stop()
+    finally:
+        cluster.daemon.flags = flags
+        cluster.daemon.start()
 
 
 def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):

@@ -8,10 +8,10 @@ import pytest
 
 from allocator.errors import LedgerError
 from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.kubelet.service import STATUS_OF, DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from deviceplugin.node.grant import ContainerGrant
 from tests.kubelet_world import SimpleAllocator, short_folder, until
 
 Code = grpc.StatusCode
@@ -136,7 +136,7 @@ async def test_a_bad_container_in_a_call_grants_nothing_to_the_good_one(here: Se
     [
         (["GPU-7::0"], Code.NOT_FOUND, 'device "GPU-7::0" is not one of this node\'s'),
         (["\n\x00" * 90], Code.NOT_FOUND, "is not one of this node's"),
-        (["GPU-1::0"], Code.FAILED_PRECONDITION, 'device "GPU-1::0" is on a card that is unhealthy'),
+        (["GPU-1::0"], Code.FAILED_PRECONDITION, 'device "GPU-1::0" cannot be had: the card is unhealthy'),
     ],
     ids=["unknown", "rubbish", "unhealthy"],
 )
