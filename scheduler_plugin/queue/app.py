@@ -15,7 +15,7 @@ from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.options import elector_of
+from scheduler_plugin.options import EVENTS, elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.configfile import ConfigFile
@@ -29,9 +29,6 @@ from scheduler_plugin.queue.watching import NamespaceSink, QueueFeed, namespaces
 from scheduler_plugin.queue.writing import Writer
 
 SHUTDOWN_S = 2.0
-
-EVENTS = 10_000
-"""Pods that are released at once and get an Event each, some MiB."""
 
 log = structlog.get_logger(__name__)
 
