@@ -184,6 +184,7 @@ class Facts:
         unlisted: when the book was first read without an entry of a UID that it had.
         deaths: when a look at the cgroups that found nothing of the pod began, by UID.
         restarted: the number of events before the kubelet started last.
+        asked: the number of events before it asked last for devices.
     """
 
     cards: dict[str, Card]
@@ -202,6 +203,7 @@ class Facts:
     lived: set[str] = field(default_factory=set)
     deaths: dict[str, Mark] = field(default_factory=dict)
     restarted: int = 0
+    asked: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":

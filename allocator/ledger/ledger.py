@@ -161,6 +161,7 @@ class Ledger:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
+        self._facts.asked = self.mark(now_s).order
         answer = choice.prefer(self._facts, offered, fixed, size, now_s)
         self._answers.append(frozenset(answer))
         return answer
@@ -261,8 +262,9 @@ class Ledger:
             pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
-            # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
-            turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
+            # A kubelet that starts takes what it finds by age; later ones as they are bound.
+            batch = first or facts.asked < facts.restarted
+            turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
             bound = facts.pods[key] = BoundPod(pod, at, turn)
         bound.pod = pod
         if pod.uid in facts.remembered and key != pod.uid:

@@ -134,6 +134,15 @@ def _remember_uids_only(ledger: Ledger, _holds: object) -> None:
     ledger.facts.remembered = {}
 
 
+_RESTARTED = Ledger.kubelet_restarted
+
+
+def _first_batch_is_known(ledger: Ledger) -> None:
+    """Who comes into view after the restart is taken to come after all others."""
+    _RESTARTED(ledger)
+    ledger.facts.asked = ledger.facts.restarted
+
+
 # When a charge ends.
 
 _IS_DEAD = release.is_dead
@@ -352,6 +361,14 @@ MUTANTS = (
         "queue",
         lambda facts: list(facts.pods.values()),
         seed=900303,
+    ),
+    Mutant(
+        "node: until it asks, a kubelet that restarted takes all pods as one batch",
+        Ledger,
+        "kubelet_restarted",
+        _first_batch_is_known,
+        seed=40079,
+        percent=0.5,
     ),
     Mutant(
         "node: targets are shared by shape",
