@@ -10,16 +10,22 @@ TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
 def expects(world: World, size: int) -> bool:
-    return world.ledger.expects(size, (), world.now)
+    return world.ledger.expects(world.ledger.ask(world.offered(), (), size))
 
 
 def displaces(world: World, size: int) -> bool:
-    return world.ledger.displaces(size, (), world.now)
+    return world.ledger.displaces(world.ledger.ask(world.offered(), (), size))
 
 
 def asks(world: World, size: int) -> tuple[str, str] | None:
     """Whose container the kubelet seems to be asking for."""
-    return asking(world.ledger.facts, size, frozenset(), world.now)
+    return whose(world, size, frozenset())
+
+
+def whose(world: World, size: int, must: frozenset[str]) -> tuple[str, str] | None:
+    """The same for a container that must have some IDs."""
+    found = asking(world.ledger.facts, world.ledger.ask(world.offered() | must, must, size))
+    return None if found is None else (found[0].pod.uid, found[1].name)
 
 
 # Who is asking.
@@ -99,11 +105,11 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
     world.allocate(ids("c0", 0, 1), ("a", "setup"))
     world.allocate(ids("c1", 0, 1), ("b", "setup"))
     world.bind(pod("c", 4, "c1"))
-    facts = world.ledger.facts
-    assert asking(facts, 5, ids("c0", 0, 1), world.now) == ("a", "main")
-    assert asking(facts, 5, ids("c1", 0, 1), world.now) == ("b", "main")
-    assert asking(facts, 5, ids("c1", 6), world.now) == ("b", "main")
-    assert not world.ledger.displaces(5, ids("c1", 0, 1), world.now)
+    assert whose(world, 5, ids("c0", 0, 1)) == ("a", "main")
+    assert whose(world, 5, ids("c1", 0, 1)) == ("b", "main")
+    assert whose(world, 5, ids("c1", 6)) == ("b", "main")
+    must = ids("c1", 0, 1)
+    assert not world.ledger.displaces(world.ledger.ask(world.offered() | must, must, 5))
 
 
 def test_h5_a_pod_that_is_gone_may_be_asking_and_its_place_is_kept_for_who_was_not():

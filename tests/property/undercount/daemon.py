@@ -90,12 +90,12 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        percent = any("::p" in text for text in available)
-        if not self.away and not self.ledger.expects(size, must_include, self.now, percent=percent):
+        ask = self.ledger.ask(available, must_include, size)
+        if not self.away and not self.ledger.expects(ask):
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and self.ledger.displaces(size, must_include, self.now, percent=percent):
+        if not self.away and self.ledger.displaces(ask):
             self._catch_up(relist=True)
-        return self.ledger.preferred(available, must_include, size, self.now)
+        return self.ledger.preferred(ask)
 
     def _catch_up(self, *, relist: bool) -> None:
         if relist:

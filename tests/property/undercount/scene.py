@@ -220,7 +220,7 @@ class Scene:
     def _check_target(self, node: Node, uid: str) -> None:
         """A pod gets cards that the scheduler chose for it or for its like."""
         facts = node.daemon.ledger.facts
-        pods = {key: bound.pod for key, bound in facts.pods.items()}
+        pods = {key: one.pod for key, one in facts.pods.items() if one.bound}
         for pod in self.world.pods.values():
             read, _ = pod.object.read(RESOURCE)
             if pod.node == node.name and read is not None:
