@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from allocator.ledger import Ledger
-from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
+from allocator.names import PERCENT_RESOURCE
 from allocator.records import CardRecord
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
@@ -125,7 +125,7 @@ class Daemon:
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
         account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
-        pods = PodView(account, settings.resource, POD_ALLOCATION)
+        pods = PodView(account, settings.resource)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)

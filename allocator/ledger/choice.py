@@ -1,8 +1,7 @@
 """Which device IDs a container gets: what GetPreferredAllocation is answered."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, places
@@ -10,78 +9,81 @@ from allocator.ledger.facts import Facts, PodFacts, Units, add, demand_of
 from allocator.request import ContainerRequest, Demand, PodRequest
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ask:
     """What the kubelet asks for one container; it never says whose.
 
     Attributes:
+        facts: all that is known.
         offered: device IDs of this node's cards, all of units or all of percent.
         fixed: those of them that must be in the answer.
         size: how many IDs are wanted.
         percent: they are of percent.
     """
 
+    facts: Facts
     offered: frozenset[str]
     fixed: frozenset[str]
     size: int
     percent: bool
 
+    def whose(self) -> tuple[PodFacts, ContainerRequest] | None:
+        """Find which container it may be for; of equal ones it does not matter which.
 
-def ask(facts: Facts, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
-    """Read a request; IDs of cards that this node has no more are not offered.
+        A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time.
+        Else the first in the kubelet's order whose next container wants so much; living pods first, then
+        those that are gone as long as the kubelet may not have heard of it. Then one whose turn comes later;
+        at last a container that starts again in a pod that runs.
+        """
+        facts = self.facts
+        queue = [one for one in facts.queue() if one.pod.request.percent == self.percent and one.may_ask]
+        if self.fixed:
+            queue = [one for one in queue if self.fixed <= one.ids_of(one.ids)] or queue
+        begun = [one for one in queue if one.book and not one.ran]
+        begun.sort(key=lambda one: -one.since.order if one.since is not None else 0)
+        fresh = [one for one in queue if not one.book and not one.ran]
+        # One that was served since the kubelet started may have ended. And the words keep the place of one
+        # that is gone besides: if it was asking, the living one goes there.
+        fresh.sort(key=lambda one: (facts.was_served(one), not one.live))
+        running = [one for one in queue if one.ran]
+        for group, turns in ((begun + fresh, 1), (begun + fresh + running, None)):
+            for one in group:
+                unserved = [c for c in one.pod.request.containers if c.name not in one.book]
+                for container in unserved[:turns]:
+                    if container.units == self.size:
+                        return one, container
+        return None
 
-    Raises:
-        LedgerError: an ID that must be included is not available.
-    """
-    offered, fixed = facts.known(available), frozenset(must_include)
-    if not fixed <= offered:
-        raise LedgerError(
-            f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
-        )
-    return Ask(offered, fixed, size, facts.is_share(offered))
+    def is_expected(self) -> bool:
+        """Whether a living pod is known that waits for a container of that size.
 
+        False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
+        for the view before the answer. A pod that had something and has nothing in the book now may be over.
+        """
+        found = self.whose()
+        if found is None or found[0].ran or not found[0].live:
+            return False
+        had = found[0].admitted or found[0].since is not None
+        return not had or bool(found[0].book)
 
-def asking(facts: Facts, ask: Ask) -> tuple[PodFacts, ContainerRequest] | None:
-    """Find whose container the kubelet may be asking for; of equal ones it does not matter which.
+    def is_displaced(self) -> bool:
+        """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows.
 
-    A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time. Else
-    the first in the kubelet's order whose next container wants so much; living pods first, then those that
-    are gone as long as the kubelet may not have heard of it. Then one whose turn comes later; at last a
-    container that starts again in a pod that runs.
-    """
-    queue = [one for one in facts.queue() if one.pod.request.percent == ask.percent and one.may_ask]
-    if ask.fixed:
-        reused = [one for one in queue if ask.fixed <= one.ids_of(one.ids)]
-        queue = reused or queue
-    begun = [one for one in queue if one.book and not one.ran]
-    begun.sort(key=lambda one: -one.since.order if one.since is not None else 0)
-    fresh = [one for one in queue if not one.book and not one.ran]
-    # One that was served since the kubelet started may have ended. And the words keep the place of one that
-    # is gone besides: if it was asking, the living one goes there.
-    fresh.sort(key=lambda one: (facts.was_served(one), not one.live))
-    running = [one for one in queue if one.ran]
-    for group, turns in ((begun + fresh, 1), (begun + fresh + running, None)):
-        for one in group:
-            for container in _unserved(one)[:turns]:
-                if container.units == ask.size:
-                    return one, container
-    return None
+        Where it goes instead depends on all other pods: wait a little for a fresh list of them.
+        """
+        if is_behind(self.facts):
+            return True
+        found = self.whose()
+        if found is None or self.fixed:
+            return False
+        number, _ = demand_of(found[0].pod.request, found[1].name)
+        place = places.places(self.facts).get((found[0].pod.key, number))
+        return place is not None and not place.on_target
 
-
-def _unserved(one: PodFacts) -> list[ContainerRequest]:
-    """Containers that the book does not show now, in the kubelet's order."""
-    return [c for c in one.pod.request.containers if c.name not in one.book]
-
-
-def is_expected(facts: Facts, ask: Ask) -> bool:
-    """Whether a living pod is known that waits for a container of that size.
-
-    One that had something and has nothing in the book now may be over: the view of pods is behind.
-    """
-    found = asking(facts, ask)
-    if found is None or found[0].ran or not found[0].live:
-        return False
-    had = found[0].admitted or found[0].since is not None
-    return not had or bool(found[0].book)
+    def is_assigned(self) -> bool:
+        """Whether the pod that seems to ask was bound with cards chosen for it."""
+        found = self.whose()
+        return found is not None and found[0].pod.assigned is not None
 
 
 def is_behind(facts: Facts) -> bool:
@@ -89,36 +91,25 @@ def is_behind(facts: Facts) -> bool:
     return any(not one.bound and one.over is None for one in facts.pods.values())
 
 
-def is_displaced(facts: Facts, ask: Ask) -> bool:
-    """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows."""
-    if is_behind(facts):
-        return True
-    found = asking(facts, ask)
-    if found is None or ask.fixed:
-        return False
-    number, _ = demand_of(found[0].pod.request, found[1].name)
-    place = places.places(facts).get((found[0].pod.key, number))
-    return place is not None and not place.on_target
-
-
-def prefer(facts: Facts, ask: Ask) -> tuple[str, ...]:
+def prefer(ask: Ask) -> tuple[str, ...]:
     """Choose exactly as many of the offered IDs as are asked for.
 
     Raises:
         LedgerError: no card (or not enough cards) can take the container.
     """
+    facts = ask.facts
     if not ask.fixed:
-        return _pick(facts, ask, _cards(facts, ask))
+        return _pick(ask, _cards(ask))
     cards, free = tuple(sorted(facts.count(ask.fixed))), facts.count(ask.offered)
     if len(cards) > 1 or free[cards[0]] < ask.size:
         raise LedgerError(
             f"container of {ask.size} units that must stay on {shown(list(cards))}: "
             f"allowed is what one card has free, {shown(dict(free))}"
         )
-    return _pick(facts, ask, cards)
+    return _pick(ask, cards)
 
 
-def _cards(facts: Facts, ask: Ask) -> tuple[str, ...]:
+def _cards(ask: Ask) -> tuple[str, ...]:
     """Choose the cards of one answer: the place of the pod that asks, or the best that is left.
 
     The best by the card policy, in rounds that respect less and less: first cards where nothing is charged,
@@ -127,7 +118,8 @@ def _cards(facts: Facts, ask: Ask) -> tuple[str, ...]:
     are expected, and whatever the kubelet offers. At last the same for this container alone, without those
     that are to share its card.
     """
-    found, who = places.places(facts), asking(facts, ask)
+    facts, who = ask.facts, ask.whose()
+    found = places.places(facts)
     request, demand = PodRequest(()), Demand((), ask.size, 1, ask.percent, ask.size)
     key, mine, target = None, Units(), tuple[str, ...]()
     if who is not None:
@@ -141,7 +133,7 @@ def _cards(facts: Facts, ask: Ask) -> tuple[str, ...]:
     each = ask.size // demand.cards
     alone = replace(demand, per_card=each, least=each)
     offered, charged, expected = (
-        _offered(facts, ask, each),
+        _offered(ask, each),
         charges.charged(facts),
         places.expected(found, key),
     )
@@ -194,12 +186,13 @@ def _served_on(facts: Facts, one: PodFacts, demand: Demand) -> tuple[str, ...]:
     return ()
 
 
-def _offered(facts: Facts, ask: Ask, each: int) -> Units:
+def _offered(ask: Ask, each: int) -> Units:
     """Units by card that a container can have as far as the kubelet goes.
 
     It knows of no card, and of each resource by itself: what it has given out of the other one is not free.
     Of percent it must offer as many as are asked for.
     """
+    facts = ask.facts
     counts, taken = facts.count(ask.offered), charges.booked(facts, percent=not ask.percent)
     if ask.percent:
         add(taken, charges.booked(facts, percent=True))
@@ -209,8 +202,9 @@ def _offered(facts: Facts, ask: Ask, each: int) -> Units:
     return {uuid: min(counts[uuid], units) for uuid, units in left.items()}
 
 
-def _pick(facts: Facts, ask: Ask, cards: Collection[str]) -> tuple[str, ...]:
+def _pick(ask: Ask, cards: Collection[str]) -> tuple[str, ...]:
     """Take as many IDs on each card: those that must be in, then those that nobody is charged with."""
+    facts = ask.facts
     taken = frozenset().union(
         *(ids for one in facts.pods.values() for ids in one.ids.values()), *(g.ids for g in facts.grants)
     )

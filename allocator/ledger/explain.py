@@ -5,23 +5,20 @@ from typing import Any
 from allocator.ledger import charges, places
 from allocator.ledger.facts import Facts, PodFacts
 from allocator.records import Assignment
-from allocator.request import WHOLE, Demand
 
 
 def allocation(facts: Facts, one: PodFacts) -> Assignment | None:
     """What each container of a pod got; None where a card is not known."""
-    pod = one.pod
+    request = one.pod.request
     shares: dict[str, tuple[tuple[str, int], ...]] = {}
-    for demand in pod.request.demands:
-        counts = facts.by_card(one.ids_of(demand.containers))
-        if not counts or (len(counts) > 1 and pod.request.shared):
+    for demand in request.demands:
+        cards = facts.by_card(one.ids_of(demand.containers))
+        if len(cards) != demand.cards:
             return None
-        cards = [uuid for uuid in facts.cards if uuid in counts]
-        for container in pod.request.containers:
+        for container in request.containers:
             if container.name in demand.containers:
-                each = Demand((), container.units // len(cards), 1, pod.request.percent, WHOLE)
                 shares[container.name] = tuple(
-                    (uuid, each.units_on(facts.cards[uuid].size_units)) for uuid in cards
+                    (uuid, request.units_of(container, facts.cards[uuid].size_units)) for uuid in cards
                 )
     return shares
 

@@ -45,7 +45,6 @@ class Pod:
         created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
-        allocation: the `allocation` annotation, None unless it carries this pod's UID.
         admitted: status says that the kubelet has admitted exactly this UID.
         ran: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
@@ -60,7 +59,6 @@ class Pod:
     created: str = ""
     runtime_uid: str = ""
     assigned: Assignment | None = None
-    allocation: Assignment | None = None
     admitted: bool = False
     ran: bool = False
     terminal: bool = False
@@ -74,12 +72,10 @@ class Pod:
     @cached_property
     def assigned_costs(self) -> Units | None:
         """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
-        return _costs(self, self.assigned)
-
-    @cached_property
-    def allocation_costs(self) -> Units | None:
-        """Units by card of `allocation`, likewise."""
-        return _costs(self, self.allocation)
+        try:
+            return None if self.assigned is None else charge(self.request, self.assigned, self.sizes)
+        except RequestError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +288,3 @@ def add(total: Units, more: Mapping[str, int]) -> None:
     """Add units by card in place."""
     for uuid, units in more.items():
         total[uuid] = total.get(uuid, 0) + units
-
-
-def _costs(pod: Pod, assignment: Assignment | None) -> Units | None:
-    try:
-        return None if assignment is None else charge(pod.request, assignment, pod.sizes)
-    except RequestError:
-        return None

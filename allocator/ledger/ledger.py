@@ -12,6 +12,7 @@ from typing import Any, Final
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, choice, explain, places, release
+from allocator.ledger.choice import Ask
 from allocator.ledger.facts import BookEntry, Facts, Grant, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
@@ -115,37 +116,23 @@ class Ledger:
         """Return what is known of a pod by the kubelet's UID, from now on at least that there is one."""
         return self._facts.pods.setdefault(uid, PodFacts(Pod(uid, "", "", PodRequest(())), at))
 
-    def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> choice.Ask:
+    def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
-        They are all of units or all of percent: the kubelet asks for each of its resources by itself.
+        They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
+        cards that this node has no more are not offered.
 
         Raises:
             LedgerError: an ID that must be included is not available.
         """
-        return choice.ask(self._facts, available, must_include, size)
+        offered, fixed = self._facts.known(available), frozenset(must_include)
+        if not fixed <= offered:
+            raise LedgerError(
+                f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
+            )
+        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered))
 
-    def expects(self, ask: choice.Ask) -> bool:
-        """Tell whether a living pod is known that the kubelet may be asking for.
-
-        False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
-        for the view before answering `preferred`.
-        """
-        return choice.is_expected(self._facts, ask)
-
-    def displaces(self, ask: choice.Ask) -> bool:
-        """Tell whether the pod that seems to ask cannot be served where the scheduler said.
-
-        Where it goes instead depends on all other pods: wait a little for a fresh list of them.
-        """
-        return choice.is_displaced(self._facts, ask)
-
-    def expects_assigned(self, ask: choice.Ask) -> bool:
-        """Tell whether the pod that the kubelet seems to ask for was bound with cards chosen for it."""
-        found = choice.asking(self._facts, ask)
-        return found is not None and found[0].pod.assigned is not None
-
-    def preferred(self, ask: choice.Ask) -> tuple[str, ...]:
+    def preferred(self, ask: Ask) -> tuple[str, ...]:
         """Answer GetPreferredAllocation.
 
         Raises:
@@ -153,7 +140,7 @@ class Ledger:
         """
         self._order += 1
         self._facts.asked = self._order
-        answer = choice.prefer(self._facts, ask)
+        answer = choice.prefer(ask)
         self._answers.append(frozenset(answer))
         return answer
 
@@ -339,8 +326,8 @@ class Ledger:
         }
 
     def unsettled(self) -> bool:
-        """Something ends without any event: a pod that is over, or an Allocate not in the book."""
-        return bool(self._facts.grants) or any(one.over is not None for one in self._facts.pods.values())
+        """Something changes without any event: a pod that is over or unknown, an Allocate not in the book."""
+        return bool(self._facts.grants) or any(not one.live for one in self._facts.pods.values())
 
     def unheld(self) -> frozenset[str]:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""

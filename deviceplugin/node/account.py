@@ -222,9 +222,9 @@ class Account:
 
         def settled() -> bool:
             view = ledger.facts.view
-            return (view is not None and view.order > asked_at.order) or not ledger.displaces(ask)
+            return (view is not None and view.order > asked_at.order) or not ask.is_displaced()
 
-        known = await self._until(lambda: ledger.expects(ask), self._view_wait_s)
+        known = await self._until(ask.is_expected, self._view_wait_s)
         if not known:
             what = "percent" if ask.percent else "units"
             log.warning("container of an unknown pod", waited_s=self._view_wait_s, **{what: size})
@@ -234,7 +234,7 @@ class Account:
         try:
             return self._answer(ask)
         except RefusedError:
-            if known or not await self._until(lambda: ledger.expects(ask), self._room_wait_s):
+            if known or not await self._until(ask.is_expected, self._room_wait_s):
                 raise
         return self._answer(ask)
 
@@ -243,7 +243,7 @@ class Account:
         try:
             return self.ledger.preferred(ask)
         except LedgerError as error:
-            cause = TAKEN if self.ledger.expects_assigned(ask) else NOT_OURS
+            cause = TAKEN if ask.is_assigned() else NOT_OURS
             raise RefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:

@@ -9,8 +9,9 @@ import structlog
 from allocator.names import POD_ALLOCATION
 from allocator.records import Assignment, dump_allocation
 from deviceplugin.node.account import Account
+from deviceplugin.node.objects import Metadata
 from deviceplugin.node.publisher import WRITE_TIMEOUT_S
-from deviceplugin.node.views import PodView, Seat
+from deviceplugin.node.views import PodView
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
@@ -89,26 +90,28 @@ class Annotator:
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for uid, assignment in found.items():
-            seat = self._pod_view.seats.get(uid)
+            pod = self._pod_view.pods.get(uid)
             text = dump_allocation(uid, assignment)
-            if seat is None or text in (seat.allocation_text, self._done.get(uid)):
+            written = pod and (pod.metadata.annotations or {}).get(POD_ALLOCATION)
+            if pod is None or text in (written, self._done.get(uid)):
                 self._troubles.pop(uid, None)
                 continue
             trouble = self._troubles.get(uid)
             if trouble is not None and self._account.now_s() < trouble.due_s:
                 continue
-            if await self._write(uid, seat, text):
-                log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
+            if await self._write(pod.metadata, text):
+                name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+                log.info("allocation", pod=name, uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
         due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
         return None if due_s is None else max(0.0, due_s - self._account.now_s())
 
-    async def _write(self, uid: str, seat: Seat, text: str) -> bool:
+    async def _write(self, of: Metadata, text: str) -> bool:
         """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
-        pod = f"{seat.namespace}/{seat.name}"
+        pod, uid = f"{of.namespace}/{of.name}", of.uid
         try:
             await self._client.annotate_pod(
-                seat.namespace, seat.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
+                of.namespace, of.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
             )
         except KubeApiError as error:
             if not _is_gone(error):

@@ -8,10 +8,15 @@ from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.node.annotator import Annotator
-from deviceplugin.node.views import Seat
+from deviceplugin.node.objects import Metadata, PodObject
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
+
+
+def bound(uid: str, allocation: str | None = None) -> PodObject:
+    notes = {} if allocation is None else {POD_ALLOCATION: allocation}
+    return PodObject(Metadata(f"pod-{uid}", uid, "ns", annotations=notes))
 
 
 async def annotated(bench: Bench, annotator: Annotator) -> list:
@@ -25,7 +30,7 @@ async def test_an_allocation_is_written_once():
     bench.complete()
     bench.admit()
     assert await annotated(bench, annotator) == []
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.pods["a"] = bound("a")
     told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
     assert await annotated(bench, annotator) == told
     assert await annotated(bench, annotator) == told
@@ -36,7 +41,7 @@ async def test_an_allocation_that_is_there_already_is_left_alone():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    bench.pods.pods["a"] = bound("a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
     assert await annotated(bench, annotator) == []
 
 
@@ -45,7 +50,7 @@ async def test_a_copied_allocation_is_overwritten():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    bench.pods.pods["a"] = bound("a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
 
 
@@ -56,7 +61,7 @@ def admitted_pair() -> Bench:
     bench.admit()
     bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
     bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
-    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
+    bench.pods.pods |= {uid: bound(uid) for uid in "ab"}
     return bench
 
 
@@ -66,7 +71,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.pods["a"] = bound("a")
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
     bench.now_s += 3600
@@ -104,7 +109,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.pods["a"] = bound("a")
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
     with capture_logs() as logs:

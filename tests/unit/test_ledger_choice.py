@@ -2,7 +2,6 @@
 
 import pytest
 
-from allocator.ledger.choice import asking
 from allocator.selector import Selector
 from tests.ledger_world import World, ids, pod
 
@@ -10,11 +9,11 @@ TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
 def expects(world: World, size: int) -> bool:
-    return world.ledger.expects(world.ledger.ask(world.offered(), (), size))
+    return world.ledger.ask(world.offered(), (), size).is_expected()
 
 
 def displaces(world: World, size: int) -> bool:
-    return world.ledger.displaces(world.ledger.ask(world.offered(), (), size))
+    return world.ledger.ask(world.offered(), (), size).is_displaced()
 
 
 def asks(world: World, size: int) -> tuple[str, str] | None:
@@ -24,7 +23,7 @@ def asks(world: World, size: int) -> tuple[str, str] | None:
 
 def whose(world: World, size: int, must: frozenset[str]) -> tuple[str, str] | None:
     """The same for a container that must have some IDs."""
-    found = asking(world.ledger.facts, world.ledger.ask(world.offered() | must, must, size))
+    found = world.ledger.ask(world.offered() | must, must, size).whose()
     return None if found is None else (found[0].pod.uid, found[1].name)
 
 
@@ -109,7 +108,7 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
     assert whose(world, 5, ids("c1", 0, 1)) == ("b", "main")
     assert whose(world, 5, ids("c1", 6)) == ("b", "main")
     must = ids("c1", 0, 1)
-    assert not world.ledger.displaces(world.ledger.ask(world.offered() | must, must, 5))
+    assert not world.ledger.ask(world.offered() | must, must, 5).is_displaced()
 
 
 def test_h5_a_pod_that_is_gone_may_be_asking_and_its_place_is_kept_for_who_was_not():

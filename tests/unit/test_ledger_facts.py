@@ -38,10 +38,9 @@ def test_the_kubelet_knows_a_static_pod_by_another_uid():
         pytest.param(None, None, id="nothing"),
     ],
 )
-def test_what_the_annotations_say_counts_only_when_it_can_be_true(assigned, costs):
-    bound = Pod("a", "ns", "a", request(5), assigned=assigned, allocation=assigned)
+def test_what_the_annotation_says_counts_only_when_it_can_be_true(assigned, costs):
+    bound = Pod("a", "ns", "a", request(5), assigned=assigned)
     assert bound.assigned_costs == costs
-    assert bound.allocation_costs == costs
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
 
 def test_h1_a_lost_pod_that_asks_again_stays_where_it_was():
     world = World.of(8, 8)
-    world.run(pod("a", 3, "c0", allocation={"main": (("c1", 3),)}))
+    world.run(pod("a", 3, "c0"))
     world.restart_daemon()
     world.ledger.remember({"a": {"c1": 3}})
     world.book.clear()

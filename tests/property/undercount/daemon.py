@@ -68,7 +68,7 @@ class ModelDaemon(Plugin):
         """Begin with an empty memory."""
         self.ledger = Ledger(self.cards)
         self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
-        self.pods = PodView(self.account, RESOURCE, POD_ALLOCATION)
+        self.pods = PodView(self.account, RESOURCE)
         self.pods.on_relist(self._ask_for_pods)
         self.own = NodeView(self.account, self.node)
         for index in self.sick:
@@ -91,9 +91,9 @@ class ModelDaemon(Plugin):
     ) -> tuple[str, ...]:
         self.account.refresh()
         ask = self.ledger.ask(available, must_include, size)
-        if not self.away and not self.ledger.expects(ask):
+        if not self.away and not ask.is_expected():
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and self.ledger.displaces(ask):
+        if not self.away and ask.is_displaced():
             self._catch_up(relist=True)
         return self.ledger.preferred(ask)
 

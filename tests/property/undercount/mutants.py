@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.ledger import Ledger, charges, choice, places, release
+from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
 from scheduler_plugin.cluster import published
@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: who goes elsewhere waits for all pods",
-        choice,
+        Ask,
         "is_displaced",
         no,
         seed=495,
@@ -262,7 +262,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: an unknown pod is waited for",
-        choice,
+        Ask,
         "is_expected",
         yes,
         seed=109,

@@ -217,6 +217,19 @@ class Scene:
                 f"admitted, the cards have {free} free; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
             )
 
+    def _check_selector(self, node: Node, uid: str) -> None:
+        """A pod that the daemon knew gets cards that it accepts."""
+        pod = next((pod for pod in self.world.pods.values() if pod.uid == uid), None)
+        if pod is None or not pod.ours or node.clouded or not node.daemon.has_seen(uid):
+            return
+        names = [container.name for container in pod.request.containers]
+        for card in node.daemon.cards:
+            if card.uuid in node.kubelet.cards(uid, names) and not pod.request.selector.admits(card):
+                self._fail(
+                    f"{node.name}: {uid} got {card.uuid}, a {card.model}, which it does not accept; "
+                    f"{shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                )
+
     def _check_target(self, node: Node, uid: str) -> None:
         """A pod gets cards that the scheduler chose for it or for its like."""
         facts = node.daemon.ledger.facts

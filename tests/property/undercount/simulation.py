@@ -230,6 +230,8 @@ class Simulation(Scene):
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
                 self._say(f"{node.name} admits, devices {shown(node.kubelet)}")
+            for uid in node.kubelet.admitted - admitted:
+                self._check_selector(node, uid)
             if self.calm and not node.clouded and all(one.bound for one in facts.pods.values()):
                 for uid in node.kubelet.admitted - admitted:
                     self._check_target(node, uid)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.ledger import Ledger, charges, choice, places
+from allocator.ledger import Ask, Ledger, charges, choice, places
 from allocator.ledger.facts import Facts, PodFacts, Units, add
 from allocator.ledger.places import Draft
 from tests.property.undercount.extender import ModelExtender
@@ -142,14 +142,13 @@ def targets_only(facts: Facts) -> Any:
 
 
 _POOLS = places.pools
-_ASKING = choice.asking
 _CARDS = choice._cards
 
 
-def policy_only(facts: Facts, ask: Any) -> tuple[str, ...]:
+def policy_only(ask: Ask) -> tuple[str, ...]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "asking", none)
-        return _CARDS(facts, ask)
+        patch.setattr(Ask, "whose", none)
+        return _CARDS(ask)
 
 
 def one_share(facts: Facts, sets: Any) -> Units:
