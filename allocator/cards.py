@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU, or one MIG instance, at one moment.
+    """One GPU, or one instance of a partitioned GPU, at one moment.
 
     Attributes:
         index: the driver's number of the card.
@@ -16,6 +16,7 @@ class Card:
         healthy: false takes the card out of placement.
         cordoned: true takes the card out of placement, by a person's wish.
         numa: NUMA node the card hangs on, None where unknown.
+        links: NVLinks to each card of the node, by position in the words; empty where there are none.
     """
 
     index: int
@@ -26,6 +27,7 @@ class Card:
     healthy: bool = True
     cordoned: bool = False
     numa: int | None = None
+    links: tuple[int, ...] = ()
 
     @property
     def free_units(self) -> int:

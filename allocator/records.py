@@ -1,7 +1,7 @@
 """The JSON that travels in annotations, and its values.
 
-Pod annotations: `assigned` and `allocation`. Node annotations: `holds`, `cards` and the comma list `cordon`.
-Anybody may have written them, so loading checks everything and says what is wrong.
+Pod annotations: `assigned` and `allocation`. Node annotations: `holds`, `cards`, the comma list `cordon` and
+its `cordon-reasons`. Anybody may have written them, so loading checks everything and says what is wrong.
 """
 
 import json
@@ -16,7 +16,14 @@ from msgspec import UNSET, Meta, UnsetType
 from allocator.cards import Card
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
 from allocator.ids import UUID_PATTERN, is_card_uuid
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_CORDON_REASONS,
+    NODE_HOLDS,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+)
 from allocator.packing import NodeWords
 from allocator.request import PodRequest
 
@@ -27,11 +34,13 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 _Units = Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
 _Text = Annotated[str, Meta(min_length=1)]
 _Uuid = Annotated[str, Meta(pattern=rf"^(?:{UUID_PATTERN})\Z")]
+_Links = Annotated[str, Meta(pattern=r"^[0-9a-z]*\Z")]
 _Version = Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
 _Shares = Annotated[tuple[tuple[_Uuid, _Units], ...], Meta(min_length=1)]
 _Assignment = dict[_Text, _Shares]
@@ -64,7 +73,18 @@ class Holds:
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
-    """A card in the inventory: UUID, driver's index, model, schedulable MiB, NUMA node if known, health."""
+    """A card in the inventory.
+
+    Attributes:
+        uuid: of the card.
+        index: the driver's.
+        model: the driver's name.
+        mib: schedulable MiB.
+        numa: NUMA node, None where unknown.
+        healthy: whether pods can have it.
+        links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
+            where there are none, and then not written. Readers that do not know it pass it over.
+    """
 
     uuid: _Uuid
     index: _Natural
@@ -72,6 +92,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     mib: _Natural
     numa: _Natural | None
     healthy: bool
+    links: _Links = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -132,7 +153,13 @@ _CARDS: Final = _Annotation(
     NODE_CARDS,
     PackingError,
     msgspec.json.Decoder(tuple[CardRecord, ...]),
-    'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, each UUID once',
+    'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, may have "links", each UUID once',
+)
+_REASONS: Final = _Annotation(
+    NODE_CORDON_REASONS,
+    PackingError,
+    msgspec.json.Decoder(dict[_Uuid, str]),
+    '{"<card UUID>": "<why>", ...}',
 )
 
 
@@ -201,7 +228,10 @@ def load_holds(text: str) -> Holds:
 
 def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
-    return _compact([msgspec.structs.asdict(record) for record in records])
+    texts = [msgspec.structs.asdict(record) for record in records]
+    return _compact(
+        [{key: value for key, value in text.items() if key != "links" or value} for text in texts]
+    )
 
 
 def load_cards(text: str) -> tuple[CardRecord, ...]:
@@ -214,6 +244,16 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
     if len({record.uuid for record in records}) != len(records):
         raise _CARDS.rubbish(text, "a UUID stands twice")
     return records
+
+
+def write_links(links: Sequence[int]) -> str:
+    """Write a card's NVLinks to each card of its node; empty where there are none."""
+    return "".join(_DIGITS[min(count, len(_DIGITS) - 1)] for count in links) if any(links) else ""
+
+
+def read_links(text: str, cards: int) -> tuple[int, ...]:
+    """Read a card's NVLinks; none where the text is not of so many cards, for they only break ties."""
+    return tuple(_DIGITS.index(digit) for digit in text) if len(text) == cards else ()
 
 
 def load_cordon(text: str) -> frozenset[str]:
@@ -229,6 +269,20 @@ def load_cordon(text: str) -> frozenset[str]:
                 f"annotation {NODE_CORDON} holds {shown(uuid)}: allowed is a comma list of card UUIDs"
             )
     return uuids
+
+
+def dump_cordon_reasons(reasons: Mapping[str, str]) -> str:
+    """Write `gpupack.io/cordon-reasons`, sorted, so that equal values are equal texts."""
+    return _compact(dict(sorted(reasons.items())))
+
+
+def load_cordon_reasons(text: str) -> Mapping[str, str]:
+    """Read `gpupack.io/cordon-reasons`: why each card is cordoned.
+
+    Raises:
+        PackingError: not a mapping of card UUIDs to text.
+    """
+    return _REASONS.decoded(text)
 
 
 def join_cards(
@@ -254,6 +308,7 @@ def join_cards(
             healthy=record.healthy,
             cordoned=record.uuid in cordoned,
             numa=record.numa,
+            links=read_links(record.links, len(inventory)),
         )
         for record, size, used in zip(inventory, words.sizes, words.used, strict=True)
     )

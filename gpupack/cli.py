@@ -7,7 +7,10 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.commands.completion import completion
+from gpupack.commands.cordon import cordon, uncordon
 from gpupack.commands.demo import demo
+from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
 from gpupack.commands.node import node
 from gpupack.commands.queue import queue
@@ -15,6 +18,7 @@ from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
+from gpupack.commands.why import why
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -51,5 +55,19 @@ def cli() -> None:
     """
 
 
-for command in (demo, migrate, node, queue, scheduler, simulate, top, uninstall):
+for command in (
+    completion,
+    cordon,
+    demo,
+    fit,
+    migrate,
+    node,
+    queue,
+    scheduler,
+    simulate,
+    top,
+    uncordon,
+    uninstall,
+    why,
+):
     cli.add_command(command)
