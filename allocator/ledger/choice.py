@@ -127,7 +127,7 @@ def _cards(ask: Ask) -> tuple[str, ...]:
         request = one.pod.request
         number, demand = demand_of(request, container.name)
         key, mine = (one.pod.key, number), charges.of_pod(facts, one)
-        target = _served_on(facts, one, demand) or _planned(found, key, demand)
+        target = _served_on(facts, one, container, demand) or _planned(found, key, demand)
         target = target or facts.target(one.pod, demand) or ()
     # What this container takes of each card; the demand may be of several containers.
     each = ask.size // demand.cards
@@ -170,15 +170,19 @@ def _less(room: Mapping[str, int], taken: Mapping[str, int]) -> Units:
     return {uuid: units - taken.get(uuid, 0) for uuid, units in room.items()}
 
 
-def _served_on(facts: Facts, one: PodFacts, demand: Demand) -> tuple[str, ...]:
+def _served_on(facts: Facts, one: PodFacts, container: ContainerRequest, demand: Demand) -> tuple[str, ...]:
     """Tell on which cards a demand has been served in part, or was before the kubelet lost its book.
 
-    Newest knowledge first: the book; what it showed once; what an admitted pod is charged with.
+    Newest knowledge first: the book; what it showed once; where the book is behind, what was granted last,
+    for the kubelet admits one pod at a time; what an admitted pod is charged with.
     """
     in_book = (one.book.get(name, frozenset()) for name in demand.containers)
+    before = one.pod.request.containers[: one.pod.request.containers.index(container)]
+    behind = one.pod.request.shared and any(earlier.name not in one.book for earlier in before)
     for cards in (
         facts.count(frozenset().union(*in_book)),
         facts.count(one.ids_of(demand.containers)),
+        dict(facts.grants[-1].shares if facts.grants and behind else ()),
         charges.of_pod(facts, one) if one.admitted else {},
     ):
         if len(cards) == demand.cards:

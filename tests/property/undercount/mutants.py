@@ -27,6 +27,7 @@ from tests.property.undercount.taken_out import (
     no_cgroup_is_dead,
     no_grants,
     nobody,
+    nobody_uses_up_his_own,
     none,
     nothing,
     one_share,
@@ -35,6 +36,7 @@ from tests.property.undercount.taken_out import (
     policy_only,
     steps,
     targets_only,
+    without_grants,
     yes,
 )
 
@@ -259,6 +261,21 @@ MUTANTS = (
         "_cards",
         policy_only,
         seed=6015,
+    ),
+    Mutant(
+        "node: where the book is behind, a pod goes on where it was served last",
+        choice,
+        "_served_on",
+        without_grants,
+        seed=510231,
+    ),
+    Mutant(
+        "node: who gets cards that nobody waited for has used up his own",
+        places,
+        "pools",
+        nobody_uses_up_his_own,
+        seed=500085,
+        density=0.0,
     ),
     Mutant(
         "node: an unknown pod is waited for",

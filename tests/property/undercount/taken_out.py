@@ -1,6 +1,6 @@
 """What stands in the place of an accounting rule that a mutant takes out."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -141,7 +141,28 @@ def targets_only(facts: Facts) -> Any:
             one.ids = ids
 
 
+def nobody_uses_up_his_own(facts: Facts) -> Any:
+    left: Any = defaultdict(Counter)
+    for one in facts.queue():
+        for demand in one.pod.request.demands:
+            pool, target = left[places.shape(one.pod.request, demand)], facts.target(one.pod, demand)
+            pool.update([target] if target is not None else [])
+            pool.subtract([tuple(sorted(facts.by_card(one.ids_of(demand.containers))))])
+    return left
+
+
 _POOLS = places.pools
+_SERVED_ON = choice._served_on
+
+
+def without_grants(facts: Facts, *of: Any) -> tuple[str, ...]:
+    kept, facts.grants = facts.grants, []
+    try:
+        return _SERVED_ON(facts, *of)
+    finally:
+        facts.grants = kept
+
+
 _CARDS = choice._cards
 
 
