@@ -35,16 +35,14 @@ class Ask:
         those that are gone as long as the kubelet may not have heard of it. Then one whose turn comes later;
         at last a container that starts again in a pod that runs.
         """
-        facts = self.facts
-        queue = [one for one in facts.queue() if one.pod.request.percent == self.percent and one.may_ask]
+        queue = [one for one in self.facts.queue() if one.pod.request.percent == self.percent and one.may_ask]
         if self.fixed:
             queue = [one for one in queue if self.fixed <= one.ids_of(one.ids)] or queue
         begun = [one for one in queue if one.book and not one.ran]
         begun.sort(key=lambda one: -one.since.order if one.since is not None else 0)
         fresh = [one for one in queue if not one.book and not one.ran]
-        # One that was served since the kubelet started may have ended. And the words keep the place of one
-        # that is gone besides: if it was asking, the living one goes there.
-        fresh.sort(key=lambda one: (facts.was_served(one), not one.live))
+        # The words keep the place of one that is gone besides: if it was asking, the living one goes there.
+        fresh.sort(key=lambda one: not one.live)
         running = [one for one in queue if one.ran]
         for group, turns in ((begun + fresh, 1), (begun + fresh + running, None)):
             for one in group:

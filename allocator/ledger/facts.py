@@ -247,10 +247,6 @@ class Facts:
         """All pods that were seen bound, in the order in which the kubelet hears of them."""
         return sorted((one for one in self.pods.values() if one.bound), key=lambda one: one.turn)
 
-    def was_served(self, one: PodFacts) -> bool:
-        """Whether the book showed the pod since the kubelet started: it does not ask for it again."""
-        return one.since is not None and one.since.order > self.restarted
-
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""
         needs = {uuid: demand.units_on(card.size_units) for uuid, card in self.cards.items()}

@@ -154,20 +154,6 @@ def test_a_pod_that_was_dropped_from_the_book_does_not_ask_again():
     assert world.used == [4, 4]
 
 
-def test_a_pod_that_was_served_before_asks_after_those_that_never_were():
-    """x has ended, its status is on its way; y would be served where x was, which it does not accept."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.hand(4, "x")
-    world.drop("x")
-    assert asks(world, 4) == ("x", "main")
-    assert not expects(world, 4)  # it may be over: look first
-    world.bind(pod("y", 4, "c1", selector=Selector.parse(None, "c1")))
-    assert asks(world, 4) == ("y", "main")
-    assert expects(world, 4)
-    assert world.hand(4, "y") == {"c1": 4}
-
-
 def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn():
     """It does not run yet; a pod bound later must not be given what the words show of it elsewhere."""
     world = World.of(4, 4)
