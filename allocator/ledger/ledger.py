@@ -105,8 +105,10 @@ class Ledger:
         for uid, mine in book.items():
             one = self._known(uid, at)
             shown |= {ids for name, ids in mine.items() if one.book.get(name) != ids}
-            one.book, one.ids, one.since = mine, one.ids | mine, one.since or at
-            one.units = facts.of_containers(one.ids.values())
+            one.book, one.since = mine, one.since or at
+            ids = one.ids | mine
+            if ids != one.ids:
+                one.ids, one.units = ids, facts.of_containers(ids.values())
         for grant in facts.grants:
             grant.writes += 1
         facts.grants = [grant for grant in facts.grants if grant.ids not in shown]
