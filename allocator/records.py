@@ -34,6 +34,9 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
+
+_OPTIONAL: Final = frozenset({"links", "held"})
+"""What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
@@ -84,6 +87,8 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
         healthy: whether pods can have it.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
             where there are none, and then not written. Readers that do not know it pass it over.
+        held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
+            empty where the release before wrote the record, which did not say, and then not written.
     """
 
     uuid: _Uuid
@@ -93,6 +98,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     numa: _Natural | None
     healthy: bool
     links: _Links = ""
+    held: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -230,7 +236,7 @@ def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
     texts = [msgspec.structs.asdict(record) for record in records]
     return _compact(
-        [{key: value for key, value in text.items() if key != "links" or value} for text in texts]
+        [{key: value for key, value in text.items() if key not in _OPTIONAL or value} for text in texts]
     )
 
 

@@ -177,8 +177,9 @@ class Facts:
         pods: by the UID that the kubelet uses.
         grants: Allocates that the book does not show yet, oldest first.
         view: when the newest complete list of pods began, None before the first.
-        restarted: the number of events before the kubelet started last.
-        asked: the number of events before it asked last for devices.
+        read: the number of events before the book was read last.
+        restarted: the same of the kubelet's last start.
+        asked: the same of its last question for devices.
     """
 
     cards: dict[str, Card]
@@ -189,6 +190,7 @@ class Facts:
     pods: dict[str, PodFacts] = field(default_factory=dict)
     grants: list[Grant] = field(default_factory=list)
     view: Mark | None = None
+    read: int = 0
     restarted: int = 0
     asked: int = 0
 

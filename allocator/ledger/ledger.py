@@ -33,7 +33,8 @@ class Ledger:
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
-        self._book_read = False
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._withheld: frozenset[str] = frozenset()
         self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
 
     @property
@@ -67,7 +68,19 @@ class Ledger:
         card = self._facts.cards.get(uuid)
         if card is None:
             raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._facts.cards)}")
-        self._facts.cards[uuid] = replace(card, healthy=healthy)
+        (self._sick.discard if healthy else self._sick.add)(uuid)
+        self._rate()
+
+    def set_withheld(self, uuids: Collection[str]) -> None:
+        """Keep exactly these cards from all containers, as if unhealthy. Unknown UUIDs are ignored."""
+        self._withheld = frozenset(uuids)
+        self._rate()
+
+    def _rate(self) -> None:
+        for uuid, card in self._facts.cards.items():
+            healthy = uuid not in self._sick and uuid not in self._withheld
+            if card.healthy is not healthy:
+                self._facts.cards[uuid] = replace(card, healthy=healthy)
 
     def set_cordoned(self, uuids: Collection[str]) -> None:
         """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""
@@ -97,7 +110,7 @@ class Ledger:
         for entry in entries:
             mine = book.setdefault(entry.uid, {})
             mine[entry.container] = mine.get(entry.container, frozenset()) | facts.known(entry.ids)
-        self._book_read = True
+        facts.read = at.order
         for uid, one in facts.pods.items():
             if one.book and uid not in book:
                 one.book, one.unlisted = {}, at
@@ -283,7 +296,7 @@ class Ledger:
     @property
     def complete(self) -> bool:
         """The book has been read and pods have been listed since start: the words may be published."""
-        return self._book_read and self._facts.view is not None
+        return self._facts.read > 0 and self._facts.view is not None
 
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: the book shows a pod that nobody knows."""

@@ -16,7 +16,8 @@ from allocator.ledger import Ask, BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.gpus.grant import ContainerGrant
-from deviceplugin.gpus.vendor import UNNAMED, Vendor
+from deviceplugin.gpus.handover import Handover
+from deviceplugin.gpus.vendor import UNNAMED
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
@@ -34,6 +35,7 @@ TAKEN: Final = (
     f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
 )
 
+_BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
 log = structlog.get_logger(__name__)
@@ -66,8 +68,7 @@ class Account:
         book: the kubelet's, read before every answer.
         resource: name of our extended resource that counts units.
         unit_mib: MiB a unit.
-        vendor: how containers are told their cards.
-        cdi: name the cards as CDI devices too.
+        hand_over: describes cards, by UUID, to a container.
         clock: monotonic seconds.
         view_wait_s: see `VIEW_WAIT_S`.
         room_wait_s: see `ROOM_WAIT_S`.
@@ -77,6 +78,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
     """
@@ -88,8 +90,7 @@ class Account:
         resource: str,
         unit_mib: int,
         *,
-        vendor: Vendor = UNNAMED,
-        cdi: bool = False,
+        hand_over: Callable[[Sequence[str]], ContainerGrant] = _BARE.grant,
         clock: Callable[[], float] = time.monotonic,
         view_wait_s: float = VIEW_WAIT_S,
         room_wait_s: float = ROOM_WAIT_S,
@@ -98,14 +99,15 @@ class Account:
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self._withheld: Mapping[str, str] = {}
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
         self._last: object = self
         self._resource = resource
         self._unit_mib = unit_mib
-        self._vendor = vendor
-        self._cdi = cdi
+        self._hand_over = hand_over
         self._clock = clock
         self._view_wait_s = view_wait_s
         self._room_wait_s = room_wait_s
@@ -210,6 +212,22 @@ class Account:
         self._devices = {text: healthy[uuid] for text, uuid in facts.card_of.items()}
         self._percent = {text: healthy[uuid] for text, uuid in facts.share_of.items()}
 
+    def withhold(self, reasons: Mapping[str, str]) -> None:
+        """Give exactly these cards to no container, healthy as they may be; they count as full.
+
+        Args:
+            reasons: why, by UUID.
+        """
+        self._withheld = dict(reasons)
+        self.ledger.set_withheld(self._withheld)
+        self.health_changed()
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had though it is on a card."""
+        facts = self.ledger.facts
+        uuid = facts.card_of.get(identifier) or facts.share_of.get(identifier, "")
+        return self._withheld.get(uuid) or "the card is unhealthy"
+
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
@@ -282,12 +300,13 @@ class Account:
 
     def _describe(self, grant: Grant) -> ContainerGrant:
         uuids = [uuid for uuid, _ in grant.shares]
-        cards = self._vendor.grant(uuids, cdi=self._cdi)
+        cards = self._hand_over(uuids)
         share = {
             "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
-        return replace(cards, envs={**cards.envs, **share})
+        limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
+        return replace(cards, envs={**cards.envs, **share, **limit})
 
 
 class Percent:
@@ -299,5 +318,6 @@ class Percent:
 
     def __init__(self, account: Account) -> None:
         self.devices = account.percent_devices
+        self.why_not = account.why_not
         self.preferred = account.preferred
         self.allocate = account.allocate

@@ -1,7 +1,7 @@
 """What the API server shows of the own Node and its pods, kept up to date by reflectors."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -56,6 +56,11 @@ class PodView:
         """UIDs, as the kubelet knows them, of pods that have not ended; None before the first list."""
         living = {pod.runtime_uid for pod in self.pods.values() if not pod.status.terminal}
         return living if self._listed else None
+
+    def containers(self, runtime_uid: str) -> Mapping[str, str]:
+        """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
+        found = (pod for pod in self.pods.values() if pod.runtime_uid == runtime_uid)
+        return next((pod.status.containers for pod in found), {})
 
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
         """Take all pods of this node, as the API server has them now.
