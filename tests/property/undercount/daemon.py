@@ -14,7 +14,8 @@ from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
-from .kubelet import Book, ModelKubelet, Plugin
+from .kubelet import ModelKubelet
+from .plugin import Book, Plugin
 from .world import RESOURCE, UNIT_MIB, World
 
 
