@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from kubernetes.aio.config import incluster_config
 
 
 class Clock:
@@ -72,3 +73,21 @@ def certificate(folder):
         capture_output=True,
     )
     return cert, key
+
+
+def outside_a_cluster(tmp_path, monkeypatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def service_account(tmp_path, monkeypatch):
+    """A pod's token and authority; returns the token's file."""
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("sa-1\n")
+    authority.write_bytes(certificate(tmp_path)[0].read_bytes())
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    return token

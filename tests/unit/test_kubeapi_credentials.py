@@ -4,18 +4,10 @@ import json
 import ssl
 
 import pytest
-from kubernetes.aio.config import incluster_config
 
 from kubeapi import errors
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
-from tests.credentials_world import Clock, certificate, plugin, write
-
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+from tests.credentials_world import Clock, outside_a_cluster, plugin, service_account, write
 
 
 @pytest.mark.parametrize(
@@ -262,16 +254,14 @@ async def test_a_plugin_that_fails_is_named(tmp_path) -> None:
         await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user))
 
 
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch) -> None:
+    outside_a_cluster(tmp_path, monkeypatch)
+
+
 @pytest.fixture
 def in_cluster(tmp_path, monkeypatch):
-    token, authority = tmp_path / "token", tmp_path / "ca.crt"
-    token.write_text("sa-1\n")
-    authority.write_bytes(certificate(tmp_path)[0].read_bytes())
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    return token
+    return service_account(tmp_path, monkeypatch)
 
 
 async def test_in_cluster(in_cluster) -> None:

@@ -6,31 +6,21 @@ import sys
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.config import incluster_config
 
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
-from tests.credentials_world import Clock, certificate, plugin, write
+from tests.credentials_world import Clock, certificate, outside_a_cluster, plugin, service_account, write
 
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    outside_a_cluster(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def in_cluster(tmp_path, monkeypatch):
-    token, authority = tmp_path / "token", tmp_path / "ca.crt"
-    token.write_text("sa-1\n")
-    authority.write_bytes(certificate(tmp_path)[0].read_bytes())
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    return token
+    return service_account(tmp_path, monkeypatch)
 
 
 @pytest.fixture

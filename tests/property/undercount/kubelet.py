@@ -43,6 +43,7 @@ class ModelKubelet:
         late: pods deleted before they were admitted, that nobody could wait for; or whose Node was deleted
             with all that it said.
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
+        overdue: it gave devices to a pod of whose deletion it should have heard long ago.
         sick: IDs that the plugin calls unhealthy.
     """
 
@@ -78,6 +79,7 @@ class ModelKubelet:
         self.finished: set[str] = set()
         self.late: set[str] = set()
         self.awaited: set[str] = set()
+        self.overdue = False
         self.sick: frozenset[str] = frozenset()
 
     # Its book.
@@ -218,6 +220,7 @@ class ModelKubelet:
                 taken |= self._choose(taken, units, daemon, percent=admission.pod.percent)
             daemon.allocate(frozenset(taken))
             mine[name] = frozenset(taken)
+            self.overdue |= self.now >= deleted_at + AWAITED_S
             self.truth.setdefault(uid, set()).add(frozenset(taken))
             self.unwritten = self._snapshot()
             if self.random.random() < 0.7:

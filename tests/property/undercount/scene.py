@@ -131,6 +131,9 @@ class Scene:
                 node.clouded |= bool(lost)
                 node.kubelet.late |= lost
                 node.ever_held -= lost
+            # The pod's place was given away long ago.
+            node.clouded |= node.kubelet.overdue
+            node.kubelet.overdue = False
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
                 excused = node.clouded or pod.uid in node.excused
