@@ -53,10 +53,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the containers of the pod `uid` really got."""
+    """What the containers of the pod `uid` really got; `memory` by container and card, where it was told."""
 
     uid: str
     containers: Assignment
+    memory: Mapping[str, Mapping[str, "MemoryRecord"]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,13 @@ class Holds:
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+
+
+class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A container's memory on a card: how it is held, as `CardRecord.held`, and MiB used, as of lately."""
+
+    held: str
+    used: _Natural | None = None
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +112,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
     uid: _Text
     containers: _Assignment
+    memory: dict[_Text, dict[_Uuid, MemoryRecord]] = {}
 
 
 class _Holds(msgspec.Struct, frozen=True, gc=False):
@@ -183,9 +192,14 @@ def load_assigned(text: str) -> Assignment:
     return _checked(_ASSIGNED.decoded(text), _ASSIGNED, text)
 
 
-def dump_allocation(uid: str, assignment: Assignment) -> str:
-    """Write `gpupack.io/allocation` for the pod `uid`."""
-    return _compact({"uid": uid, "containers": assignment})
+def dump_allocation(
+    uid: str, assignment: Assignment, memory: Mapping[str, Mapping[str, MemoryRecord]] = MappingProxyType({})
+) -> str:
+    """Write `gpupack.io/allocation` for the pod `uid`, with what is known of its memory."""
+    record: dict[str, object] = {"uid": uid, "containers": assignment}
+    if memory:
+        record["memory"] = msgspec.to_builtins(memory)
+    return _compact(record)
 
 
 def load_allocation(text: str) -> Allocation:
@@ -195,7 +209,7 @@ def load_allocation(text: str) -> Allocation:
         RequestError: not {"uid", "containers"} with containers as in `load_assigned`.
     """
     record = _ALLOCATION.decoded(text)
-    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text))
+    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text), record.memory)
 
 
 def dump_holds(holds: Holds) -> str:

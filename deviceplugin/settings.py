@@ -7,10 +7,12 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
 from allocator.policy import card_policy
+from allocator.records import LARGEST_NUMBER
 from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.cdi import FOLDERS
 from deviceplugin.gpus.handover import DEFAULT, STRATEGIES
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.node.overuse import DEFAULT_TOLERANCE_MIB
 from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
 from kubeapi.names import SUBDOMAIN, is_subdomain
@@ -40,6 +42,8 @@ class Settings:
         cgroup_root: where the host's cgroups are mounted.
         memory_limits: `auto`: the driver holds containers to their shares where it can; `off`: nowhere;
             `require`: only cards where it does are offered.
+        over_use_mib: MiB that a container may use beyond its promise before people are told.
+        evict_over_use_after_s: seconds of such use after which its pod is evicted; 0: never.
         container_logs: the kubelet's folder of links to containers' logs, whose names tell containers apart.
         quiet_s: seconds without trouble after which a card is healthy again.
         ignored_xids: XID errors that leave a card healthy.
@@ -61,6 +65,8 @@ class Settings:
     cdi_dirs: tuple[Path, ...] = FOLDERS
     cgroup_root: Path = Path("/sys/fs/cgroup")
     memory_limits: str = AUTO
+    over_use_mib: int = DEFAULT_TOLERANCE_MIB
+    evict_over_use_after_s: float = 0.0
     container_logs: Path = Path("/var/log/containers")
     quiet_s: float = DEFAULT_QUIET_S
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
@@ -142,6 +148,12 @@ class Settings:
             faults.append(
                 f"--device-list-strategy {','.join(self.device_list_strategy)!r}: allowed is a comma list of "
                 f"{', '.join(STRATEGIES)}"
+            )
+        if not 0 <= self.over_use_mib <= LARGEST_NUMBER:
+            faults.append(f"--over-use-mib {self.over_use_mib}: allowed are 0 to {LARGEST_NUMBER}")
+        if not 0 <= self.evict_over_use_after_s < float("inf"):
+            faults.append(
+                f"--evict-over-use-after-s {self.evict_over_use_after_s}: allowed is 0 (never) or more"
             )
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")

@@ -16,6 +16,7 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.farewell import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
@@ -61,6 +62,9 @@ class _EmbeddedCgroups:
 
 class _NoProcesses:
     """Simulated cards run no processes of this machine."""
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return None: nobody runs here."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """No pid belongs to a pod."""

@@ -6,6 +6,7 @@ import json
 import msgspec
 
 from allocator.ledger import BookEntry, Ledger
+from allocator.names import POD_ALLOCATION
 from deviceplugin.node.account import Account
 from deviceplugin.node.inventory import records
 from deviceplugin.node.objects import NodeObject
@@ -74,7 +75,7 @@ class Bench:
         self.account = Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.nodes = NodeView(self.account, "n1")
-        self.pods = PodView(self.account, GIB)
+        self.pods = PodView(self.account, GIB, POD_ALLOCATION)
         self.publisher = Publisher(
             self.api,
             self.account,

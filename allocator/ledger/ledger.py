@@ -59,6 +59,21 @@ class Ledger:
         promised = self.promised()
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._facts.cards.items())
 
+    def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
+        """Take another list of cards while pods run; see `Facts.install`.
+
+        Returns:
+            Units by UID that pods had on each card that is gone.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        before = self.promises()
+        self._facts.install(cards)
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._rate()
+        return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
+
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         """Take a card in or out; an unhealthy card counts as full.
 
@@ -109,7 +124,7 @@ class Ledger:
         book: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
             mine = book.setdefault(entry.uid, {})
-            mine[entry.container] = mine.get(entry.container, frozenset()) | facts.known(entry.ids)
+            mine[entry.container] = mine.get(entry.container, frozenset()) | frozenset(entry.ids)
         facts.read = at.order
         for uid, one in facts.pods.items():
             if one.book and uid not in book:
@@ -247,8 +262,7 @@ class Ledger:
         words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
-        if pod.request.percent:
-            pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
+        pod = facts.sized(pod)
         one = self._known(pod.key, at)
         if words is not None:
             one.remembered = words.remembered

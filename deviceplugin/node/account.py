@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ledger import Ask, BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
@@ -204,6 +205,12 @@ class Account:
     def percent_devices(self) -> Mapping[str, bool]:
         """Return every device ID of a percent with its health."""
         return self._percent
+
+    def install(self, cards: Sequence[Card]) -> dict[str, dict[str, int]]:
+        """Take another list of cards while pods run; see `Ledger.set_cards`."""
+        gone = self.ledger.set_cards(cards)
+        self.health_changed()
+        return gone
 
     def health_changed(self) -> None:
         """Make the lists of devices from the cards' health."""

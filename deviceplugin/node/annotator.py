@@ -1,17 +1,19 @@
 """Writes what each pod got into its `allocation` annotation."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
-from allocator.records import Assignment, dump_allocation
+from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
 from deviceplugin.node.account import Account
-from deviceplugin.node.objects import Metadata
 from deviceplugin.node.publisher import WRITE_TIMEOUT_S
-from deviceplugin.node.views import PodView
+from deviceplugin.node.told_use import ToldUse
+from deviceplugin.node.views import PodView, Seat
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
@@ -46,12 +48,16 @@ class Annotator:
         client: API server.
         account: the ledger.
         pod_view: the pods and what their annotations say.
+        use: what the pods use, as far as it is worth a write; None: nothing is told of it.
 
     Attributes:
         errors: failed writes so far.
     """
 
-    def __init__(self, client: KubeClient, account: Account, pod_view: PodView) -> None:
+    def __init__(
+        self, client: KubeClient, account: Account, pod_view: PodView, use: ToldUse | None = None
+    ) -> None:
+        self._use = use
         self._client = client
         self._account = account
         self._pod_view = pod_view
@@ -60,6 +66,10 @@ class Annotator:
         self._troubles: dict[str, _Trouble] = {}
         self.errors = 0
         account.follow(self._wake.set)
+
+    def wake(self) -> None:
+        """Look soon whether there is something to write."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Annotate until cancelled."""
@@ -90,28 +100,33 @@ class Annotator:
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for uid, assignment in found.items():
-            pod = self._pod_view.pods.get(uid)
-            text = dump_allocation(uid, assignment)
-            written = pod and (pod.metadata.annotations or {}).get(POD_ALLOCATION)
-            if pod is None or text in (written, self._done.get(uid)):
+            seat = self._pod_view.seats.get(uid)
+            text = self._text(uid, seat, assignment)
+            if seat is None or text in (seat.allocation_text, self._done.get(uid)):
                 self._troubles.pop(uid, None)
                 continue
             trouble = self._troubles.get(uid)
             if trouble is not None and self._account.now_s() < trouble.due_s:
                 continue
-            if await self._write(pod.metadata, text):
-                name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-                log.info("allocation", pod=name, uid=uid, cards=_cards(assignment))
+            if await self._write(uid, seat, text):
+                log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
         due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
         return None if due_s is None else max(0.0, due_s - self._account.now_s())
 
-    async def _write(self, of: Metadata, text: str) -> bool:
+    def _text(self, uid: str, seat: Seat | None, assignment: Assignment) -> str:
+        if self._use is None or seat is None:
+            return dump_allocation(uid, assignment)
+        return dump_allocation(
+            uid, assignment, self._use.of(seat.runtime_uid, assignment, lambda: _told(seat.allocation_text))
+        )
+
+    async def _write(self, uid: str, seat: Seat, text: str) -> bool:
         """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
-        pod, uid = f"{of.namespace}/{of.name}", of.uid
+        pod = f"{seat.namespace}/{seat.name}"
         try:
             await self._client.annotate_pod(
-                of.namespace, of.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
+                seat.namespace, seat.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
             )
         except KubeApiError as error:
             if not _is_gone(error):
@@ -138,6 +153,14 @@ class Annotator:
 def _is_gone(error: KubeApiError) -> bool:
     """Whether the pod that was meant is no more; every other refusal may end."""
     return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
+
+
+def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
+    """What an annotation says of memory; nothing where it is missing or rubbish."""
+    try:
+        return load_allocation(text).memory if text is not None else {}
+    except AllocatorError:
+        return {}
 
 
 def _cards(assignment: Assignment) -> list[str]:

@@ -1,6 +1,6 @@
 """The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -80,10 +80,11 @@ class PodSpec(msgspec.Struct, rename="camel"):
 
 
 class ContainerStatus(msgspec.Struct, rename="camel"):
-    """Of a Pod: one of its containers."""
+    """Of a Pod: one of its containers; `state` has one key, such as `running`."""
 
     name: str = ""
     container_id: str = msgspec.field(default="", name="containerID")
+    state: dict[str, Any] | None = None
 
 
 class Condition(msgspec.Struct):
@@ -105,12 +106,19 @@ class PodStatus(msgspec.Struct, rename="camel"):
     @property
     def containers(self) -> dict[str, str]:
         """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
-        statuses = (
-            *(self.init_container_statuses or ()),
-            *(self.container_statuses or ()),
-            *(self.ephemeral_container_statuses or ()),
-        )
-        return {each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id}
+        return {
+            each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
+        }
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Names of containers that do not run any more, at least not now."""
+        return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
+
+    def _statuses(self) -> Iterator[ContainerStatus]:
+        yield from self.init_container_statuses or ()
+        yield from self.container_statuses or ()
+        yield from self.ephemeral_container_statuses or ()
 
     @property
     def terminal(self) -> bool:

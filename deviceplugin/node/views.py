@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from allocator.errors import shown
-from allocator.ledger import Mark, Pod
+from allocator.ledger import Mark
 from allocator.names import NODE_CORDON
 from deviceplugin.node.account import Account
 from deviceplugin.node.objects import NodeObject, PodObject, version_of
@@ -16,6 +17,29 @@ from kubeapi.reflect import Kind
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What else is needed of a pod in the ledger.
+
+    Attributes:
+        namespace: of the pod.
+        name: of the pod.
+        allocation_text: what its `allocation` annotation says.
+        uid: the API server's.
+        runtime_uid: the UID under which the kubelet runs it.
+        containers: their names by the runtime's IDs.
+        ended: names of those that do not run any more.
+    """
+
+    namespace: str
+    name: str
+    allocation_text: str | None
+    uid: str = ""
+    runtime_uid: str = ""
+    containers: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
+
+
 class PodView:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
@@ -23,23 +47,35 @@ class PodView:
         seen: resourceVersion of the newest event that the ledger has.
         owed: a published `seen` must reach this version: a bound pod vanished that no words held.
         connected: the view is not known to be behind.
-        pods: all pods of this node by UID, finished ones included until their object is gone.
+        seats: pods with our resource by UID, finished ones included until their object is gone.
     """
 
-    def __init__(self, account: Account, resource: str) -> None:
+    def __init__(self, account: Account, resource: str, allocation_key: str) -> None:
         self._account = account
         self._resource = resource
-        self._mark = self._next_mark()
+        self._allocation_key = allocation_key
+        self._mark = account.ledger.mark(account.now_s())
         self._relist: Callable[[], None] = lambda: None
         self._relisting = False
-        self._listed = False
-        self._missed = False
         account.want_list = self.want_list
-        account.living = self.living
+        account.living = lambda: self._living
+        self._living: set[str] | None = None
+        self._missed = False
         self.seen = 0
         self.owed = 0
         self.connected = False
-        self.pods: dict[str, PodObject] = {}
+        self.seats: dict[str, Seat] = {}
+        self._running: dict[str, str] = {}
+
+    def seat(self, runtime_uid: str) -> Seat | None:
+        """Find a pod by the UID under which the kubelet runs it."""
+        uid = self._running.get(runtime_uid)
+        return self.seats.get(uid) if uid is not None else None
+
+    def containers(self, runtime_uid: str) -> Mapping[str, str]:
+        """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
+        seat = self.seat(runtime_uid)
+        return seat.containers if seat is not None else {}
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
@@ -52,25 +88,22 @@ class PodView:
             self._mark = self._next_mark()
             self._relist()
 
-    def living(self) -> set[str] | None:
-        """UIDs, as the kubelet knows them, of pods that have not ended; None before the first list."""
-        living = {pod.runtime_uid for pod in self.pods.values() if not pod.status.terminal}
-        return living if self._listed else None
-
-    def containers(self, runtime_uid: str) -> Mapping[str, str]:
-        """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
-        found = (pod for pod in self.pods.values() if pod.runtime_uid == runtime_uid)
-        return next((pod.status.containers for pod in found), {})
-
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
         """Take all pods of this node, as the API server has them now.
 
         Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
         """
-        read = [self._read(item) for item in items]
-        self.pods = {item.metadata.uid: item for item in items}
-        self._account.ledger.pods_synced([pod for pod in read if pod is not None], self._mark)
-        self.connected, self._listed, self._relisting = True, True, False
+        pods = []
+        self.seats, self._running = {}, {}
+        self._living = {item.runtime_uid for item in items if not item.status.terminal}
+        for item in items:
+            pod, problem = item.read(self._resource)
+            self._complain(item, problem)
+            if pod is not None:
+                pods.append(pod)
+                self._seat(item)
+        self._account.ledger.pods_synced(pods, self._mark)
+        self.connected, self._relisting = True, False
         before, self.seen = self.seen, version_of(resource_version)
         if self._missed or self.seen < before:
             # While nobody watched, a pod may have come and gone.
@@ -81,19 +114,29 @@ class PodView:
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
         """Take one change of a pod."""
         self.connected = True
-        ledger, uid, now_s = self._account.ledger, item.metadata.uid, self._account.now_s()
-        waited_for, pod = uid in ledger.unheld(), self._read(item)
-        self.pods[uid] = item
+        ledger, uid = self._account.ledger, item.metadata.uid
+        if self._living is not None:
+            ended = kind == "DELETED" or item.status.terminal
+            (self._living.discard if ended else self._living.add)(item.runtime_uid)
+        pod, problem = item.read(self._resource)
+        if pod is None:
+            self._complain(item, problem)
+            self._advance(resource_version)
+            return
+        waited_for = uid in ledger.unheld()
         if kind == "DELETED":
-            del self.pods[uid]
-            ledger.pod_gone(uid, now_s)
-        elif pod is not None:
-            ledger.pod_changed(pod, now_s)
+            self.seats.pop(uid, None)
+            self._running.pop(item.runtime_uid, None)
+            ledger.pod_gone(uid, self._account.now_s())
+        else:
+            if uid not in self.seats:
+                self._complain(item, problem)
+            self._seat(item)
+            ledger.pod_changed(pod, self._account.now_s())
         self._advance(resource_version)
-        if waited_for and (kind == "DELETED" or item.status.terminal):
+        if waited_for and (kind == "DELETED" or pod.terminal):
             self.owed = self.seen
-        if pod is not None:
-            self._account.changed()
+        self._account.changed()
 
     def bookmark(self, resource_version: str) -> None:
         """Note that nothing else happened up to this version."""
@@ -113,13 +156,23 @@ class PodView:
     def _advance(self, resource_version: str) -> None:
         self.seen = max(self.seen, version_of(resource_version))
 
-    def _read(self, item: PodObject) -> Pod | None:
-        """Read a pod as the ledger wants it; what is wrong with one that is not known yet is logged."""
-        pod, problem = item.read(self._resource)
-        if problem is not None and item.metadata.uid not in self.pods:
-            name = f"{item.metadata.namespace}/{item.metadata.name}"
-            log.warning("pod cannot be read", pod=name, error=str(problem))
-        return pod
+    def _seat(self, item: PodObject) -> None:
+        metadata = item.metadata
+        self.seats[metadata.uid] = Seat(
+            metadata.namespace,
+            metadata.name,
+            (metadata.annotations or {}).get(self._allocation_key),
+            metadata.uid,
+            item.runtime_uid,
+            item.status.containers,
+            item.status.ended,
+        )
+        self._running[item.runtime_uid] = metadata.uid
+
+    def _complain(self, item: PodObject, problem: Exception | None) -> None:
+        if problem is not None:
+            metadata = item.metadata
+            log.warning("pod cannot be read", pod=f"{metadata.namespace}/{metadata.name}", error=str(problem))
 
 
 class NodeView:
@@ -217,11 +270,15 @@ class NodeView:
         (holds, problem), cards = node.read_holds(), node.cards() or ()
         if problem is not None:
             log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
+        if holds is None:
+            return
         found: dict[str, dict[str, int] | None] = {}
-        for uid in holds.uids if holds is not None else ():
-            units = holds.units.get(uid) if holds is not None else None
+        for uid in holds.uids:
+            units = holds.units.get(uid)
             known = units is not None and all(position < len(cards) for position in units)
             found[uid] = (
-                {cards[position].uuid: count for position, count in (units or {}).items()} if known else None
+                {cards[position].uuid: count for position, count in units.items()}
+                if units is not None and known
+                else None
             )
         self._account.ledger.remember(found)

@@ -102,6 +102,20 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other cards.",
 )
 @click.option(
+    "--over-use-mib",
+    type=int,
+    default=512,
+    show_default=True,
+    help="MiB beyond its share that a container may use before an Event tells of it.",
+)
+@click.option(
+    "--evict-over-use-after-s",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Evict a pod that uses more for so many seconds; 0: never. Needs the component evict-over-use.",
+)
+@click.option(
     "--container-logs",
     type=click.Path(path_type=Path),
     default=Path("/var/log/containers"),

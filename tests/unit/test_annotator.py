@@ -8,15 +8,10 @@ from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.node.annotator import Annotator
-from deviceplugin.node.objects import Metadata, PodObject
+from deviceplugin.node.views import Seat
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
-
-
-def bound(uid: str, allocation: str | None = None) -> PodObject:
-    notes = {} if allocation is None else {POD_ALLOCATION: allocation}
-    return PodObject(Metadata(f"pod-{uid}", uid, "ns", annotations=notes))
 
 
 async def annotated(bench: Bench, annotator: Annotator) -> list:
@@ -30,7 +25,7 @@ async def test_an_allocation_is_written_once():
     bench.complete()
     bench.admit()
     assert await annotated(bench, annotator) == []
-    bench.pods.pods["a"] = bound("a")
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
     told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
     assert await annotated(bench, annotator) == told
     assert await annotated(bench, annotator) == told
@@ -41,7 +36,7 @@ async def test_an_allocation_that_is_there_already_is_left_alone():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.pods["a"] = bound("a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
     assert await annotated(bench, annotator) == []
 
 
@@ -50,7 +45,7 @@ async def test_a_copied_allocation_is_overwritten():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.pods["a"] = bound("a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
 
 
@@ -61,7 +56,7 @@ def admitted_pair() -> Bench:
     bench.admit()
     bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
     bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
-    bench.pods.pods |= {uid: bound(uid) for uid in "ab"}
+    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
     return bench
 
 
@@ -71,7 +66,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.pods["a"] = bound("a")
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
     bench.now_s += 3600
@@ -109,7 +104,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.pods["a"] = bound("a")
+    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
     with capture_logs() as logs:

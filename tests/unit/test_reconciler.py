@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from allocator.ledger import Ledger
+from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.node.account import Account
 from deviceplugin.node.reconciler import Pace, Reconciler
@@ -61,7 +62,7 @@ class Bench:
         self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
         self.account = Account(Ledger(cards(8, 8)), self.book, RESOURCE, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.view = PodView(self.account, RESOURCE)
+        self.view = PodView(self.account, RESOURCE, POD_ALLOCATION)
         self.lists: list[str] = []
         self.view.on_relist(lambda: self.lists.append("list"))
         self.cleaned = lambda: None

@@ -69,7 +69,7 @@ class ModelDaemon(Plugin):
         """Begin with an empty memory."""
         self.ledger = Ledger(self.cards)
         self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
-        self.pods = PodView(self.account, RESOURCE)
+        self.pods = PodView(self.account, RESOURCE, POD_ALLOCATION)
         self.pods.on_relist(self._ask_for_pods)
         self.own = NodeView(self.account, self.node)
         for index in self.sick:
