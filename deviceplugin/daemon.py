@@ -1,7 +1,7 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -9,9 +9,9 @@ import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
-from deviceplugin.gpus.cdi import CdiNames, follow
-from deviceplugin.gpus.handover import Handover, uses_cdi
+from deviceplugin.giving import Giving
 from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.helpers import WithoutHelpers
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.profile_file import ProfileFile
@@ -153,13 +153,14 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        cdi = await self._cdi_names(gpus)
+        giving = Giving(settings, self._source)
+        await giving.prepare()
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
+            hand_over=giving.hand_over,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -181,7 +182,7 @@ class Daemon:
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
         self._sampler = Sampler(
             account,
-            self._source,
+            WithoutHelpers(self._source, giving.helpers),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
@@ -204,6 +205,7 @@ class Daemon:
             devices_changed,
         )
 
+        giving.join(account, self._memory.supports)
         self._ownership = Ownership(
             client,
             account,
@@ -295,7 +297,7 @@ class Daemon:
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
-            *([follow(cdi, self._source.cards)] if cdi is not None else []),
+            giving.run(),
         )
 
     def _card_list(
@@ -317,14 +319,6 @@ class Daemon:
             return self._memory.supports.enforcement(uuid)
 
         return CardList(account, gpus, self._settings.unit_mib, notices, cards_changed, enforcement)
-
-    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
-        """Read how CDI names the cards; None where it is not used."""
-        if not uses_cdi(self._settings.device_list_strategy):
-            return None
-        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
-        await asyncio.to_thread(names.refresh, gpus)
-        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

@@ -6,7 +6,6 @@ Everything here belongs to one event loop.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -79,6 +78,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        extras: say what else a container is given, by its units on each card's UUID.
         limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
@@ -101,7 +101,10 @@ class Account:
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self.extras: list[Callable[[Sequence[tuple[str, int]]], ContainerGrant]] = []
         self._withheld: Mapping[str, str] = {}
+        self._cordoned: frozenset[str] = frozenset()
+        self._closed: frozenset[str] = frozenset()
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
@@ -229,6 +232,18 @@ class Account:
         self.ledger.set_withheld(self._withheld)
         self.health_changed()
 
+    def cordon(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, by people's wish."""
+        self._cordoned = frozenset(uuids)
+        self.ledger.set_cordoned(self._cordoned | self._closed)
+
+    def close(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, because they can take no more."""
+        before, self._closed = self._closed, frozenset(uuids)
+        if self._closed != before:
+            self.ledger.set_cordoned(self._cordoned | self._closed)
+            self.changed()
+
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
         facts = self.ledger.facts
@@ -313,7 +328,7 @@ class Account:
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
         limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
-        return replace(cards, envs={**cards.envs, **share, **limit})
+        return sum((extra(grant.shares) for extra in self.extras), cards + ContainerGrant({**share, **limit}))
 
 
 class Percent:

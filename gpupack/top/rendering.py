@@ -75,7 +75,7 @@ def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
         size = sum(card.size_units for card in row.cards)
         bars = [Cell(f"{_fill(card)}{_mark(row, card)}", _style(row, card)) for card in row.cards]
         total = Cell(f"{used}/{size}" if row.cards else "-")
-        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], _remark(row, look))
+        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], remark(row, look))
 
 
 def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
@@ -83,7 +83,7 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
-        tail = _remark(row, look)
+        tail = remark(row, look)
         for card in row.cards:
             cells = [
                 *_node_cells(row),
@@ -105,7 +105,7 @@ def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     titles = ("NODE", "CARD", "USED", "STATE", "NAMESPACE", "POD", "UNITS", "SHARE", *inventory)
     yield _titles(*titles)
     for row in rows:
-        tail = _remark(row, look)
+        tail = remark(row, look)
         for card in row.cards:
             for pod in card.pods or (_NOBODY,):
                 cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
@@ -127,8 +127,7 @@ def _dashes(count: int) -> list[Cell]:
 
 
 def _node_cells(row: NodeRow) -> list[Cell]:
-    status = _status(row)
-    return [Cell(row.node), Cell(status, PLAIN if row.takes_pods else _OUT)]
+    return [Cell(row.node), Cell(status(row), PLAIN if row.takes_pods else _OUT)]
 
 
 def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
@@ -147,7 +146,7 @@ def _pod_cells(pod: PodRow) -> list[Cell]:
     return [Cell(pod.namespace or "-"), Cell(name), Cell(str(pod.units)), Cell(pod.share)]
 
 
-def _status(row: NodeRow) -> str:
+def status(row: NodeRow) -> str:
     """Write a node's status as kubectl does, with our own word for a node that no daemon serves."""
     words = ["Unknown" if row.ready is None else "Ready" if row.ready else "NotReady"]
     if row.unschedulable:
@@ -157,7 +156,7 @@ def _status(row: NodeRow) -> str:
     return ",".join(words)
 
 
-def _remark(row: NodeRow, look: Look) -> str:
+def remark(row: NodeRow, look: Look) -> str:
     """What a person has to know besides the cards; empty where there is nothing."""
     remarks = [row.error or ""]
     if row.without_daemon:
