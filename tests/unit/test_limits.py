@@ -146,7 +146,7 @@ async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     cgroup = world.container("a")
     await world.limited(cgroup, 5)
     shutil.rmtree(world.pod())
-    world.account.ledger.facts.held.clear()
+    world.account.ledger.facts.pods.clear()
     world.account.changed()
     await until(lambda: not list(world.enforcer.limits()))
 
