@@ -27,7 +27,12 @@ OVERLAYS = {
     "simulated-gpus": ["simulatedGpus.enabled=true"],
 }
 # And for components that have no overlay.
-COMPONENTS = {"cdi": ["cdi.enabled=true"], "visible-devices": ["visibleDevices.enabled=true"]}
+COMPONENTS = {
+    "cdi": ["cdi.enabled=true"],
+    "evict-over-use": ["evictOverUse.enabled=true"],
+    "mps": ["mps.enabled=true"],
+    "visible-devices": ["visibleDevices.enabled=true"],
+}
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 

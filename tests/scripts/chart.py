@@ -15,7 +15,6 @@ from gpupack.cli import cli
 
 CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpupack"
 SCHEMA: Final = CHART / "values.schema.json"
-COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue"}
 
 ADMISSION_LISTS: Final = ("schedulerNames", "nodePolicies", "cardPolicies", "visibleDevicesNamespaces")
 
@@ -133,6 +132,17 @@ def schema() -> dict[str, Any]:
         ),
         "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
         "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
+        "mps": closed(
+            workload(
+                "mps",
+                enabled=_BOOL,
+                runtimeClassName=said("nvidia, where NVIDIA's runtime is not the default.", _TEXT),
+            ),
+            "CUDA's Multi-Process Service.",
+        ),
+        "evictOverUse": closed(
+            {"enabled": _BOOL}, "The right to evict pods that use more than they asked for."
+        ),
         "queue": closed(
             workload(
                 "queue",
