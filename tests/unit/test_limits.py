@@ -84,6 +84,8 @@ async def test_the_kubelets_link_tells_sooner_than_the_status(world: LimitsWorld
     world.account.changed()
     await world.settle()
     assert world.limit(cgroup) == 5 * GIB
+    found = {limit.cgroup: limit.container for limit in world.enforcer.limits()}
+    assert found[cgroup] == "main"
 
 
 async def test_links_from_before_the_daemon_started_are_read(world: LimitsWorld) -> None:
