@@ -435,3 +435,14 @@ async def test_after_an_etcd_restore_it_waits_as_after_a_start() -> None:
     assert await binding == ""
     assert world.slept == [T]
     assert world.refreshed[1:] == [100.0 + 2 * T]
+
+
+async def test_it_is_busy_while_a_binding_is_under_way() -> None:
+    world = World()
+    world.api.during = lambda: assert_(world.binder.busy)
+    assert await world.binder.bind(*ARGS) == ""
+    assert not world.binder.busy
+    world.fails(Forbidden("not allowed", status=403))
+    world.state.apply_pod(pod("q", 8, version=5), 0)
+    assert await world.binder.bind("default", "q", "uid-q", "n") != ""
+    assert not world.binder.busy
