@@ -1,7 +1,7 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -9,9 +9,10 @@ import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
-from deviceplugin.gpus.cdi import CdiNames, follow
-from deviceplugin.gpus.handover import Handover, uses_cdi
+from deviceplugin.giving import Giving
 from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.helpers import WithoutHelpers
+from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.profile_file import ProfileFile
 from deviceplugin.gpus.simulated import SimulatedGpus
@@ -25,6 +26,7 @@ from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -33,7 +35,6 @@ from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units
-from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -41,7 +42,6 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
-from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -153,13 +153,14 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        cdi = await self._cdi_names(gpus)
+        giving = Giving(settings, self._source)
+        await giving.prepare()
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
+            hand_over=giving.hand_over,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -174,25 +175,14 @@ class Daemon:
             self._plugin.devices_changed()
             percent.devices_changed()
 
-        self._limit(account, pods, notices, devices_changed)
-
-        def cards_changed() -> None:
-            self._supports.cards_changed()
-            devices_changed()
-            # What people cordoned may be among the new cards.
-            if nodes.node is not None:
-                nodes.take(nodes.node)
-
-        card_list = CardList(
-            account, gpus, settings.unit_mib, notices, cards_changed, self._supports.enforcement
-        )
+        card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
         # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
         self._sampler = Sampler(
             account,
-            self._source,
+            WithoutHelpers(self._source, giving.helpers),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
@@ -202,6 +192,20 @@ class Daemon:
             every_s=self._sample_s,
             driver=self._driver,
         )
+        self._memory = MemoryParts(
+            settings,
+            account,
+            self._source,
+            self._owners,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
+        )
+
+        giving.join(account, self._memory.supports)
         self._ownership = Ownership(
             client,
             account,
@@ -223,7 +227,8 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods)
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
                 Registrar(
@@ -252,6 +257,7 @@ class Daemon:
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
+            memory=self._memory,
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
@@ -262,6 +268,7 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
+        metrics.also(self._memory.metrics())
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
@@ -276,49 +283,42 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await self._supports.begin()
+        await self._memory.supports.begin()
         await until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
-            self._enforcer.run(),
+            self._memory.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
-            *([follow(cdi, self._source.cards)] if cdi is not None else []),
+            giving.run(),
         )
 
-    def _limit(self, account: Account, pods: PodView, notices: Notices, on_offer: Callable[[], None]) -> None:
-        """Make who holds containers to their shares."""
-        settings = self._settings
-        self._supports = Supports(
-            account,
-            self._source.limits,
-            mode=settings.memory_limits,
-            notices=notices,
-            on_offer=on_offer,
-        )
-        self._enforcer = Enforcer(
-            account,
-            self._supports,
-            pods.containers,
-            unit_mib=settings.unit_mib,
-            cgroup_root=settings.cgroup_root,
-            container_logs=settings.container_logs,
-        )
+    def _card_list(
+        self,
+        account: Account,
+        gpus: tuple[GpuCard, ...],
+        notices: Notices,
+        nodes: NodeView,
+        devices_changed: Callable[[], None],
+    ) -> CardList:
+        def cards_changed() -> None:
+            self._memory.supports.cards_changed()
+            devices_changed()
+            # What people cordoned may be among the new cards.
+            if nodes.node is not None:
+                nodes.take(nodes.node)
 
-    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
-        """Read how CDI names the cards; None where it is not used."""
-        if not uses_cdi(self._settings.device_list_strategy):
-            return None
-        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
-        await asyncio.to_thread(names.refresh, gpus)
-        return names
+        def enforcement(uuid: str) -> Enforcement:
+            return self._memory.supports.enforcement(uuid)
+
+        return CardList(account, gpus, self._settings.unit_mib, notices, cards_changed, enforcement)
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

@@ -109,6 +109,10 @@ class Metrics:
         """
         self._registry.register(_State(unit_mib, cards, node, counts, fault))
 
+    def also(self, collector: Collector) -> None:
+        """Read from another place too."""
+        self._registry.register(collector)
+
     def call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
         self._requests.labels(method, code).inc()

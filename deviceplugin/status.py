@@ -6,6 +6,7 @@ from typing import Any
 
 from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.registrars import Registrars
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -32,6 +33,7 @@ class Status:
     ownership: Ownership
     publisher: Publisher
     annotator: Annotator
+    memory: MemoryParts
     neighbours: Neighbours
     recorder: EventRecorder
     waiting: str | None = None
@@ -73,6 +75,7 @@ class Status:
             "api_connected": self.pods.connected,
             "seen": self.pods.seen,
             "revision": self.publisher.revision,
+            "memory": self.memory.explain(),
             "ledger": self.account.ledger.explain(),
         }
 
@@ -110,7 +113,7 @@ class Status:
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
         }
-        return counts
+        return {**counts, **self.memory.counts()}
 
     def card_states(self) -> Iterator[CardState]:
         """Describe the cards for their metrics."""

@@ -83,7 +83,7 @@ class CardList:
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
         went = sorted(before - {card.uuid for card in cards})
-        left = {uuid: [pods[uid].pod for uid in gone[uuid] if uid in pods] for uuid in gone}
+        left = {uuid: [pods[uid].pod for uid in gone[uuid] if pods[uid].bound] for uuid in gone}
         log.info("the cards have changed", came=came, gone=went, pods_on_them=sum(map(len, left.values())))
         self._tell(came, went, left)
         self._on_change()

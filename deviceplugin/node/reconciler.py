@@ -123,7 +123,9 @@ class Reconciler:
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
-            if ledger.looked(uids, alive, mark):
+            before = self._account.state()
+            ledger.looked(uids, alive, mark)
+            if self._account.state() != before:
                 self._account.changed()
         if ledger.wants_write(self._account.now_s()):
             await self._clean()
@@ -135,10 +137,7 @@ class Reconciler:
             self.read.set()
 
     def _unsettled(self) -> bool:
-        ledger = self._account.ledger
-        if self._account.other_units:
-            return True
-        return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
+        return bool(self._account.other_units) or self._account.ledger.unsettled()
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.

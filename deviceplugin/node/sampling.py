@@ -14,6 +14,7 @@ from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
@@ -46,6 +47,9 @@ class Owners(Protocol):
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
 
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return pod and container of one of the processes that were asked about last."""
+
 
 class TakeCards(Protocol):
     """Whoever wants to hear of another list of cards."""
@@ -70,6 +74,7 @@ class Sampler:
         unmeasured_s: see `UNMEASURED_S`.
 
     Attributes:
+        samples: newest measurement of each card.
         uses: newest judgement of each card.
         memory_errors: what each card counts of its memory's errors.
         errors: measurements that failed as a whole.
@@ -101,6 +106,7 @@ class Sampler:
         self._on_cards = on_cards
         self._notices = notices or silent()
         self._every_s = every_s
+        self.samples: Sequence[GpuSample] = ()
         self._unmeasured_s = unmeasured_s
         self._driver = driver or OwnThread("gpu-driver")
         self._news = OwnThread("gpu-news")
@@ -170,6 +176,7 @@ class Sampler:
         self._note_mended(gpus)
         known = {card.uuid for card in self._account.ledger.installed}
         samples = [sample for sample in samples if sample.uuid in known]
+        self.samples = samples
         self._judge(samples, owners, _larger(before, self._promises()))
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
         now_s = self._account.now_s()
@@ -292,7 +299,7 @@ class Sampler:
             return
         promises, pods = ledger.promises(), ledger.facts.pods
         for uuid in changed:
-            on_it = [pods[uid].pod for uid in promises[uuid] if uid in pods]
+            on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
             self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
             ledger.set_healthy(uuid, self._health.state(uuid).healthy)
         self._account.health_changed()

@@ -1,13 +1,14 @@
 """How the memory of each card's containers is held, and what `--memory-limits` makes of it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from deviceplugin.gpus.limits import Enforcement, MemoryLimits, Support
 from deviceplugin.node.account import Account
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -55,6 +56,7 @@ class Supports:
         self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._found = dict.fromkeys(self._cards, NOT_ASKED)
         self._asking: asyncio.Task[None] | None = None
+        self._thread = OwnThread("support of limits")
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
         account.limit_envs = self.container_envs
@@ -87,15 +89,18 @@ class Supports:
 
     async def ask(self) -> None:
         """Ask the driver about every card, and tell what is new."""
-        found = await asyncio.to_thread(self._ask)
+        found = await self._thread.call(self._ask)
         # The cards may have changed meanwhile.
         before, self._found = self._found, {**self._found, **found}
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
         if self._found == before:
             return
+        news: dict[Support, list[str]] = {}
         for uuid in self._cards:
-            if self._found[uuid] != before[uuid]:
-                self._tell(uuid, self._found[uuid])
+            if self._found[uuid] != before.get(uuid):
+                news.setdefault(self._found[uuid], []).append(uuid)
+        for support, cards in news.items():
+            self._tell(cards, support)
         self._withhold()
         self._account.changed()
 
@@ -127,11 +132,13 @@ class Supports:
             )
             self._on_offer()
 
-    def _tell(self, uuid: str, support: Support) -> None:
+    def _tell(self, cards: Sequence[str], support: Support) -> None:
+        """Say once what is true of several cards, with what it takes for more."""
         if support.held:
-            log.info("memory limits are held by the driver", card=uuid)
-        elif self._mode == REQUIRE:
-            log.error("card is not offered: --memory-limits require", card=uuid, reason=str(support))
-            self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+            log.info("memory limits are held by the driver", cards=cards)
+        elif self._mode != REQUIRE:
+            log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
         else:
-            log.info("memory is accounted, not limited by the driver", card=uuid, reason=str(support))
+            log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
+            for uuid in cards:
+                self._notices.not_offered(uuid, f"--memory-limits require, and {support}")

@@ -14,6 +14,7 @@ from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.farewell import Patience
 from deviceplugin.node.sampling import SAMPLE_S
 from deviceplugin.settings import Settings
@@ -71,6 +72,9 @@ class KubeletCgroups:
 
     def alive(self, uids: Collection[str]) -> frozenset[str]:
         return frozenset(uids) & self.kubelet.running_pods()
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return None: nobody runs here."""
 
     def owners(self, pids: Collection[int]) -> Mapping[int, str | None]:
         return dict.fromkeys(pids)

@@ -21,7 +21,11 @@ async def test_a_pods_whole_life():
         }
         await world.settled([0, 3], {uid})
         await until(lambda: world.allocation("a"))
-        assert world.allocation("a") == {"uid": uid, "containers": {"main": [[card(1), 3]]}}
+        assert world.allocation("a") == {
+            "uid": uid,
+            "containers": {"main": [[card(1), 3]]},
+            "memory": {"main": {card(1): {"held": "driver"}}},
+        }
         world.api.delete_pod("default", "a")
         await world.settled([0, 0], set())
 
