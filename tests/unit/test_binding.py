@@ -202,3 +202,14 @@ async def test_closing_stops_waiting() -> None:
     await world.binder.bind(*ARGS)
     await world.binder.close()
     assert world.assumed() == 8
+
+
+async def test_it_is_busy_while_a_binding_is_under_way() -> None:
+    world = World()
+    world.api.during = lambda: assert_(world.binder.busy)
+    assert await world.binder.bind(*ARGS) == ""
+    assert not world.binder.busy
+    world.fails(Forbidden("not allowed", status=403))
+    world.state.apply_pod(pod("q", 8, version=5), 0)
+    assert await world.binder.bind("default", "q", "uid-q", "n") != ""
+    assert not world.binder.busy
