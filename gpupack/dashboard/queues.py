@@ -58,6 +58,8 @@ async def _once(ask: Ask) -> dict[str, Any]:
         return none("No queue is installed here; docs/queue.md says what one is for.")
     except Forbidden as error:
         return none(f"The queue cannot be asked: {error}")
+    except aiohttp.ClientConnectorError as error:
+        return none(f"No queue answers ({error}); docs/queue.md says what one is for.")
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
         return none(f"The queue does not answer: {error or type(error).__name__}")
     return {"there": True, "text": "", **msgspec.to_builtins(status)}

@@ -15,7 +15,7 @@ from gpupack.cli import cli
 
 CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpupack"
 SCHEMA: Final = CHART / "values.schema.json"
-COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue"}
+COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue", "dashboard": "dashboard"}
 
 _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
@@ -134,6 +134,14 @@ def schema() -> dict[str, Any]:
                 configuration=said("The file of the queues (docs/queue.md); empty: one queue.", _OBJECT),
             ),
             "The borrowing queue.",
+        ),
+        "dashboard": closed(
+            workload(
+                "dashboard",
+                enabled=_BOOL,
+                replicas=said("Pods; each remembers its own past.", {"type": "integer", "minimum": 0}),
+            ),
+            "Every card on one page.",
         ),
     }
     switch = closed({"enabled": _BOOL, "labels": said("Added to the object's own.", _OBJECT)})

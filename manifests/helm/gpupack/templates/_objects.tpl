@@ -12,7 +12,7 @@ gpupack.objects writes every object of a folder.
 {{- range $path, $_ := .root.Files.Glob (printf "files/%s/*.yaml" .folder) }}
 {{- range $text := regexSplit "(?m)^---\\s*$" ($given.root.Files.Get $path) -1 }}
 {{- $object := fromYaml (replace "gpupack-system" $given.root.Release.Namespace $text) }}
-{{- if and $object.kind (ne $object.kind "Kustomization") (ne $object.kind "KubeSchedulerConfiguration") }}
+{{- if and $object.kind (not (has $object.kind (list "Component" "Kustomization" "KubeSchedulerConfiguration"))) }}
 {{- include "gpupack.object" (dict "root" $given.root "object" $object "component" $given.component) }}
 {{- end }}
 {{- end }}
