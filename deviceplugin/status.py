@@ -53,6 +53,8 @@ class Status:
         ]
         if self.cleaner.problem is not None:
             reasons.append(self.cleaner.problem)
+        if self.sampler.problem is not None:
+            reasons.append(self.sampler.problem)
         if self.nodes.missing:
             reasons.append(f"no Node is named {self.settings.node_name}")
         if self.ownership.problem is not None:
@@ -86,6 +88,8 @@ class Status:
             foreign_gpus=self.neighbours.found,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
             faults=self.sampler.faults,
+            health_changes=self.sampler.health_changes,
+            driver_hangs_s=self.sampler.hangs_s,
         )
 
     def counts(self) -> Counts:
@@ -128,4 +132,5 @@ class Status:
                 measured_mib=use.measured_mib if use is not None else None,
                 healthy=card.healthy,
                 cordoned=card.cordoned,
+                memory_errors=self.sampler.memory_errors.get(card.uuid, {}),
             )

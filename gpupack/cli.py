@@ -13,6 +13,7 @@ from gpupack.commands.dashboard import dashboard
 from gpupack.commands.demo import demo
 from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
+from gpupack.commands.mps import mps
 from gpupack.commands.node import node
 from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
@@ -64,6 +65,7 @@ for command in (
     demo,
     fit,
     migrate,
+    mps,
     node,
     queue,
     scheduler,

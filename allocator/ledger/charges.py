@@ -81,6 +81,15 @@ def charged(facts: Facts) -> Units:
     return total
 
 
+def promises(facts: Facts) -> dict[str, Units]:
+    """Units by card and UID that pods hold."""
+    shares: dict[str, Units] = {uuid: {} for uuid in facts.cards}
+    for uid in charged_uids(facts):
+        for uuid, count in of_pod(facts, uid).items():
+            shares[uuid][uid] = count
+    return shares
+
+
 def booked(facts: Facts, *, percent: bool) -> Units:
     """Units by card that the kubelet has given out, of its resource for percent or of that for units.
 
@@ -135,6 +144,22 @@ def holds(facts: Facts) -> dict[str, Units]:
         elif complete(facts, bound):
             found[bound.pod.uid] = of_pod(facts, uid)
     return found
+
+
+def holds_by_position(facts: Facts) -> dict[str, dict[int, int]]:
+    """The same by the card's position in the words."""
+    position = {uuid: number for number, uuid in enumerate(facts.cards)}
+    return {
+        uid: {position[uuid]: count for uuid, count in units.items() if count}
+        for uid, units in holds(facts).items()
+    }
+
+
+def in_flight(facts: Facts) -> bool:
+    """Whether some pod is on its way from Allocate to `holds`."""
+    return bool(facts.grants) or any(
+        bound.live and uid in facts.held and not complete(facts, bound) for uid, bound in facts.pods.items()
+    )
 
 
 def assumed(facts: Facts) -> Units:

@@ -26,6 +26,16 @@ def allocation(facts: Facts, bound: BoundPod) -> Assignment | None:
     return shares
 
 
+def allocations(facts: Facts) -> dict[str, Assignment]:
+    """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
+    found = {
+        bound.pod.uid: allocation(facts, bound)
+        for bound in facts.pods.values()
+        if bound.live and not facts.missing(bound)
+    }
+    return {uid: assignment for uid, assignment in found.items() if assignment is not None}
+
+
 def explain(facts: Facts) -> dict[str, Any]:
     """Everything of interest to a person, as JSON values."""
     reserve = places.reserved(facts)

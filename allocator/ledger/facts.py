@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -146,7 +146,8 @@ class Held:
     """What the book showed of one pod; stays until the pod's charge ends, whatever the book says later.
 
     Attributes:
-        ids: device IDs by container; a container that is given others has only those.
+        ids: device IDs by container, those of cards that are gone too; a container that is given others has
+            only those.
         since: when the book was first read with it.
         units: units by card of all IDs, each once, see `of_containers`; whoever changes `ids` works them out
             anew.
@@ -217,6 +218,33 @@ class Facts:
         share_of = {percent_id(card.uuid, slot): card.uuid for card in cards for slot in range(PERCENT_IDS)}
         return cls(by_uuid, policy, card_of, share_of)
 
+    def install(self, cards: Sequence[Card]) -> None:
+        """Take another list of cards, as after one was partitioned anew; those that stay keep their cordon.
+
+        IDs of cards that are gone count for nobody; those of one that comes back count again.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        fresh, old = Facts.of(cards, self.policy), self.cards
+        self.cards = {
+            uuid: replace(card, cordoned=uuid in old and old[uuid].cordoned)
+            for uuid, card in fresh.cards.items()
+        }
+        self.card_of, self.share_of = fresh.card_of, fresh.share_of
+        for held in self.held.values():
+            held.units = self.of_containers(held.ids.values())
+        for grant in self.grants:
+            grant.shares = tuple(self.by_card(grant.ids).items())
+        for bound in self.pods.values():
+            bound.pod = self.sized(bound.pod)
+
+    def sized(self, pod: Pod) -> Pod:
+        """Tell a pod that asks for percent how large the cards are."""
+        if not pod.request.percent:
+            return pod
+        return replace(pod, sizes={uuid: card.size_units for uuid, card in self.cards.items()})
+
     def known(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the IDs that are of this node's cards."""
         found = frozenset(ids)
@@ -227,7 +255,10 @@ class Facts:
         return not self.share_of.keys().isdisjoint(ids)
 
     def by_card(self, ids: Collection[str]) -> Units:
-        """Units by card that known IDs stand for together, in word order; a share is rounded down."""
+        """Units by card that IDs stand for together, in word order; a share is rounded down.
+
+        IDs of cards that this node has no more stand for nothing.
+        """
         counts = Counter(map(self.card_of.get, ids))
         if counts.pop(None, 0):
             percent = Counter(self.share_of[text] for text in ids if text in self.share_of)
@@ -235,8 +266,9 @@ class Facts:
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
     def count(self, ids: Iterable[str]) -> Counter[str]:
-        """Count IDs by card, of units or of percent, in word order."""
-        counts = Counter(self.card_of.get(text) or self.share_of[text] for text in ids)
+        """Count IDs by card, of units or of percent, in word order; unknown ones are not counted."""
+        found = (self.card_of.get(text) or self.share_of.get(text) for text in ids)
+        counts = Counter(uuid for uuid in found if uuid is not None)
         return Counter({uuid: counts[uuid] for uuid in self.cards if uuid in counts})
 
     def of_containers(self, sets: Iterable[frozenset[str]]) -> Units:

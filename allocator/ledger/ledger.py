@@ -59,6 +59,21 @@ class Ledger:
         promised = self.promised()
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._facts.cards.items())
 
+    def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
+        """Take another list of cards while pods run; see `Facts.install`.
+
+        Returns:
+            Units by UID that pods had on each card that is gone.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        before = self.promises()
+        self._facts.install(cards)
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._rate()
+        return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
+
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         """Take a card in or out; an unhealthy card counts as full.
 
@@ -109,8 +124,8 @@ class Ledger:
         before = {slot.uid for slot in facts.book}
         facts.book = {}
         for entry in entries:
-            slot, ids = Slot(entry.uid, entry.container), facts.known(entry.ids)
-            facts.book[slot] = facts.book.get(slot, frozenset()) | ids
+            slot = Slot(entry.uid, entry.container)
+            facts.book[slot] = facts.book.get(slot, frozenset()) | frozenset(entry.ids)
         self._book_read = True
         for uid in before - {slot.uid for slot in facts.book}:
             facts.unlisted[uid] = at
@@ -119,19 +134,8 @@ class Ledger:
             if held.ids.get(slot.container) != ids:
                 held.ids[slot.container] = ids
                 held.units = facts.of_containers(held.ids.values())
-        self._settle_grants()
+        facts.grants = release.grants_not_in_book(facts)
         self.settle(now_s)
-
-    def _settle_grants(self) -> None:
-        """An Allocate ends when the book shows it, or was written so often without it."""
-        facts = self._facts
-        by_ids: dict[frozenset[str], set[Slot]] = {}
-        for slot, ids in facts.book.items():
-            by_ids.setdefault(ids, set()).add(slot)
-        for grant in facts.grants:
-            grant.writes += 1
-            grant.before &= by_ids.get(grant.ids, set())
-        facts.grants = [g for g in facts.grants if not by_ids.get(g.ids, set()) - g.before]
 
     def expects(
         self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
@@ -271,8 +275,7 @@ class Ledger:
             return
         if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
             return  # its charge has ended
-        if pod.request.percent:
-            pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
+        pod = facts.sized(pod)
         facts.gone.pop(key, None)
         if bound is None or bound.pod.uid != pod.uid:
             # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
@@ -348,11 +351,7 @@ class Ledger:
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
-        facts = self._facts
-        return bool(facts.grants) or any(
-            bound.live and uid in facts.held and not charges.complete(facts, bound)
-            for uid, bound in facts.pods.items()
-        )
+        return charges.in_flight(self._facts)
 
     def promised(self) -> Units:
         """Units by card that containers hold, never more than the card has."""
@@ -369,11 +368,7 @@ class Ledger:
 
     def promises(self) -> dict[str, Units]:
         """Units by card and UID that pods hold."""
-        shares: dict[str, Units] = {uuid: {} for uuid in self._facts.cards}
-        for uid in charges.charged_uids(self._facts):
-            for uuid, count in charges.of_pod(self._facts, uid).items():
-                shares[uuid][uid] = count
-        return shares
+        return charges.promises(self._facts)
 
     def holds(self) -> dict[str, Units]:
         """Units by card of the pods whose units `used` contains, by UID of the API."""
@@ -381,11 +376,7 @@ class Ledger:
 
     def published_holds(self) -> dict[str, dict[int, int]]:
         """The same by the card's position in the words."""
-        position = {uuid: number for number, uuid in enumerate(self._facts.cards)}
-        return {
-            uid: {position[uuid]: count for uuid, count in units.items() if count}
-            for uid, units in self.holds().items()
-        }
+        return charges.holds_by_position(self._facts)
 
     def unsettled(self) -> bool:
         """Something ends without any event: a pod that is over is charged, or an Allocate not in the book."""
@@ -401,12 +392,7 @@ class Ledger:
 
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        found = {
-            bound.pod.uid: explain.allocation(self._facts, bound)
-            for bound in self._facts.pods.values()
-            if bound.live and not self._facts.missing(bound)
-        }
-        return {uid: assignment for uid, assignment in found.items() if assignment is not None}
+        return explain.allocations(self._facts)
 
     def explain(self) -> dict[str, Any]:
         """Everything of interest to a person, as JSON values."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts, Mark
+from allocator.ledger.facts import Facts, Grant, Mark, Slot
 
 SETTLE_S: Final = 10.0
 """A container that the kubelet is about to start has its cgroup by then."""
@@ -52,6 +52,17 @@ def is_unlisted(facts: Facts, uid: str) -> bool:
 def releasable(facts: Facts) -> set[str]:
     """UIDs whose charge ends now."""
     return {uid for uid in charges.charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
+
+
+def grants_not_in_book(facts: Facts) -> list[Grant]:
+    """Take a write of the book: an Allocate ends when it shows it, or was written so often without it."""
+    by_ids: dict[frozenset[str], set[Slot]] = {}
+    for slot, ids in facts.book.items():
+        by_ids.setdefault(ids, set()).add(slot)
+    for grant in facts.grants:
+        grant.writes += 1
+        grant.before &= by_ids.get(grant.ids, set())
+    return [grant for grant in facts.grants if not by_ids.get(grant.ids, set()) - grant.before]
 
 
 def stale(facts: Facts, now_s: float) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from deviceplugin.gpus.nodes import node_paths
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.gpus.vendor import Vendor
 
@@ -69,7 +70,7 @@ class CdiNames:
         ours = there[-1] / FILE_NAME
         lacking = [card for card in cards if card.uuid not in names and card.error is None]
         if lacking or ours.exists():
-            spec = own_spec(cards, self._vendor, self._there)
+            spec = own_spec(cards, self._vendor, self._devices)
             self._write(ours, spec)
             mine = {device["name"] for device in spec["devices"]}
             for card in lacking:
@@ -90,9 +91,6 @@ class CdiNames:
             except (OSError, ValueError) as error:
                 self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
         return found
-
-    def _there(self, path: str) -> bool:
-        return (self._devices / path.removeprefix("/dev/")).exists()
 
     def _write(self, path: Path, spec: Mapping[str, Any]) -> None:
         text = json.dumps(spec, indent=2) + "\n"
@@ -158,24 +156,22 @@ def device_name(uuid: str) -> str:
     return _NOT_IN_NAMES.sub("_", uuid)
 
 
-def own_spec(cards: Sequence[GpuCard], vendor: Vendor, there: Callable[[str], bool]) -> dict[str, Any]:
+def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path) -> dict[str, Any]:
     """Write our specification: one device for each whole card, of its device nodes.
 
     Args:
         cards: of the node.
         vendor: of the cards.
-        there: tells whether a device node exists.
+        devices: folder of the machine's device nodes.
     """
-    devices = []
+    found = []
     for card in cards:
         if card.error is not None or card.parent is not None:
             continue
-        nodes = [
-            node for node in (vendor.card_node(card.minor), *vendor.control_nodes) if node and there(node)
-        ]
         # A device must change something; people see by the variable what a container was started with.
         edits: dict[str, Any] = {"env": [f"GPUPACK_CDI_CARD_{card.index}={card.uuid}"]}
+        nodes = node_paths(card, vendor, devices)
         if nodes:
             edits["deviceNodes"] = [{"path": node} for node in nodes]
-        devices.append({"name": device_name(card.uuid), "containerEdits": edits})
-    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+        found.append({"name": device_name(card.uuid), "containerEdits": edits})
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": found}

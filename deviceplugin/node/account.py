@@ -6,11 +6,11 @@ Everything here belongs to one event loop.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
+from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import BookEntry, Grant, Ledger
@@ -79,6 +79,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        extras: say what else a container is given, by its units on each card's UUID.
         limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
@@ -101,7 +102,10 @@ class Account:
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self.extras: list[Callable[[Sequence[tuple[str, int]]], ContainerGrant]] = []
         self._withheld: Mapping[str, str] = {}
+        self._cordoned: frozenset[str] = frozenset()
+        self._closed: frozenset[str] = frozenset()
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
@@ -114,18 +118,12 @@ class Account:
         self._room_wait_s = room_wait_s
         self._followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
-        self._ids = {
-            card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
-            for card in ledger.installed
-        }
-        self._percent_ids = {
-            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
-            for card in ledger.installed
-        }
+        self._ids: dict[str, list[str]] = {}
+        self._percent_ids: dict[str, list[str]] = {}
         self._devices: dict[str, bool] = {}
         self._percent: dict[str, bool] = {}
         self.percent = Percent(self)
-        self.health_changed()
+        self._name_devices()
 
     def follow(self, follower: Callable[[], None]) -> None:
         """Have `follower` called after everything that may have changed the ledger."""
@@ -216,6 +214,23 @@ class Account:
         """Return every device ID of a percent with its health."""
         return self._percent
 
+    def install(self, cards: Sequence[Card]) -> dict[str, dict[str, int]]:
+        """Take another list of cards while pods run; see `Ledger.set_cards`."""
+        gone = self.ledger.set_cards(cards)
+        self._name_devices()
+        return gone
+
+    def _name_devices(self) -> None:
+        self._ids = {
+            card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
+            for card in self.ledger.installed
+        }
+        self._percent_ids = {
+            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
+            for card in self.ledger.installed
+        }
+        self.health_changed()
+
     def health_changed(self) -> None:
         """Make the lists of devices anew from the cards' health."""
         cards = self.ledger.installed
@@ -231,6 +246,18 @@ class Account:
         self._withheld = dict(reasons)
         self.ledger.set_withheld(self._withheld)
         self.health_changed()
+
+    def cordon(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, by people's wish."""
+        self._cordoned = frozenset(uuids)
+        self.ledger.set_cordoned(self._cordoned | self._closed)
+
+    def close(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, because they can take no more."""
+        before, self._closed = self._closed, frozenset(uuids)
+        if self._closed != before:
+            self.ledger.set_cordoned(self._cordoned | self._closed)
+            self.changed()
 
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
@@ -329,7 +356,7 @@ class Account:
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
         limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
-        return replace(cards, envs={**cards.envs, **share, **limit})
+        return sum((extra(grant.shares) for extra in self.extras), cards + ContainerGrant({**share, **limit}))
 
 
 class Percent:

@@ -1,6 +1,7 @@
 """One lane for each card to the driver that holds limits: a call that hangs holds up its own card alone."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ class Lanes:
 
     Args:
         limits: the driver.
-        cards: UUIDs.
+        cards: UUIDs to begin with.
         on_outcome: called in the event loop with a card and what became of a job of it.
     """
 
@@ -27,10 +28,10 @@ class Lanes:
     ) -> None:
         self._limits = limits
         self._on_outcome = on_outcome
-        self._urgent: dict[str, dict[Path, Job]] = {uuid: {} for uuid in cards}
-        self._routine: dict[str, dict[Path, Job]] = {uuid: {} for uuid in self._urgent}
+        self._urgent: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._routine: dict[str, dict[Path, Job]] = defaultdict(dict)
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(max(1, len(self._urgent)), thread_name_prefix="memory-limits")
+        self._threads = ThreadPoolExecutor(max(1, len(tuple(cards))), thread_name_prefix="memory-limits")
 
     def add(self, uuid: str, job: Job, *, urgent: bool) -> None:
         """Have a job done; it takes the place of one for the same cgroup that has not begun."""

@@ -101,6 +101,8 @@ class Enforcer:
         """Keep limits in force until cancelled."""
         driver = self._supports.driver
         if driver is None:
+            # To return would end the daemon.
+            await asyncio.Event().wait()
             return
         self._lanes = Lanes(driver, self._cards, self._on_outcome)
         watching = self._open_watch()

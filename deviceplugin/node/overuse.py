@@ -20,7 +20,7 @@ LOOK_S: Final = 5.0
 """How often whoever owns this should look."""
 
 DEFAULT_TOLERANCE_MIB: Final = 512
-"""A process's CUDA context counts as its memory, some hundred MiB that no framework knows of."""
+"""A driver keeps some hundred MiB for each process, its context, that no framework knows of."""
 
 OVER_USE: Final = "GPUMemoryOverUse"
 OVER_USE_ENDED: Final = "GPUMemoryOverUseEnded"

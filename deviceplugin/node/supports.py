@@ -88,14 +88,23 @@ class Supports:
     async def ask(self) -> None:
         """Ask the driver about every card, and tell what is new."""
         found = await asyncio.to_thread(self._ask)
-        before, self._found = self._found, found
-        if found == before:
+        # The cards may have changed meanwhile.
+        before, self._found = self._found, {**self._found, **found}
+        self._found = {uuid: self._found[uuid] for uuid in self._cards}
+        if self._found == before:
             return
         for uuid in self._cards:
-            if found[uuid] != before[uuid]:
-                self._tell(uuid, found[uuid])
+            if self._found[uuid] != before[uuid]:
+                self._tell(uuid, self._found[uuid])
         self._withhold()
         self._account.changed()
+
+    def cards_changed(self) -> None:
+        """Take the ledger's cards as they are now; new ones are asked about, and until then not held."""
+        self._cards = tuple(card.uuid for card in self._account.ledger.installed)
+        self._found = {uuid: self._found.get(uuid, NOT_ASKED) for uuid in self._cards}
+        self._withhold()
+        self.ask_again()
 
     def ask_again(self) -> None:
         """The same beside other work; a driver that does not answer is asked once."""
@@ -107,7 +116,7 @@ class Supports:
             return dict.fromkeys(self._cards, SWITCHED_OFF)
         if self.driver is None:
             return dict.fromkeys(self._cards, NO_LIMITS)
-        return {uuid: self.driver.support(uuid) for uuid in self._cards}
+        return {uuid: self.driver.support(uuid) for uuid in list(self._cards)}
 
     def _withhold(self) -> None:
         """Offer only cards on which limits are held, where they are required."""

@@ -239,7 +239,7 @@ class NodeView:
         if problem is not None:
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
-        self._account.ledger.set_cordoned(cordoned)
+        self._account.cordon(cordoned)
         cards = [card.uuid for card in self._account.ledger.installed]
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
         self._cordon_is_wrong(

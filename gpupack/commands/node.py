@@ -86,6 +86,16 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     callback=_comma_list,
     help="Folders of CDI specifications; one of ours is written into the last where cards lack one.",
 )
+@click.option(
+    "--pass-device-specs/--no-pass-device-specs",
+    default=False,
+    help="Give the kubelet the cards' device nodes too: for its static cpu manager.",
+)
+@click.option(
+    "--advise-frameworks/--no-advise-frameworks",
+    default=False,
+    help="Where nothing holds a container to its share, set variables of JAX and TensorFlow.",
+)
 @click.option("--cdi/--no-cdi", default=False, help="Old name of --device-list-strategy envvar,cdi-cri.")
 @click.option(
     "--cgroup-root",
@@ -100,6 +110,25 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     show_default=True,
     metavar="auto|off|require",
     help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other cards.",
+)
+@click.option(
+    "--sharing",
+    default="time-slicing",
+    show_default=True,
+    metavar="time-slicing|mps",
+    help="With mps, gpupack mps holds containers to their shares where the driver does not.",
+)
+@click.option(
+    "--mps-root",
+    type=click.Path(path_type=Path),
+    default=Path("/run/gpupack/mps"),
+    show_default=True,
+    help="Folder of the host where gpupack mps is met.",
+)
+@click.option(
+    "--mps-threads/--no-mps-threads",
+    default=False,
+    help="Limit a container's share of the multiprocessors like that of the memory.",
 )
 @click.option(
     "--over-use-mib",

@@ -25,6 +25,17 @@ pytestmark = pytest.mark.skipif(
     not MOCK, reason="GPUPACK_NVML_MOCK names no folder with nvml-mock's libnvidia-ml.so.1 and its profiles"
 )
 
+MEMORY_ERRORS = (
+    "ecc_uncorrected",
+    "rows_remapped_corrected",
+    "rows_remapped_uncorrected",
+    "row_remap_pending",
+    "row_remap_failed",
+    "pages_retired_corrected",
+    "pages_retired_uncorrected",
+    "page_retirement_pending",
+)
+
 CHILD = """
 import dataclasses, json, sys
 import pynvml
@@ -167,7 +178,7 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
         "used_mib": 0,
         "processes": [],
         "error": None,
-        "memory_errors": {},
+        "memory_errors": dict.fromkeys(MEMORY_ERRORS, 0),
     }
     processes = [
         {"pid": 4242, "type": "C", "name": "train", "used_memory_mib": 4096},

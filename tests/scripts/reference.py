@@ -59,7 +59,10 @@ def _options(command: click.Command, context: click.Context) -> str:
 def node_metrics() -> str:
     """The metrics of `gpupack node`."""
     metrics = NodeMetrics()
-    card, node = _filled(CardState), _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1})
+    card, node = (
+        _filled(CardState, memory_errors={"x": 1}),
+        _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1}, health_changes={("x", True): 1}),
+    )
     status = MagicMock(memory=MagicMock(counts=lambda: MemoryParts.counts(MagicMock())))
     metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(status), "XID")
     row = ContainerMemory("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)

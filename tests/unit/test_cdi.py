@@ -11,8 +11,10 @@ import pytest
 from deviceplugin.gpus import handover
 from deviceplugin.gpus.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
 from deviceplugin.gpus.handover import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
+from deviceplugin.gpus.nodes import DeviceNodes
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.vendor import NVIDIA, UNNAMED
+from deviceplugin.kubelet.service import _granted
 
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
 UUIDS = [card.uuid for card in CARDS]
@@ -196,3 +198,20 @@ def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, 
     both = (f"{KIND}=a", f"{KIND}=b")
     assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
     assert grant.cdi_devices == (both if in_cri else ())
+
+
+def test_device_nodes_for_a_kubelet_that_tells_the_runtime_again(tmp_path: Path) -> None:
+    for node in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / node).touch()
+    nodes = DeviceNodes(NVIDIA, lambda: CARDS, tmp_path)
+    grant = Handover(NVIDIA, nodes=nodes).grant(UUIDS)
+    assert [node.path for node in grant.devices] == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia1"]
+    unnamed = Handover(UNNAMED, nodes=DeviceNodes(UNNAMED, lambda: CARDS, tmp_path))
+    assert unnamed.grant(UUIDS).devices == ()
+    answer = _granted(grant)
+    first = answer.devices[0]
+    assert (first.host_path, first.container_path, first.permissions) == (
+        "/dev/nvidia0",
+        "/dev/nvidia0",
+        "rw",
+    )
