@@ -28,6 +28,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
 from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.app import Dashboard, listen
+from gpupack.dashboard.board import Board
 from gpupack.dashboard.http import Pages
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import Point, Trend
@@ -67,10 +68,7 @@ async def shown(
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, "https://api.example.com:6443")
         dashboard.live.trend = Trend(trend)
-        dashboard.board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
-        dashboard.board.replace_pods(
-            [msgspec.convert(pod, AskPod) for pod in (*fleet.pod_objects(), *fleet.pending_objects())]
-        )
+        fill_board(dashboard.board, fleet)
         dashboard.look()
         with dashboard.live.page():
             await dashboard.advise()
@@ -78,6 +76,13 @@ async def shown(
             dashboard.board, dashboard.live, dashboard.advise, lambda: True, dashboard.usage, allowed_hosts
         )
         yield dashboard, await listen(pages, settings, stack)
+
+
+def fill_board(board: Board, fleet: Fleet) -> None:
+    """Give a board all nodes and pods of a fleet."""
+    board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
+    pods = (*fleet.pod_objects(), *fleet.pending_objects())
+    board.replace_pods([msgspec.convert(pod, AskPod) for pod in pods])
 
 
 def fill(api: ApiServer, fleet: Fleet) -> None:

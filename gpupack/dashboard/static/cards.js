@@ -29,11 +29,29 @@ function useLayout(most) {
   return { box, narrow, across: Math.min(across, Math.max(room, 2)) };
 }
 
+const TYPING = 200; // milliseconds without a key before the pods are searched
+
+// Which pods are where only the server knows.
+function useNodesWithPod(q = "") {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    setFound(null);
+    if (q.trim().length < 2 || q.includes("!")) return;
+    const stop = new AbortController();
+    const later = setTimeout(() => {
+      fetch(`api/find?pod=${encodeURIComponent(q.trim())}`, { signal: stop.signal })
+        .then((answer) => answer.json()).then(({ nodes }) => setFound(new Set(nodes))).catch(() => {});
+    }, TYPING);
+    return () => { clearTimeout(later); stop.abort(); };
+  }, [q]);
+  return found;
+}
+
 function Controls({ query, set, nodes, count, input }) {
   const keys = useMemo(() => labelKeys(nodes), [nodes.length]);
   return html`<form class="controls" role="search" onSubmit=${(event) => event.preventDefault()}>
     <label class="grow"><span class="sr">Filter nodes</span>
-      <input ref=${input} type="search" placeholder="Filter ( / )" title="Words of name, model, status or label=value; !word leaves out" value=${query.q ?? ""}
+      <input ref=${input} type="search" placeholder="Filter ( / )" title="Words of a name, model, status, label=value, or a pod; !word leaves out" value=${query.q ?? ""}
         onInput=${(event) => set({ q: event.target.value })} autocomplete="off" spellcheck=${false} />
     </label>
     <label><span class="label">Group</span>
@@ -130,13 +148,14 @@ export function Cards({ nodes, query, input }) {
   const [, redraw] = useState(0);
   const set = useCallback((change) => go("cards", { ...query, ...change }, { replace: true }), [query]);
   const { q, show, fits, sort, group = "" } = query;
+  const withPod = useNodesWithPod(q);
   const kept = useMemo(
     () => {
       const [, order] = SORTS[sort ?? ""] ?? SORTS[""];
-      const found = filtered(nodes, { q, show, fits });
+      const found = filtered(nodes, { q, show, fits }, withPod);
       return order ? found.sort(order) : found;
     },
-    [nodes, q, show, fits, sort],
+    [nodes, q, show, fits, sort, withPod],
   );
   const most = useMemo(() => nodes.reduce((found, node) => Math.max(found, node.cards.length), 1), [nodes]);
   const { box, narrow, across } = useLayout(most);
