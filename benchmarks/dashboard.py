@@ -4,7 +4,8 @@
 pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
 `first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
 every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
-it, and `seen_*_ms` from the change in the API server to that. The last line is JSON.
+it, `update_cpu_ms` the processor time of the page's main thread for one, and `seen_*_ms` from the change in the
+API server to that. The last line is JSON.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """
@@ -132,7 +133,10 @@ async def measure(nodes: int) -> dict[str, float]:
             for _ in range(5):
                 await tab.open("about:blank")
                 paints.append(await first_paint_ms(tab, url))
+            await tab.send("Performance.enable", timeDomain="threadTicks")
+            before = await _busy_ms(tab)
             seen, updates = await _updates(tab, api, fleet)
+            busy_ms = await _busy_ms(tab) - before
             figures = {
                 "nodes": nodes,
                 "pods": sum(len(each.pods) for each in fleet.nodes),
@@ -141,6 +145,7 @@ async def measure(nodes: int) -> dict[str, float]:
                 "first_paint_worst_ms": round(max(paints)),
                 "update_p50_ms": round(percentile(updates, 50), 1),
                 "update_p99_ms": round(percentile(updates, 99), 1),
+                "update_cpu_ms": round(busy_ms / max(1, len(updates)), 1),
                 "seen_p50_ms": round(percentile(seen, 50)),
                 "seen_p99_ms": round(percentile(seen, 99)),
                 "scroll_worst_frame_ms": round(await _scroll(tab), 1),
@@ -174,6 +179,12 @@ async def _updates(tab: Tab, api: ApiServer, fleet: Fleet) -> tuple[list[float],
             seen.append((time.perf_counter() - began) * 1000)
         await asyncio.sleep(GAP_S)
     return seen, [each["took"] for each in await tab.run("gpupackTimings")]
+
+
+async def _busy_ms(tab: Tab) -> float:
+    """Processor time of the page's main thread so far, in milliseconds."""
+    metrics = (await tab.send("Performance.getMetrics"))["metrics"]
+    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration")) * 1000
 
 
 async def _scroll(tab: Tab) -> float:

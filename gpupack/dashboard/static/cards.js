@@ -4,6 +4,7 @@ import { html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useStat
 import { Bar, Figures, Legend } from "./bar.js";
 import { focusCard } from "./focus.js";
 import { List } from "./list.js";
+import { memo } from "./memo.js";
 import {
   SHOWS, SORTS, add, cardOf, filtered, grouped, labelKeys, number, percent, plural, sumsOf, words, zero,
 } from "./model.js";
@@ -89,7 +90,7 @@ function GroupHeader({ group, open, toggle }) {
   </div>`;
 }
 
-function NodeRow({ node, at, across, narrow, focus, query }) {
+const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
   const cards = node.cards.map((row) => cardOf(node, row));
   const sums = sumsOf(node);
   const odd = node.status !== "Ready" || node.remark;
@@ -106,7 +107,7 @@ function NodeRow({ node, at, across, narrow, focus, query }) {
     <div class="cards" role="presentation" style=${{ gridTemplateColumns: `repeat(${across}, 1fr)` }}>
       ${cards.map((card, position) => html`<div role="gridcell" class="cell" key=${position}>
         <button type="button" class="card" id=${`card-${node.name}-${position}`} data-node=${node.name} data-card=${position}
-          tabindex=${focus.node === node.name && focus.card === position ? 0 : -1}
+          tabindex=${focused === position ? 0 : -1}
           aria-label=${`${node.name}, ${words(node, card)}`} title=${words(node, card)}
           aria-current=${query.node === node.name && Number(query.card) === position ? "true" : undefined}
           onClick=${() => go("cards", { ...query, node: node.name, card: position })}>
@@ -115,7 +116,7 @@ function NodeRow({ node, at, across, narrow, focus, query }) {
       ${!cards.length && html`<p class="nothing">${node.remark || "no cards"}</p>`}
     </div>
   </div>`;
-}
+});
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], PageUp: [-10, 0], PageDown: [10, 0] };
 
@@ -175,7 +176,8 @@ export function Cards({ nodes, query, input }) {
   useEffect(() => { last.current = turn; }, [turn]);
 
   const draw = (item, at) => (item.node
-    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} focus=${focus} query=${query} />`
+    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} query=${query}
+        focused=${focus.node === item.node.name ? focus.card : -1} />`
     : html`<${GroupHeader} group=${item} open=${item.open} toggle=${() => {
       if (!shut.current.delete(item.key)) shut.current.add(item.key);
       redraw((count) => count + 1);
