@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from allocator.errors import AllocatorError
+from gpupack.commands.advise import advise
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
@@ -18,6 +19,7 @@ from gpupack.commands.node import node
 from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
+from gpupack.commands.snapshot import snapshot
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
 from gpupack.commands.usage import usage
@@ -59,6 +61,7 @@ def cli() -> None:
 
 
 for command in (
+    advise,
     completion,
     cordon,
     dashboard,
@@ -70,6 +73,7 @@ for command in (
     queue,
     scheduler,
     simulate,
+    snapshot,
     top,
     uncordon,
     uninstall,

@@ -48,7 +48,10 @@ For scripts:
 Pods that come and end, and how long they wait:
   gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --replay --load 0.8
 
-Policies are listed below. See docs/policies.
+Your own cluster, with two more nodes, and with units of 2 GiB:
+  gpupack simulate --cluster --policy fragmentation,best-fit --add 8xh100-80x2 --unit-mib 2048
+
+Policies are listed below. See docs/policies and docs/ask.md.
 """
 TOP_HELP: Final = """Show every card of the cluster, or of the nodes named: used and whole size, in units.
 

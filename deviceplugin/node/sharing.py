@@ -137,6 +137,6 @@ class Sharing:
 
 def containers_by_card(facts: Facts) -> Counter[str]:
     """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
-    booked = (ids for held in facts.held.values() for ids in held.ids.values())
+    booked = (ids for one in facts.pods.values() for ids in one.ids.values())
     firsts = (next(iter(ids), "") for ids in chain(booked, (grant.ids for grant in facts.grants)))
     return Counter(facts.card_of.get(first) or facts.share_of.get(first, "") for first in firsts)

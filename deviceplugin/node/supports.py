@@ -8,6 +8,7 @@ import structlog
 
 from deviceplugin.gpus.limits import Enforcement, MemoryLimits, Support
 from deviceplugin.node.account import Account
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -55,6 +56,7 @@ class Supports:
         self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._found = dict.fromkeys(self._cards, NOT_ASKED)
         self._asking: asyncio.Task[None] | None = None
+        self._thread = OwnThread("support of limits")
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
         account.limit_envs = self.container_envs
@@ -87,7 +89,7 @@ class Supports:
 
     async def ask(self) -> None:
         """Ask the driver about every card, and tell what is new."""
-        found = await asyncio.to_thread(self._ask)
+        found = await self._thread.call(self._ask)
         # The cards may have changed meanwhile.
         before, self._found = self._found, {**self._found, **found}
         self._found = {uuid: self._found[uuid] for uuid in self._cards}

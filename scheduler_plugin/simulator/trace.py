@@ -20,6 +20,8 @@ NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MODELS_COLUMN: Final = "gpu_spec"
 QUEUE_COLUMN: Final = "queue"
+CARD_UNITS_COLUMN: Final = "card_units"
+GPU_UNITS_COLUMN: Final = "gpu_units"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
 SCHEDULED_COLUMN: Final = "scheduled_time"
@@ -27,6 +29,7 @@ SCHEDULED_COLUMN: Final = "scheduled_time"
 _MAX_CPU: Final = 10**8
 _MAX_MEMORY: Final = 10**9
 _MAX_CARDS: Final = 64
+_MAX_UNITS: Final = 1 << 17
 _MAX_TIME: Final = 10**12
 _SHOWN: Final = 64
 
@@ -35,13 +38,14 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node: thousandths of a core, MiB of host memory, number of cards and their model."""
+    """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said)."""
 
     name: str
     cpu_milli: int
     memory_mib: int
     cards: int
     model: str
+    card_units: int = 0
 
 
 class Times(NamedTuple):
@@ -53,7 +57,10 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue."""
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
+
+    Where `gpu_units` is not 0 it asks for so many units of each card, whatever that is in thousandths.
+    """
 
     name: str
     cpu_milli: int
@@ -63,6 +70,7 @@ class TracePod:
     models: tuple[str, ...] = ()
     times: Times | None = None
     queue: str = ""
+    gpu_units: int = 0
 
     @property
     def asked(self) -> int:
@@ -74,7 +82,7 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
     """Read the node list, sorted by name.
 
     Args:
-        path: CSV file with the columns of `NODE_COLUMNS`.
+        path: CSV file with the columns of `NODE_COLUMNS`, and `card_units` where cards differ in size.
         warn: Called with a line for each row that is left out.
 
     Raises:
@@ -88,11 +96,18 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
         for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
             numbers[column], wrong = _number(where, column, row, most)
             fault = fault or wrong
+        units, wrong = _units(where, CARD_UNITS_COLUMN, row)
+        fault = fault or wrong
         if fault:
             warn(f"{fault}; the node is left out")
             continue
         nodes[name] = TraceNode(
-            name, numbers["cpu_milli"], numbers["memory_mib"], numbers["gpu"], (row["model"] or "").strip()
+            name,
+            numbers["cpu_milli"],
+            numbers["memory_mib"],
+            numbers["gpu"],
+            (row["model"] or "").strip(),
+            units,
         )
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
@@ -103,7 +118,8 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`, `gpu_spec` (models, `A|B`), `queue` where they are.
+        path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
+            `queue`, `gpu_units` (units of each card, in place of `gpu_milli`).
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -113,7 +129,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     known = {node.model for node in nodes}
-    possible: dict[tuple[int, int, int, tuple[str, ...]], bool] = {}
+    possible: dict[tuple[int, int, int, int, tuple[str, ...]], bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
     for where, row in _rows(path, columns):
@@ -129,7 +145,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
             if model not in known:
                 what = f"{where}: {MODELS_COLUMN} names {_quote(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
-        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.models)
+        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_units, pod.models)
         if shape not in possible:
             possible[shape] = any(_could_run(pod, node) for node in nodes)
         if not possible[shape]:
@@ -195,7 +211,10 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
     models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
     queue = (row.get(QUEUE_COLUMN) or "").strip()
-    return replace(pod, queue=queue) if queue else pod, ""
+    units, fault = _units(where, GPU_UNITS_COLUMN, row)
+    if fault:
+        return None, fault
+    return replace(pod, queue=queue, gpu_units=units if cards else 0), ""
 
 
 def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
@@ -220,6 +239,7 @@ def _could_run(pod: TracePod, node: TraceNode) -> bool:
         and pod.memory_mib <= node.memory_mib
         and pod.cards <= node.cards
         and (not pod.models or node.model in pod.models)
+        and (not node.card_units or pod.gpu_units <= node.card_units)
     )
 
 
@@ -237,6 +257,11 @@ def _number(where: str, column: str, row: Mapping[str, str | None], most: int) -
     if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
         return int(text), ""
     return 0, f"{where}: {column} is {_quote(text)}; allowed is a whole number from 0 to {most}"
+
+
+def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
+    """Read units of a card, 0 where the file does not say."""
+    return _number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 
 def _quote(text: str) -> str:

@@ -21,6 +21,9 @@ _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
 _OBJECT: Final = {"type": "object"}
 
+_NO_VALUES = {"version", "help", "node_name", "check", "output"}
+"""Options that are for people at a terminal, or that the chart sets itself."""
+
 
 def said(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     """A schema with a description."""
@@ -38,7 +41,7 @@ def arguments(command: str) -> dict[str, Any]:
     options = {
         option.opts[0].removeprefix("--"): said(option.help or "", _kind(option))
         for option in cli.commands[command].params
-        if isinstance(option, click.Option) and option.name not in {"version", "help", "node_name"}
+        if isinstance(option, click.Option) and option.name not in _NO_VALUES
     }
     return closed(dict(sorted(options.items())), f"Options of `gpupack {command}`, without the dashes.")
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.limits import Enforcement, Support
 from tests.kubelet_world import until
@@ -145,7 +146,7 @@ async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     cgroup = world.container("a")
     await world.limited(cgroup, 5)
     shutil.rmtree(world.pod())
-    world.account.ledger.facts.held.clear()
+    world.account.ledger.facts.pods.clear()
     world.account.changed()
     await until(lambda: not list(world.enforcer.limits()))
 
@@ -232,7 +233,9 @@ async def test_a_driver_that_fails_for_a_moment_is_asked_again(world: LimitsWorl
     await world.limited(cgroup, 5)
 
 
-async def test_a_driver_that_goes_on_failing_is_told_of_once(world: LimitsWorld, mocker) -> None:
+async def test_a_driver_that_goes_on_failing_is_told_of_once(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
     mocker.patch("deviceplugin.node.limits.RETRY_S", 0.0)
     await world.start()
     world.driver.failing["c0"] = "the driver is busy"
@@ -311,8 +314,8 @@ async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
     world.give(UID, "main", range(5))
     world.container("a")
     await world.start()
-    assert world.running is not None
-    assert world.running.done()
+    await world.settle()
+    await world.end()
     assert (world.driver.reads, world.supports.enforcement("c0")) == (0, Enforcement.ACCOUNTED)
     assert str(world.supports.of("c0")) == "--memory-limits off"
     assert world.supports.container_envs({"c0": 5}) == {}

@@ -138,8 +138,9 @@ class World:
     def hold(self, number: int, given: frozenset[str]) -> None:
         """The kubelet writes down what a container has."""
         entries = [
-            BookEntry(slot.uid, slot.container, RESOURCE, held)
-            for slot, held in self.node.ledger.facts.book.items()
+            BookEntry(uid, container, RESOURCE, ids)
+            for uid, one in self.node.ledger.facts.pods.items()
+            for container, ids in one.book.items()
         ]
         entries.append(BookEntry(f"u{number}", "main", RESOURCE, given))
         self.node.ledger.read_book(entries, self.account.now_s())
