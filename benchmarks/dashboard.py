@@ -4,7 +4,7 @@
 pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
 `first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
 every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
-it, `update_cpu_ms` the processor time of the page's main thread for one, and `seen_*_ms` from the change in the
+it, `update_cpu_ms` the processor time of the page's main thread for one, `seen_*_ms` from the change in the
 API server to that. The last line is JSON.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
@@ -225,10 +225,17 @@ def made_up_trend() -> list[Point]:
 
 async def screenshots(folder: Path) -> None:
     """Write the pictures."""
-    node_name = "gpu-a100-001"
+    fleet = Fleet(40)
+    crowded = next(each for each in fleet.nodes if each.beyond and each.pods and not each.corrupt)
+    (card,) = crowded.beyond
     views = (
         ("cards", "#/cards?group=model", (1320, 800), False),
-        ("drawer", f"#/cards?show=trouble&node={node_name}&card=2", (1320, 800), True),
+        (
+            "drawer",
+            f"#/cards?group=label:example.com/pool&node={crowded.name}&card={card}",
+            (1320, 800),
+            True,
+        ),
         ("pending", "#/pending", (1200, 700), False),
         ("fits", "#/fits", (1200, 700), False),
         ("trends", "#/trends?span=24h", (1200, 700), True),
@@ -236,7 +243,7 @@ async def screenshots(folder: Path) -> None:
         ("phone", "#/cards?sort=free", PHONE, False),
     )
     async with (
-        shown(Fleet(40), made_up_trend()) as (dashboard, url),
+        shown(fleet, made_up_trend()) as (dashboard, url),
         chromium() as browser,
         browser.tab() as tab,
     ):

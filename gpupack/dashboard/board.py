@@ -164,4 +164,4 @@ def _seats(row: NodeRow) -> Iterator[Seat]:
     unit = row.unit_mib or 0
     for pods in (*(card.pods for card in row.cards), row.pods):
         for pod in pods:
-            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, None)
+            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, pod.used_mib)

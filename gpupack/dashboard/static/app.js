@@ -69,7 +69,7 @@ function Sums({ sums }) {
     ["Free", `${gib(sums.free)} GiB`, plural(sums.nodes - sums.closed, "node takes pods", "nodes take pods")],
     ["Whole cards free", sums.whole.toLocaleString("en"), `of ${plural(sums.cards, "card")}`],
     ["Largest request", `${gib(sums.largest)} GiB`, "on one card"],
-    ["Fragmentation", percent(fragmentation(sums), 1), "of free, on shared cards"],
+    ["Fragmentation", percent(fragmentation(sums), 1), "of free memory"],
     ["Used beyond", `${gib(sums.beyond)} GiB`, "promises, or by others", sums.beyond > 0],
     ["Out of use", `${sums.unhealthy + sums.cordoned}`, `${sums.unhealthy} unhealthy, ${sums.cordoned} cordoned`, sums.unhealthy > 0],
     ["Pods waiting", waiting.toLocaleString("en"), "for cards", waiting > 0],

@@ -11,7 +11,7 @@ import {
 import { go } from "./route.js";
 import { CardTable } from "./table.js";
 
-const NAME = 220, CARD = 92, CARD_NARROW = 74, NARROW = 720;
+const NAME = 220, CARD = 84, CARD_NARROW = 74, NARROW = 720;
 const LINE = 33, PADDING = 15, HEADER = 46, NAME_LINE = 22;
 
 // How wide the cards' part is decides how many stand beside each other, the same for all nodes.
@@ -99,7 +99,7 @@ const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
       <a href=${`#/cards?${new URLSearchParams({ ...query, node: node.name })}`} class="name" title=${node.name}
         tabindex="-1">${node.name}</a>
       <span class="sub" title=${node.remark}>
-        ${odd ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
+        ${odd && (node.cards.length || node.status !== "Ready") ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
         ${node.cards.length ? `${number(sums.promised / 1024)}/${number(sums.size / 1024)} GiB` : ""}
         ${!odd && node.models.length ? ` · ${node.models[0].replace(/^NVIDIA /, "")}` : ""}
       </span>
