@@ -1,7 +1,7 @@
 """How the memory of each card's containers is held, and what `--memory-limits` makes of it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -95,9 +95,12 @@ class Supports:
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
         if self._found == before:
             return
+        news: dict[Support, list[str]] = {}
         for uuid in self._cards:
-            if self._found[uuid] != before[uuid]:
-                self._tell(uuid, self._found[uuid])
+            if self._found[uuid] != before.get(uuid):
+                news.setdefault(self._found[uuid], []).append(uuid)
+        for support, cards in news.items():
+            self._tell(cards, support)
         self._withhold()
         self._account.changed()
 
@@ -129,11 +132,13 @@ class Supports:
             )
             self._on_offer()
 
-    def _tell(self, uuid: str, support: Support) -> None:
+    def _tell(self, cards: Sequence[str], support: Support) -> None:
+        """Say once what is true of several cards, with what it takes for more."""
         if support.held:
-            log.info("memory limits are held by the driver", card=uuid)
-        elif self._mode == REQUIRE:
-            log.error("card is not offered: --memory-limits require", card=uuid, reason=str(support))
-            self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+            log.info("memory limits are held by the driver", cards=cards)
+        elif self._mode != REQUIRE:
+            log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
         else:
-            log.info("memory is accounted, not limited by the driver", card=uuid, reason=str(support))
+            log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
+            for uuid in cards:
+                self._notices.not_offered(uuid, f"--memory-limits require, and {support}")

@@ -1,6 +1,7 @@
 """Every container's cgroup gets its limit, whoever made it and whenever; never another pod's."""
 
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -84,6 +85,8 @@ async def test_the_kubelets_link_tells_sooner_than_the_status(world: LimitsWorld
     world.account.changed()
     await world.settle()
     assert world.limit(cgroup) == 5 * GIB
+    found = {limit.cgroup: limit.container for limit in world.enforcer.limits()}
+    assert found[cgroup] == "main"
 
 
 async def test_links_from_before_the_daemon_started_are_read(world: LimitsWorld) -> None:
@@ -292,6 +295,28 @@ async def test_a_cgroup_that_vanishes_while_its_limit_is_set(world: LimitsWorld)
     world.driver.set = original  # type: ignore[method-assign]
     await world.limited(world.container("b"), 5)
     assert (world.enforcer.faults, world.told) == (0, [])
+
+
+async def test_a_call_that_hangs_holds_up_its_own_card_alone(world: LimitsWorld) -> None:
+    answers, answered = threading.Event(), []
+    original = world.driver.set
+
+    def hang(uuid: str, cgroup: Path, hard_mib: int) -> None:
+        if uuid == "c0":
+            answered.append(answers.wait(60))
+        original(uuid, cgroup, hard_mib)
+
+    world.driver.set = hang  # type: ignore[method-assign]
+    await world.start()
+    world.give(UID, "main", range(5))
+    world.give(OTHER, "main", range(3), "c1")
+    stuck, free = world.container("a"), world.container("b", OTHER)
+    await world.limited(free, 3, "c1")
+    assert world.limit(stuck) is None
+    # The end does not wait for it either.
+    await world.end()
+    assert answered == []
+    answers.set()
 
 
 # What the driver can
