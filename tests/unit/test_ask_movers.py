@@ -136,7 +136,7 @@ def test_a_moved_pod_goes_only_where_its_selector_taints_and_anti_affinity_allow
 
 
 def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
-    world = World((Node("a", (16,), foreign=(14,)), Node("b", (16,))), (Pod("p", 6, "a", (0,)), Pod("w", 10)))
+    world = World((Node("a", (16,), foreign=(14,)), Node("b", (16,))), (Pod("p", 6, "a", (0,)), Pod("w", 6)))
     # The words say 16 of 16, of which the pod has 6: nobody knows what is free without it.
     blocked = world.but(Pod("x", 16, "b", (0,), owned=False))
 
@@ -144,6 +144,31 @@ def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
 
     assert [way.kind for way in answer.ways_out] == ["pods-end"]
     assert answer.ways_out[0].pods[0].pod == "x"
+
+
+def test_the_fewest_pods_end_wherever_they_are():
+    pods = (Pod("a1", 4, "a", (0,)), Pod("a2", 4, "a", (0,)), Pod("b1", 12, "b", (0,)), Pod("w", 14))
+
+    answer = why(World(NODES[:2], pods).cluster, "default", "w")
+
+    # On a less is missing, and both would have to go.
+    (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
+    assert (way.node, [pod.pod for pod in way.pods], way.fewest) == ("b", ["b1"], True)
+
+
+def test_one_large_pod_moves_rather_than_two_small_ones():
+    nodes = (
+        Node("a", (32,), model="A"),
+        Node("b", (16,), model="A"),
+        Node("c", (32, 8), model="B"),
+        Node("d", (16,), model="A"),
+    )
+    world = World(nodes, (Pod("large", 32, "a", (0,)), Pod("s", 3, "b", (0,)), Pod("t", 3, "d", (0,))))
+
+    advice = advise_start(world.cluster, FitAsk(16, model="A"), 2)
+
+    assert [move.pod for move in advice.moves] == ["large"]
+    assert (advice.optimal, advice.after.pods, advice.at_least) == (True, 2, 1)
 
 
 def test_pods_near_each_other_and_the_first_of_them():
