@@ -350,22 +350,23 @@ def charge(
     Raises:
         RequestError: the assignment names other containers, units or numbers of cards than the request.
     """
-    expected = {container.name: container.units for container in request.containers}
-    if set(assignment) != set(expected):
+    expected = {container.name for container in request.containers}
+    if assignment.keys() != expected:
         raise _mismatch(f"containers {shown(sorted(assignment))}", f"{shown(sorted(expected))}")
     costs: dict[str, int] = {}
     for container in request.containers:
         shares = assignment[container.name]
-        if len({uuid for uuid, _ in shares}) != request.cards or any(
-            share != request.units_of(container, sizes.get(uuid, 0)) for uuid, share in shares
-        ):
+        # A bound pod is charged again whenever its node changes: no generator, which costs twice as much.
+        agrees = len({uuid for uuid, _ in shares}) == request.cards
+        for uuid, share in shares:
+            agrees = agrees and share == request.units_of(container, sizes.get(uuid, 0))
+            costs[uuid] = costs.get(uuid, 0) + share
+        if not agrees:
             each = container.units // request.cards
             raise _mismatch(
                 f"container {shown(container.name)} with {shown(list(shares))}",
                 f"{each} {'percent' if request.percent else 'units'} on each of {request.cards} cards",
             )
-        for uuid, share in shares:
-            costs[uuid] = costs.get(uuid, 0) + share
     if not request.shared:
         return costs
     if len(costs) != 1:

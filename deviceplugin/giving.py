@@ -8,7 +8,7 @@ from deviceplugin.gpus.cdi import CdiNames, follow
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.gpus.nodes import DeviceNodes
+from deviceplugin.gpus.nodes import DEVICES, DeviceNodes
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.mps.service import MpsService
 from deviceplugin.node.account import Account
@@ -29,9 +29,11 @@ class Giving:
         self._settings = settings
         self._source = source
         strategies = settings.device_list_strategy
-        self._cdi = CdiNames(source.vendor, settings.cdi_dirs) if uses_cdi(strategies) else None
+        # A machine may have cards beside the simulated ones: those are not to be given away.
+        devices = DEVICES if settings.gpus == "nvml" else None
+        self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
         self._sharing: Sharing | None = None
-        nodes = DeviceNodes(source.vendor, source.cards) if settings.pass_device_specs else None
+        nodes = DeviceNodes(source.vendor, source.cards, devices) if settings.pass_device_specs else None
         self.hand_over = Handover(source.vendor, strategies, self._cdi, nodes).grant
 
     async def prepare(self) -> None:
@@ -48,6 +50,7 @@ class Giving:
                 account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
             )
             supports.fallback = self._sharing.enforcement
+            supports.covers = self._sharing.covers
 
         def advice(shares: Sequence[tuple[str, int]]) -> ContainerGrant:
             (uuid, units), *others = shares

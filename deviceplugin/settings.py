@@ -120,7 +120,7 @@ class Settings:
         """
         faults = [
             *self._name_faults(),
-            *self._gpu_faults(),
+            *self.gpu_faults(),
             *self._sharing_faults(),
             *self._place_faults(),
         ]
@@ -151,7 +151,8 @@ class Settings:
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def _gpu_faults(self) -> list[str]:
+    def gpu_faults(self) -> list[str]:
+        """Check what concerns cards alone."""
         faults = []
         if self.gpus not in GPU_SOURCES:
             faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")

@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from deviceplugin.gpus.grant import DeviceNode
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.gpus.vendor import Vendor
 
+DEVICES: Final = Path("/dev")
 
-def node_paths(card: GpuCard, vendor: Vendor, devices: Path) -> list[str]:
+
+def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None) -> list[str]:
     """Name a card's own node and those of every card; an instance of a card has none that is known here.
 
     Args:
         card: of the machine.
         vendor: of the card.
-        devices: folder of the machine's device nodes, `/dev`.
+        devices: folder of the machine's device nodes, `/dev`; None for cards that are none of its.
     """
-    if card.parent is not None:
+    if card.parent is not None or devices is None:
         return []
     wanted = (vendor.card_node(card.minor), *vendor.control_nodes)
     return [path for path in wanted if path and (devices / path.removeprefix("/dev/")).exists()]
@@ -32,7 +35,7 @@ class DeviceNodes:
     """
 
     def __init__(
-        self, vendor: Vendor, cards: Callable[[], Sequence[GpuCard]], devices: Path = Path("/dev")
+        self, vendor: Vendor, cards: Callable[[], Sequence[GpuCard]], devices: Path | None = DEVICES
     ) -> None:
         self._vendor = vendor
         self._cards = cards

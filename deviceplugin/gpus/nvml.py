@@ -19,6 +19,7 @@ from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.listing import Found, renewed, whole
 from deviceplugin.gpus.nvml_events import NvmlEvents
+from deviceplugin.gpus.nvml_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvml_limits import NvmlLimits
 from deviceplugin.gpus.nvml_links import read_links
 from deviceplugin.gpus.source import GpuCard, GpuSample, HealthEvent, sysfs_bus_id
@@ -170,6 +171,14 @@ class NvmlGpus:
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
         return self._events.take(timeout_s)
+
+    def driver_version(self) -> str:
+        """Name the driver's version."""
+        return str(calls.quietly(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+
+    def calls(self) -> dict[str, bool]:
+        """Tell which of the calls that not every driver has are there."""
+        return {name: calls.is_there(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
 
     def _handle_of(self, uuid: str) -> Any:
         """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""

@@ -19,6 +19,13 @@ _V2_MISSING: Final = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
 )
+NOT_EVERYWHERE: Final = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlEventSetWait_v2",
+)
+"""Calls that older drivers lack."""
+
 # Answers that say for certain that a card has no such thing; all others may pass.
 _HAS_NONE: Final = frozenset(
     {
@@ -43,6 +50,15 @@ _ROWS: Final = (
     "row_remap_pending",
     "row_remap_failed",
 )
+
+
+def is_there(name: str) -> bool:
+    """Tell whether the driver's library has a call, without making it."""
+    try:
+        pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - a call might change something
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def quietly(call: Callable[[], Any]) -> Any:

@@ -56,6 +56,7 @@ class ControlDaemon:
         self._arguments = tuple(arguments)
         self._backoff = backoff or Backoff(0.5, 30.0)
         self._ask_s = ask_s
+        self._told = ""
         self.starts = 0
 
     async def run(self) -> None:
@@ -65,10 +66,16 @@ class ControlDaemon:
             began_s = clock()
             try:
                 await self._once()
+            except FileNotFoundError:
+                self._tell(
+                    f"there is no program {self._program}: it comes with the driver, in a container with "
+                    "NVIDIA's runtime and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+                )
             except (OSError, GpuError) as error:
-                log.warning("MPS control daemon", card=self._folder.uuid, error=str(error))
+                self._tell(str(error))
             if clock() - began_s > _STEADY_S:
                 self._backoff.reset()
+                self._told = ""
             await asyncio.sleep(self._backoff.failed())
 
     async def _once(self) -> None:
@@ -192,6 +199,12 @@ class ControlDaemon:
         except TimeoutError:
             _kill(running.kill)
             await running.wait()
+
+    def _tell(self, problem: str) -> None:
+        """Say what is wrong, once as long as it stays the same."""
+        note = log.debug if problem == self._told else log.error
+        note("no MPS control daemon", card=self._folder.uuid, problem=problem)
+        self._told = problem
 
     def _environment(self) -> Mapping[str, str]:
         return os.environ | {

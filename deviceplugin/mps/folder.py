@@ -1,6 +1,7 @@
 """The folder in which `gpupack mps` and `gpupack node` meet: one folder a card, and shared memory for all.
 
     ROOT/shm                 shared memory of control daemons, servers and clients: /dev/shm of all of them
+    ROOT/lock                held by the one `gpupack mps` that runs
     ROOT/<UUID>/pipe         the control daemon's sockets, which clients find by CUDA_MPS_PIPE_DIRECTORY
     ROOT/<UUID>/log          its logs
     ROOT/<UUID>/state.json   how many clients it takes, the pids of its servers
@@ -40,6 +41,15 @@ class State:
 
     clients: int
     servers: tuple[int, ...] = ()
+
+
+def take_root(root: Path) -> int | None:
+    """Be the only `gpupack mps` of a folder: an open file to keep, None where there is another one.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    return _locked(root / "lock", fcntl.LOCK_EX)
 
 
 class CardFolder:

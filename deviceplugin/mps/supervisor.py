@@ -1,10 +1,11 @@
 """`gpupack mps`: a control daemon for each card that can be shared so, as long as it runs."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -12,7 +13,7 @@ from deviceplugin.errors import GpuError, SettingsError
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.mps.cards import Generations, MpsCard, mps_cards
 from deviceplugin.mps.control import PROGRAM, ControlDaemon
-from deviceplugin.mps.folder import SHM, CardFolder
+from deviceplugin.mps.folder import SHM, CardFolder, take_root
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +49,17 @@ class Options:
             (self.root / SHM).chmod(0o1777)
         except OSError as error:
             raise SettingsError((f"--root {str(self.root)!r}: {error.strerror or error}",)) from error
+
+    def take(self) -> int:
+        """Be the only one in the folder: an open file, which keeps others out until it is closed.
+
+        Raises:
+            SettingsError: another one runs there.
+        """
+        file = take_root(self.root)
+        if file is None:
+            raise SettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
+        return file
 
 
 class Supervisor:
@@ -130,17 +142,24 @@ async def run(options: Options, source: GpuSource, generations: Generations, sto
         GpuError: there are no cards.
     """
     options.check()
-    await asyncio.to_thread(source.open)
+    lock = options.take()
     try:
-        working = asyncio.create_task(Supervisor(options, source, generations).run())
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-        for task in (working, stopped):
-            task.cancel()
-        results = await asyncio.gather(working, stopped, return_exceptions=True)
-        failures = [each for each in results if isinstance(each, Exception)]
-        if failures:
-            raise failures[0]
+        await asyncio.to_thread(source.open)
+        try:
+            await _until(stop, Supervisor(options, source, generations).run())
+        finally:
+            await asyncio.to_thread(source.close)
     finally:
-        await asyncio.to_thread(source.close)
+        os.close(lock)
     log.info("stopped")
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until `stop` is set, or the work fails, which is raised."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, stopped):
+        task.cancel()
+    result, _ = await asyncio.gather(working, stopped, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result

@@ -12,7 +12,6 @@ from allocator.names import (
     NODE_CORDON,
     NODE_HOLDS,
     PACKED_PREFIX,
-    POD_ALLOCATION,
     POD_ASSIGNED,
 )
 from allocator.packing import NodeWords, read_node
@@ -20,7 +19,6 @@ from allocator.records import (
     Assignment,
     CardRecord,
     Holds,
-    load_allocation,
     load_assigned,
     load_cards,
     load_cordon,
@@ -179,7 +177,6 @@ class PodObject(msgspec.Struct):
             version=version_of(self.metadata.resource_version),
             created=self.metadata.creation_timestamp,
             assigned=assigned,
-            allocation=self._allocation(),
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,
             ran=self.status.phase in _RAN,
@@ -198,15 +195,6 @@ class PodObject(msgspec.Struct):
             return (None if text is None else load_assigned(text)), None
         except RequestError as error:
             return None, error
-
-    def _allocation(self) -> Assignment | None:
-        """The pod's own `allocation`; one that was copied from another pod, or is rubbish, is none."""
-        text = (self.metadata.annotations or {}).get(POD_ALLOCATION)
-        try:
-            allocation = None if text is None else load_allocation(text)
-        except RequestError:
-            return None
-        return allocation.containers if allocation and allocation.uid == self.metadata.uid else None
 
 
 class NodeInfo(msgspec.Struct):

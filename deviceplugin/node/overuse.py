@@ -127,13 +127,14 @@ class OverUse:
         if self.over(row) == before:
             return
         pod = self._find(row.uid)
-        ref = pod.ref if pod is not None else None
+        if pod is None:
+            # Its people are told once the API server has shown it.
+            return
         if before:
             del self._since_s[key]
             said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
             log.info("memory over-use ended", pod=row.uid, said=said)
-            if ref is not None:
-                self._record(ref, "Normal", OVER_USE_ENDED, said)
+            self._record(pod.ref, "Normal", OVER_USE_ENDED, said)
             return
         self._since_s[key] = now_s
         self.found += 1
@@ -143,8 +144,7 @@ class OverUse:
             f"{row.promised_mib}; up to {self._tolerance_mib} more are tolerated{end}"
         )
         log.warning("memory over-use", pod=row.uid, said=said)
-        if ref is not None:
-            self._record(ref, "Warning", OVER_USE, said)
+        self._record(pod.ref, "Warning", OVER_USE, said)
 
     async def _end(self, uid: str, now_s: float) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""

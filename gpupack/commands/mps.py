@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from gpupack.commands.common import log_format, serve, version_option
+from gpupack.commands.common import fail, log_format, serve, version_option
 
 MPS_HELP: Final = """Run CUDA's Multi-Process Service (MPS) on one node: a control daemon for each card.
 
@@ -54,11 +54,17 @@ def mps(**options: Any) -> None:
 
     configure(options["log_level"], options["log_format"])
 
-    from deviceplugin.errors import DevicePluginError
+    from deviceplugin.errors import DevicePluginError, SettingsError
     from deviceplugin.mps.supervisor import Options, run
+    from deviceplugin.settings import LOG_FORMATS, LOG_LEVELS
 
     arguments = ("-f", "-multiuser-server") if options["multi_user"] else ("-f",)
     wanted = Options(root=options["root"], program=options["program"], arguments=arguments)
+
+    for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+        if options[option] not in allowed:
+            name = option.replace("_", "-")
+            fail(SettingsError((f"--{name} {options[option]!r}: allowed are {', '.join(allowed)}",)))
 
     async def work(stop: Any) -> None:
         await run(wanted, *_cards(options["gpus"], options["profile"]), stop)

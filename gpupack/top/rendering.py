@@ -80,7 +80,7 @@ def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
 
 def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     """Lay out one line per card."""
-    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MODEL", "UUID")
+    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
         tail = remark(row, look)
@@ -90,6 +90,7 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
                 Cell(str(card.index)),
                 Cell(_unit(row.unit_mib)),
                 *_card_cells(row, card),
+                Cell(card.held or "-"),
                 *_inventory_cells(card),
             ]
             why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
@@ -102,7 +103,19 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
 def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     """Lay out one line for each pod on each card; cards without pods have one, too."""
     inventory = ("MODEL", "UUID") if look.output == "wide" else ()
-    titles = ("NODE", "CARD", "USED", "STATE", "NAMESPACE", "POD", "UNITS", "SHARE", *inventory)
+    titles = (
+        "NODE",
+        "CARD",
+        "USED",
+        "STATE",
+        "NAMESPACE",
+        "POD",
+        "UNITS",
+        "SHARE",
+        "USED MIB",
+        "MEMORY",
+        *inventory,
+    )
     yield _titles(*titles)
     for row in rows:
         tail = remark(row, look)
@@ -141,9 +154,17 @@ def _inventory_cells(card: CardRow) -> list[Cell]:
 
 def _pod_cells(pod: PodRow) -> list[Cell]:
     if not pod.uid:
-        return _dashes(4)
+        return _dashes(6)
     name = pod.name or f"UID {pod.uid}"
-    return [Cell(pod.namespace or "-"), Cell(name), Cell(str(pod.units)), Cell(pod.share)]
+    used = "-" if pod.used_mib is None else str(pod.used_mib)
+    return [
+        Cell(pod.namespace or "-"),
+        Cell(name),
+        Cell(str(pod.units)),
+        Cell(pod.share),
+        Cell(used),
+        Cell(pod.held or "-"),
+    ]
 
 
 def status(row: NodeRow) -> str:

@@ -362,7 +362,13 @@ def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluste
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_VISIBLE_DEVICES", "GPUPACK_CARDS"],
+    [
+        "NVIDIA_GPU_MEMORY_LIMIT",
+        "NVIDIA_GPU_MEMORY_REQUEST",
+        "NVIDIA_VISIBLE_DEVICES",
+        "GPUPACK_CARDS",
+        "CUDA_MPS_PIPE_DIRECTORY",
+    ],
 )
 def test_no_pod_writes_its_own_limits(cluster: Cluster, name: str) -> None:
     """What it writes would come after what the node daemon gives it."""

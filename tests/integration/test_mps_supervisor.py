@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
@@ -19,6 +21,7 @@ from deviceplugin.mps.control import ControlDaemon
 from deviceplugin.mps.folder import CardFolder, State
 from deviceplugin.mps.service import MpsService
 from deviceplugin.mps.supervisor import Options, Supervisor
+from gpupack.cli import cli
 from kubeapi.backoff import Backoff
 from tests.integration.node_world import NODE, card, node_world, until
 from tests.mps_world import end, history, lives, make_program, pid_of
@@ -61,7 +64,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     def make(folder, clients):
         return ControlDaemon(
             folder, clients, program=options.program, arguments=options.arguments,
-            backoff=Backoff(0.5, 0.6), ask_s=1.0,
+            backoff=Backoff(0.05, 0.1), ask_s=1.0,
         )  # fmt: skip
 
     async with running(Supervisor(options, source, Modern(), make=make).run()):
@@ -70,9 +73,12 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         assert [service.state(uuid) for uuid in CARDS] == [State(48, (pid + 1000,)) for pid in pids]
         for uuid, pid in zip(CARDS, pids, strict=True):
             assert history(root, uuid) == [f"started {pid} on {uuid} with -f -multiuser-server"]
+        broken = root / CARDS[0] / "pipe" / "broken"
+        broken.touch()
         end(pids[0], signal.SIGKILL)
         await until(lambda: service.state(CARDS[0]) is None)
         assert service.state(CARDS[1]) is not None
+        broken.unlink()
         await until(lambda: service.state(CARDS[0]))
         assert pid_of(root, CARDS[0]) != pids[0]
         assert pid_of(root, CARDS[1]) == pids[1]
@@ -108,10 +114,13 @@ async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
         await until(lambda: MpsService(root).state(CARDS[0]))
 
 
-async def test_a_program_that_is_not_there_is_no_end(root):
+async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
     daemon = control(root, root / "nowhere")
-    async with running(daemon.run()):
-        await until(lambda: daemon.starts > 2)
+    with capture_logs() as logs:
+        async with running(daemon.run()):
+            await until(lambda: daemon.starts > 2)
+    (told,) = [each["problem"] for each in logs if each["log_level"] == "error"]
+    assert told.startswith(f"there is no program {root}/nowhere: it comes with the driver")
     assert MpsService(root).state(CARDS[0]) is None
 
 
@@ -122,6 +131,12 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     service = MpsService(root)
     first = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    third = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await third.communicate()
+    assert (third.returncode, said.decode().splitlines()[-1]) == (
+        2,
+        f"gpupack: --root '{root}': another gpupack mps runs there",
+    )
     orphans = [pid_of(root, uuid) for uuid in CARDS]
     first.kill()
     await first.wait()
@@ -159,3 +174,19 @@ async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(ro
         assert envs["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.37"
         folder.end()
         await until(lambda: held() == ["accounted", "accounted"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus=amd"], "--gpus 'amd': allowed are nvml, simulated"),
+        (["--gpus=simulated"], "--profile: required with --gpus simulated, and allowed with that only"),
+        (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here': allowed is a path from / on"),
+        (["--log-level=loud"], "--log-level 'loud': allowed are debug, info, warning, error"),
+        (["--log-format=xml"], "--log-format 'xml': allowed are text, json"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_one_line(options, said, monkeypatch):
+    monkeypatch.setattr("gpupack.logs.configure", lambda *_: None)
+    done = CliRunner().invoke(cli, ["mps", "--root=/tmp", *options])
+    assert (done.exit_code, done.stderr) == (2, f"gpupack: {said}\n")

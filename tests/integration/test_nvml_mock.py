@@ -200,6 +200,20 @@ def test_a_driver_without_the_calls_for_limits_is_accounted(start: Callable[...,
     assert "615" in since
 
 
+def test_the_nodes_check_names_what_the_driver_lacks() -> None:
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": MOCK,
+        "MOCK_NVML_CONFIG": str(Path(MOCK) / "profiles" / "t4.yaml"),
+    }
+    command = [sys.executable, "-m", "gpupack", "node", "--check", "-o", "json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    findings = {each["what"]: each for each in json.loads(done.stdout)}
+    assert findings["call nvmlDeviceSetMemoryLimits_v1"]["found"] == "missing"
+    assert findings["call nvmlDeviceGetMemoryInfo_v2"]["found"] == "there"
+    assert "has no call for memory limits; it takes driver 615" in findings["memory of 4 cards"]["found"]
+    assert findings["memory of 4 cards"]["verdict"] == "less"
+
+
 def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child]) -> None:
     child = start()
     uuid = child.ask("cards")[3]["uuid"]
