@@ -388,7 +388,8 @@ QUEUE_STATUS = {
     ],
     "pods": [
         {
-            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1, "reason": "Quota",
+            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1,
+            "reason": "Quota",
             "message": "it needs 8 units", "waitsS": 60.0,
         }
         for number in range(300)
