@@ -175,6 +175,6 @@ def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
 
 def _fields(term: NodeTerm) -> list[dict[str, Any]]:
     return [
-        {"key": each.key, "operator": each.operator, "values": list(each.values)}
+        {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
         for each in term.match_fields or ()
     ]

@@ -160,7 +160,7 @@ class QueuedReplaying(Replaying):
 
         while True:
             order = by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
-            choice = pick(None, order, near=lambda _: True, may=may, locality=False)
+            choice = pick(None, order, near=lambda _tenant, _group: True, may=may, locality=False)
             if choice is None:
                 return
             kind = choice.task.wants
