@@ -3,7 +3,7 @@
 from typing import Final
 
 TOLERANCE_S: Final = 3600.0
-"""So much earlier may a pod be dated than one that came before it: news is late, clocks are a little off."""
+"""A pod may be dated so much earlier than expected: news may be late, and clocks a little off."""
 
 
 class Ages:
@@ -11,8 +11,8 @@ class Ages:
 
     That time is written by an API server, whose clock may jump, and several have several clocks. A pod that
     was dated to next year must not wait until all that come later are served, nor one of today while pods
-    come that are dated to yesterday. So nobody who comes later is put before those who wait by more than an
-    hour, whatever the clocks say. Found again after a restart is the order of creation.
+    come that are dated to yesterday. So a pod that is dated more than an hour before what those that came
+    earlier lead one to expect has its place by arrival. After a restart the order is that of creation.
     """
 
     def __init__(self) -> None:
@@ -28,4 +28,5 @@ class Ages:
         """
         if self._ahead is None or created - now > self._ahead:
             self._ahead = created - now
-        return max(created, self._ahead + now - TOLERANCE_S) if live else created
+        expected = self._ahead + now
+        return expected if live and created < expected - TOLERANCE_S else created
