@@ -60,11 +60,13 @@ class Counts:
         released: Pods released.
         borrowed: Of them, with quota or a turn that others lent.
         taken_back: Pods whose room was given to others again.
+        reclaimed: Pods that were evicted for a lender.
     """
 
     released: dict[str, int] = field(default_factory=dict)
     borrowed: dict[str, int] = field(default_factory=dict)
     taken_back: dict[str, int] = field(default_factory=dict)
+    reclaimed: dict[str, int] = field(default_factory=dict)
 
 
 class Controller:
@@ -229,6 +231,8 @@ class Controller:
         for victim in reclaim.victims:
             why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
             self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            borrower = victim.ticket.queue
+            self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
             log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
             self._begin_removing(victim, reclaim.tenant)
 
