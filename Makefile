@@ -60,8 +60,10 @@ lock: ## Resolve the dependencies again, with hashes
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto standins/kubelet/wire/*.proto
 
-reference: $(VENV)/.dev ## Write the tables of docs/reference.md from the code again
+reference: $(VENV)/.dev ## Write what the code says of itself again: tables of docs/reference.md, the chart's schema, the dashboard of Grafana
 	@$(BIN)/python -m tests.scripts.reference
+	@$(BIN)/python -m tests.scripts.chart
+	@$(BIN)/python -m tests.scripts.grafana
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

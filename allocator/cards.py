@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU, or one MIG instance, at one moment.
+    """One GPU, or one instance of a partitioned GPU, at one moment.
 
     Attributes:
         index: the driver's number of the card.

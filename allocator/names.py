@@ -47,6 +47,7 @@ NODE_LABEL = f"{DOMAIN}/node"
 NODE_CARDS = f"{DOMAIN}/cards"
 NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
+NODE_CORDON_REASONS = f"{DOMAIN}/cordon-reasons"
 NODE_DAEMON = f"{DOMAIN}/daemon"
 
 # What chooses where nobody said: one for the node daemon, the extender, the demo and the simulator.

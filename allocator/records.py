@@ -1,7 +1,7 @@
 """The JSON that travels in annotations, and its values.
 
-Pod annotations: `assigned` and `allocation`. Node annotations: `holds`, `cards` and the comma list `cordon`.
-Anybody may have written them, so loading checks everything and says what is wrong.
+Pod annotations: `assigned` and `allocation`. Node annotations: `holds`, `cards`, the comma list `cordon` and
+its `cordon-reasons`. Anybody may have written them, so loading checks everything and says what is wrong.
 """
 
 import json
@@ -16,7 +16,14 @@ from msgspec import UNSET, Meta, UnsetType
 from allocator.cards import Card
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
 from allocator.ids import UUID_PATTERN, is_card_uuid
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_CORDON_REASONS,
+    NODE_HOLDS,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+)
 from allocator.packing import NodeWords
 from allocator.request import PodRequest
 
@@ -134,6 +141,12 @@ _CARDS: Final = _Annotation(
     msgspec.json.Decoder(tuple[CardRecord, ...]),
     'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, each UUID once',
 )
+_REASONS: Final = _Annotation(
+    NODE_CORDON_REASONS,
+    PackingError,
+    msgspec.json.Decoder(dict[_Uuid, str]),
+    '{"<card UUID>": "<why>", ...}',
+)
 
 
 def dump_assigned(assignment: Assignment) -> str:
@@ -229,6 +242,20 @@ def load_cordon(text: str) -> frozenset[str]:
                 f"annotation {NODE_CORDON} holds {shown(uuid)}: allowed is a comma list of card UUIDs"
             )
     return uuids
+
+
+def dump_cordon_reasons(reasons: Mapping[str, str]) -> str:
+    """Write `gpupack.io/cordon-reasons`, sorted, so that equal values are equal texts."""
+    return _compact(dict(sorted(reasons.items())))
+
+
+def load_cordon_reasons(text: str) -> Mapping[str, str]:
+    """Read `gpupack.io/cordon-reasons`: why each card is cordoned.
+
+    Raises:
+        PackingError: not a mapping of card UUIDs to text.
+    """
+    return _REASONS.decoded(text)
 
 
 def join_cards(

@@ -60,7 +60,7 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
-    return NvmlGpus(settings.ignored_xids)
+    return NvmlGpus(settings.ignored_xids, cgroup_root=settings.cgroup_root)
 
 
 class Daemon:
@@ -124,12 +124,20 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        account = self.account = Account(ledger, book, settings.resource, settings.unit_mib, cdi=settings.cdi)
+        account = self.account = Account(
+            ledger,
+            book,
+            settings.resource,
+            settings.unit_mib,
+            vendor=self._source.vendor,
+            cdi=settings.cdi,
+        )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
-        notices = Notices(recorder.event, settings.node_name, {card.uuid: card.model for card in cards})
+        models = {card.uuid: card.model for card in cards}
+        notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
         percent = DevicePlugin(account.percent, observe=metrics.call)
 
@@ -207,7 +215,13 @@ class Daemon:
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
-        metrics.read_from(settings.unit_mib, status.card_states, status.node_state, status.counts())
+        metrics.read_from(
+            settings.unit_mib,
+            status.card_states,
+            status.node_state,
+            status.counts(),
+            self._source.vendor.fault,
+        )
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)

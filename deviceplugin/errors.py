@@ -3,6 +3,7 @@
 DevicePluginError
 ├── GpuError                     the GPU source as a whole cannot work (one card's trouble is data, no error)
 │   └── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
+├── LimitError                   a memory limit that does not hold; `kind` says what to do
 ├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
 ├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
 ├── UnitInUseError               containers still hold IDs of another unit
@@ -13,6 +14,7 @@ DevicePluginError
 
 from typing import Literal
 
+LimitFault = Literal["gone", "unsupported", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
 
@@ -36,6 +38,20 @@ class ProfileError(GpuError):
         self.name = name
         self.faults = faults
         super().__init__(f"profile {name}: " + "; ".join(faults))
+
+
+class LimitError(DevicePluginError):
+    """A memory limit that does not hold, or cannot be read.
+
+    Args:
+        kind: `gone` (so is the cgroup: nothing to do), `unsupported` (never on this card), `refused` (not
+            with this value), `failed` (try again).
+        message: which limit, and what is wrong.
+    """
+
+    def __init__(self, kind: LimitFault, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
 
 
 class RefusedError(DevicePluginError):

@@ -54,7 +54,7 @@ class NodeState:
         other_daemon: another gpupack node daemon is, or wants to be, at this node.
         foreign_gpus: what another device plugin offers, by resource.
         unknown_cordoned: UUIDs of the Node's cordon that are no card of this node.
-        xids: XID errors so far, by UUID and code.
+        faults: numbered errors of the driver so far, by UUID and code.
     """
 
     registered: bool
@@ -62,7 +62,7 @@ class NodeState:
     other_daemon: bool
     foreign_gpus: Mapping[str, int]
     unknown_cordoned: int
-    xids: Mapping[tuple[str, int], int]
+    faults: Mapping[tuple[str, int], int]
 
 
 class Metrics:
@@ -90,6 +90,7 @@ class Metrics:
         cards: Callable[[], Iterable[CardState]],
         node: Callable[[], NodeState],
         counts: Counts,
+        fault: str,
     ) -> None:
         """Set where to read from.
 
@@ -98,8 +99,9 @@ class Metrics:
             cards: the cards as they are.
             node: the node as it is.
             counts: counters that others keep.
+            fault: what the driver's numbered errors are called.
         """
-        self._registry.register(_State(unit_mib, cards, node, counts))
+        self._registry.register(_State(unit_mib, cards, node, counts, fault))
 
     def call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
@@ -118,7 +120,9 @@ class _State(Collector):
         cards: Callable[[], Iterable[CardState]],
         node: Callable[[], NodeState],
         counts: Counts,
+        fault: str,
     ) -> None:
+        self._fault = fault
         self._unit_bytes = unit_mib * MIB_BYTES
         self._cards = cards
         self._node = node
@@ -180,9 +184,11 @@ class _State(Collector):
         for resource, count in node.foreign_gpus.items():
             foreign.add_metric([resource], count)
         yield foreign
-        xids = CounterMetricFamily(
-            "gpupack_card_xid_errors", "XID errors by code.", labels=["uuid", "model", "code"]
+        faults = CounterMetricFamily(
+            f"gpupack_card_{self._fault.lower()}_errors",
+            f"{self._fault} errors by code.",
+            labels=["uuid", "model", "code"],
         )
-        for (uuid, code), count in sorted(node.xids.items()):
-            xids.add_metric([uuid, models.get(uuid, ""), str(code)], count)
-        yield xids
+        for (uuid, code), count in sorted(node.faults.items()):
+            faults.add_metric([uuid, models.get(uuid, ""), str(code)], count)
+        yield faults

@@ -82,7 +82,7 @@ class Status:
             other_daemon=self.waiting is not None or self.ownership.disputed,
             foreign_gpus=self.neighbours.found,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
-            xids=self.sampler.xids,
+            faults=self.sampler.faults,
         )
 
     def counts(self) -> Counts:

@@ -7,6 +7,8 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.commands.completion import completion
+from gpupack.commands.cordon import cordon, uncordon
 from gpupack.commands.demo import demo
 from gpupack.commands.migrate import migrate
 from gpupack.commands.node import node
@@ -51,5 +53,17 @@ def cli() -> None:
     """
 
 
-for command in (demo, migrate, node, queue, scheduler, simulate, top, uninstall):
+for command in (
+    completion,
+    cordon,
+    demo,
+    migrate,
+    node,
+    queue,
+    scheduler,
+    simulate,
+    top,
+    uncordon,
+    uninstall,
+):
     cli.add_command(command)

@@ -64,3 +64,13 @@ STATUS is kubectl's, with NoDaemon where the kubelet has no device plugin of gpu
 of nodes that are NotReady or cordoned, and cards marked ! (unhealthy) or * (cordoned) are not counted as
 free in the sums. A marked card shows what its pods hold.
 """
+
+COMPLETION_HELP: Final = """Print a script that completes gpupack's commands and options.
+
+\b
+bash: gpupack completion bash > ~/.local/share/bash-completion/completions/gpupack
+zsh:  gpupack completion zsh > "${fpath[1]}/_gpupack"
+fish: gpupack completion fish > ~/.config/fish/completions/gpupack.fish
+
+`kubectl gpupack` is completed by kubectl's own script, which calls kubectl_complete-gpupack.
+"""

@@ -15,10 +15,10 @@ import grpc
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
+from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.kubelet.registration import Registrar, Timing
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
-from deviceplugin.node.grant import ContainerGrant
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet
 from tests.podresources import PodResourcesList, list_pod_resources

@@ -1,39 +1,52 @@
 """Hands health events from the threads that see them to the one that waits for them."""
 
 import threading
-from collections import deque
+from dataclasses import replace
 
 from deviceplugin.gpus.source import HealthEvent
 
 
 class EventQueue:
-    """An unbounded queue whose reader is woken by news or by its closing."""
+    """A queue whose reader is woken by news or by its closing.
+
+    Invariant: of equal events there is one, with their count, where the newest of them came. So a storm of
+    them takes no more memory, and no more of the reader's time, than one of each.
+    """
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
-        self._events: deque[HealthEvent] = deque()
+        self._events: dict[HealthEvent, int] = {}
+        self._poked = False
         self._closed = False
 
     def put(self, event: HealthEvent) -> None:
         """Add one event; it is dropped once the queue is closed."""
         with self._ready:
             if not self._closed:
-                self._events.append(event)
+                one = event if event.count == 1 else replace(event, count=1)
+                self._events[one] = self._events.pop(one, 0) + event.count
                 self._ready.notify_all()
 
-    def take(self, timeout_s: float) -> list[HealthEvent]:
-        """Return all events there are, after waiting up to `timeout_s` seconds for the first."""
+    def poke(self) -> None:
+        """Wake the reader without an event: something else has changed."""
         with self._ready:
-            self._ready.wait_for(lambda: self._events or self._closed, timeout_s)
-            events = list(self._events)
+            self._poked = True
+            self._ready.notify_all()
+
+    def take(self, timeout_s: float) -> list[HealthEvent]:
+        """Return all events, after waiting up to `timeout_s` seconds for the first, or for a poke."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._events or self._poked or self._closed, timeout_s)
+            events = [replace(event, count=count) for event, count in self._events.items()]
             self._events.clear()
+            self._poked = False
             return events
 
     def open(self) -> None:
         """Start over, empty."""
         with self._ready:
             self._events.clear()
-            self._closed = False
+            self._poked = self._closed = False
 
     def close(self) -> None:
         """Wake the reader for the last time."""

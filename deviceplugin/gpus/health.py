@@ -9,6 +9,7 @@ unhealthy, and none stays so for ever.
 from dataclasses import dataclass
 
 from deviceplugin.gpus.source import GpuSample, HealthEvent
+from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
 DEFAULT_QUIET_S = 60.0
 
@@ -43,15 +44,17 @@ class CardHealth:
 _HEALTHY = CardHealth(healthy=True)
 
 
-def describe_xid(code: int) -> str:
-    """Name an XID error for people: `XID 79: the card has fallen off the bus`."""
-    meaning = _XID_MEANING.get(code)
-    return f"XID {code}: {meaning}" if meaning else f"XID {code}"
+def describe_fault(code: int, vendor: Vendor) -> str:
+    """Name a numbered error for people: `XID 79: the card has fallen off the bus`."""
+    meaning = _XID_MEANING.get(code) if vendor == NVIDIA else None
+    name = f"{vendor.fault} {code}"
+    return f"{name}: {meaning}" if meaning else name
 
 
-def xid_event(uuid: str, code: int, ignored: frozenset[int]) -> HealthEvent:
-    """Make the news of an XID error: the card is unhealthy, unless the code is ignored."""
-    return HealthEvent(uuid, healthy=None if code in ignored else False, reason=describe_xid(code), xid=code)
+def fault_event(uuid: str, code: int, ignored: frozenset[int], vendor: Vendor = NVIDIA) -> HealthEvent:
+    """Make the news of a numbered error: the card is unhealthy, unless the code is ignored."""
+    reason = describe_fault(code, vendor)
+    return HealthEvent(uuid, healthy=None if code in ignored else False, reason=reason, code=code)
 
 
 def parse_xids(text: str) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""GPUs through NVIDIA's management library; the only file that imports pynvml.
+"""GPUs through NVIDIA's management library; this file and `nvml_limits` alone import pynvml.
 
 Memory comes from the v2 call, which tells the driver's reserved part apart. Drivers without it give v1: then
 reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller than it is.
@@ -16,8 +16,10 @@ import pynvml
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.nvml_limits import NvmlLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -75,12 +77,17 @@ class NvmlGpus:
     Args:
         ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
         pci_devices: where the kernel shows PCI devices.
+        cgroup_root: where the host's cgroups are mounted.
+
+    Attributes:
+        limits: holds memory limits by the driver.
     """
 
     def __init__(
         self,
         ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
         pci_devices: Path = Path("/sys/bus/pci/devices"),
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
     ) -> None:
         self._ignored_xids = ignored_xids
         self._pci_devices = pci_devices
@@ -91,6 +98,12 @@ class NvmlGpus:
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._open = False
+        self.limits = NvmlLimits(self._handle_of, cgroup_root)
+
+    @property
+    def vendor(self) -> Vendor:
+        """NVIDIA."""
+        return NVIDIA
 
     def open(self) -> None:
         """Load the driver's library, list the cards and start to watch for XID errors.
@@ -140,6 +153,10 @@ class NvmlGpus:
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
         return self._events.take(timeout_s)
+
+    def _handle_of(self, uuid: str) -> Any:
+        """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""
+        return next((device.handle for device in self._devices if device.card.uuid == uuid), None)
 
     def _enumerate(self) -> list[_Device]:
         try:
@@ -293,7 +310,7 @@ class NvmlGpus:
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
-            self._events.put(xid_event(device.card.uuid, code, self._ignored_xids))
+            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
 
 
 def _quietly(call: Callable[[], Any]) -> Any:

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.source import GpuCard, GpuProcess, sysfs_bus_id
+from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
 VERSIONS: Final = ("1", "1.0")
 
@@ -27,7 +28,7 @@ _MIB: Final = 1 << 20
 _PCI_ADDRESS: Final = "^[0-9a-fA-F]{4}(?:[0-9a-fA-F]{4})?:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-7]$"
 
 _Text = Annotated[str, Meta(pattern="^[!-~][ -~]*$")]
-_Uuid = Annotated[str, Meta(pattern="^(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,47}$")]
+_Uuid = Annotated[str, Meta(pattern="^[A-Z]{2,4}-[0-9A-Za-z][0-9A-Za-z-]{0,47}$")]
 _BusId = Annotated[str, Meta(pattern=_PCI_ADDRESS)]
 _Total = Annotated[int, Meta(ge=_MIB, le=1 << 44)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 44)]
@@ -65,6 +66,7 @@ class Profile:
     name: str
     driver_version: str
     cards: tuple[SimulatedCard, ...]
+    vendor: Vendor = NVIDIA
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -155,12 +157,19 @@ class _Topology(Struct, frozen=True):
     root_complexes: tuple[_RootComplex, ...] = ()
 
 
+class _Vendor(Struct, frozen=True):
+    domain: str
+    visible_devices: str
+    fault: str = "fault"
+
+
 class _Document(Struct, frozen=True):
     version: str | int | float
     devices: Annotated[list[Any], Meta(min_length=1, max_length=64)]
     system: _System | None = None
     device_defaults: Any = None
     pcie_topology: Any = None
+    vendor: _Vendor | None = None
 
 
 Form = TypeVar("Form")
@@ -187,6 +196,8 @@ def parse_profile(name: str, text: str) -> Profile:
         raise ProfileError(name, tuple(faults))
     if str(document.version) not in VERSIONS:
         faults.append(f"version: {document.version}; allowed is {VERSIONS[-1]}")
+    vendor = NVIDIA if document.vendor is None else Vendor(**msgspec.structs.asdict(document.vendor))
+    faults += [f"vendor.{fault}" for fault in vendor.faults()]
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
     topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
     devices = [_read(one, _Device, f"devices[{at}]", faults) for at, one in enumerate(document.devices)]
@@ -206,7 +217,7 @@ def parse_profile(name: str, text: str) -> Profile:
     if faults:
         raise ProfileError(name, tuple(faults))
     driver = (document.system or _System()).driver_version
-    return Profile(name, driver, tuple(sorted(cards, key=lambda each: each.card.index)))
+    return Profile(name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor)
 
 
 def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, xid_event
+from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile
+from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.gpus.vendor import Vendor
 
 
 @dataclass(slots=True)
@@ -31,10 +33,14 @@ class SimulatedGpus:
     Args:
         profile: the cards and what is to happen to them.
         ignored_xids: XID codes that leave a card healthy.
+
+    Attributes:
+        limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
     """
 
     def __init__(self, profile: Profile, ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS) -> None:
         self._cards = tuple(simulated.card for simulated in profile.cards)
+        self._vendor = profile.vendor
         self._ignored_xids = ignored_xids
         self._lock = threading.Lock()
         self._events = EventQueue()
@@ -42,6 +48,12 @@ class SimulatedGpus:
             simulated.card.uuid: _State(simulated.used_mib, simulated.processes, simulated.failure)
             for simulated in profile.cards
         }
+        self.limits = SimulatedLimits({card.uuid: card.schedulable_mib for card in self._cards})
+
+    @property
+    def vendor(self) -> Vendor:
+        """The profile's."""
+        return self._vendor
 
     def open(self) -> None:
         """Start taking events."""
@@ -122,7 +134,9 @@ class SimulatedGpus:
         if failure is not None and state.tripped and failure.mode in LOST_MODES:
             return GpuSample(uuid, 0, None, error=LOST_MODES[failure.mode])
         measured = max(state.used_mib, sum(process.used_mib or 0 for process in state.processes))
-        return GpuSample(uuid, measured, state.processes)
+        limited = self.limits.processes(uuid)
+        measured += sum(process.used_mib or 0 for process in limited)
+        return GpuSample(uuid, measured, (*state.processes, *limited))
 
     def _trip(self, uuid: str, state: _State, failure: Failure) -> None:
         state.tripped = True
@@ -130,7 +144,7 @@ class SimulatedGpus:
             if failure.mode not in LOST_MODES:
                 self._events.put(HealthEvent(uuid, healthy=False, reason="uncorrectable ECC errors"))
         else:
-            self._events.put(xid_event(uuid, failure.xid, self._ignored_xids))
+            self._events.put(fault_event(uuid, failure.xid, self._ignored_xids, self._vendor))
 
     def _unknown(self, uuid: str) -> GpuError:
         known = ", ".join(card.uuid for card in self._cards)

@@ -5,14 +5,17 @@ Trouble with one card is data (`error`), so that it cannot take the other cards 
 whole source (no driver) is an exception, `GpuError`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from deviceplugin.gpus.limits import MemoryLimits
+from deviceplugin.gpus.vendor import Vendor
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """One card, or one MIG instance of a card.
+    """One card, or one instance of a card that is partitioned (MIG).
 
     Attributes:
         index: position in the node's word order, 0.. without gaps.
@@ -24,6 +27,7 @@ class GpuCard:
         bus_id: PCI address `0000:1a:00.0`; empty when unknown.
         minor: N of `/dev/nvidiaN`; -1 when unknown.
         error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
+        parent: UUID of the card that this is an instance of, None for a whole card.
     """
 
     index: int
@@ -35,6 +39,7 @@ class GpuCard:
     bus_id: str
     minor: int
     error: str | None = None
+    parent: str | None = None
 
     @property
     def schedulable_mib(self) -> int:
@@ -59,12 +64,14 @@ class GpuSample:
         used_mib: MiB in use, without the reserved part where the driver tells it apart.
         processes: who uses it, one entry a pid; None when processes cannot be told.
         error: why the card could not be measured, None when it could; then used_mib means nothing.
+        memory_errors: what the card counts of its memory's errors, by kind, for the metrics.
     """
 
     uuid: str
     used_mib: int
     processes: tuple[GpuProcess, ...] | None
     error: str | None = None
+    memory_errors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,18 @@ class HealthEvent:
 
     Attributes:
         uuid: the card.
-        healthy: False with the reason, True when its source knows that it is mended, None for an XID that
-            says nothing of the card (the application's fault).
+        healthy: False with the reason, True when its source knows that it is mended, None for a fault that
+            says nothing of the card (the application's).
         reason: for people.
-        xid: code of the XID error that this is, None where it is none.
+        code: number of the fault that this is (`Vendor.fault`), None where it is none.
+        count: how often it came.
     """
 
     uuid: str
     healthy: bool | None
     reason: str
-    xid: int | None = None
+    code: int | None = None
+    count: int = 1
 
 
 def sysfs_bus_id(text: str) -> str:
@@ -97,6 +106,16 @@ class GpuSource(Protocol):
     Between open and close, cards, sample and events may be called from different threads.
     """
 
+    @property
+    def vendor(self) -> Vendor:
+        """Whose cards these are; it stays."""
+        ...
+
+    @property
+    def limits(self) -> MemoryLimits | None:
+        """Who holds containers to their shares of the cards; None where nobody can."""
+        ...
+
     def open(self) -> None:
         """Start the source and find the cards.
 
@@ -110,10 +129,11 @@ class GpuSource(Protocol):
         ...
 
     def cards(self) -> Sequence[GpuCard]:
-        """Return the cards in word order. The order never changes while the source is open.
+        """Return the cards in word order, as of the newest sample; before that as they were found.
 
-        A card that could not be read when the source was opened is listed with its `error`, without memory;
-        a sample that can read it makes it appear here as it is.
+        A sample may change the list: instances come and go when a card is partitioned anew, and a card that
+        could not be read so far, listed with its `error` and without memory, appears as it is. A card that is
+        lost stays in the list as it was, and its samples fail, until it is back.
         """
         ...
 
@@ -122,5 +142,8 @@ class GpuSource(Protocol):
         ...
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
-        """Wait up to `timeout_s` seconds for news of the cards' health; empty when there was none."""
+        """Wait up to `timeout_s` seconds for news of the cards' health; empty when there was none.
+
+        An empty answer before that means that a sample is worth taking now.
+        """
         ...

@@ -15,9 +15,9 @@ import structlog
 
 from allocator.errors import AllocatorError, shown
 from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from deviceplugin.node.grant import ContainerGrant
 
 Response = TypeVar("Response")
 

@@ -6,6 +6,7 @@ Everything here belongs to one event loop.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -15,7 +16,8 @@ from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
-from deviceplugin.node.grant import ContainerGrant
+from deviceplugin.gpus.grant import ContainerGrant
+from deviceplugin.gpus.vendor import UNNAMED, Vendor
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
@@ -65,6 +67,7 @@ class Account:
         book: the kubelet's, read before every answer.
         resource: name of our extended resource that counts units.
         unit_mib: MiB a unit.
+        vendor: how containers are told their cards.
         cdi: name the cards as CDI devices too.
         clock: monotonic seconds.
         view_wait_s: see `VIEW_WAIT_S`.
@@ -86,6 +89,7 @@ class Account:
         resource: str,
         unit_mib: int,
         *,
+        vendor: Vendor = UNNAMED,
         cdi: bool = False,
         clock: Callable[[], float] = time.monotonic,
         view_wait_s: float = VIEW_WAIT_S,
@@ -101,6 +105,7 @@ class Account:
         self._last: object = self
         self._resource = resource
         self._unit_mib = unit_mib
+        self._vendor = vendor
         self._cdi = cdi
         self._clock = clock
         self._view_wait_s = view_wait_s
@@ -300,14 +305,12 @@ class Account:
 
     def _describe(self, grant: Grant) -> ContainerGrant:
         uuids = [uuid for uuid, _ in grant.shares]
-        return ContainerGrant(
-            envs={
-                "NVIDIA_VISIBLE_DEVICES": ",".join(uuids),
-                "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
-                "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
-            },
-            cdi_devices=tuple(f"nvidia.com/gpu={uuid}" for uuid in uuids) if self._cdi else (),
-        )
+        cards = self._vendor.grant(uuids, cdi=self._cdi)
+        share = {
+            "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
+            "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
+        }
+        return replace(cards, envs={**cards.envs, **share})
 
 
 class Percent:

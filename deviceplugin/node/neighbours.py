@@ -2,7 +2,7 @@
 
 import structlog
 
-from allocator.foreign import describe_foreign, foreign_gpus
+from deviceplugin.gpus.foreign import describe_foreign, foreign_gpus
 from deviceplugin.node.account import Account
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.views import NodeView

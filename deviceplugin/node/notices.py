@@ -1,6 +1,6 @@
 """What people read of a node in `kubectl describe node`: Kubernetes Events about it, by their reasons.
 
-XIDs that are the application's fault make no Event: a pod that fails again and again would use up what the
+Faults that are the application's make no Event: a pod that fails again and again would use up what the
 Node may get, and the Events that matter would be held back. /metrics counts them.
 """
 
@@ -9,7 +9,6 @@ from typing import Final
 
 from kubeapi.events import EventType, ObjectRef, node_ref
 
-XID: Final = "GPUXidError"
 UNHEALTHY: Final = "GPUUnhealthy"
 RECOVERED: Final = "GPURecovered"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
@@ -27,16 +26,20 @@ class Notices:
         record: `EventRecorder.event`.
         node_name: of the Node.
         models: names of the cards' models by UUID.
+        fault_event: reason of Events about the driver's numbered errors.
     """
 
-    def __init__(self, record: Record, node_name: str, models: Mapping[str, str]) -> None:
+    def __init__(
+        self, record: Record, node_name: str, models: Mapping[str, str], fault_event: str = "GPUFault"
+    ) -> None:
         self._record = record
         self._ref = node_ref(node_name)
         self._models = models
+        self._fault_event = fault_event
 
-    def xid(self, uuid: str, reason: str) -> None:
-        """Tell of an XID that makes a card unhealthy."""
-        self._record(self._ref, "Warning", XID, f"{self._card(uuid)}: {reason}")
+    def fault(self, uuid: str, reason: str) -> None:
+        """Tell of a numbered error that makes a card unhealthy."""
+        self._record(self._ref, "Warning", self._fault_event, f"{self._card(uuid)}: {reason}")
 
     def unhealthy(self, uuid: str, reason: str) -> None:
         """Tell that a card is given to no pod any more."""

@@ -37,13 +37,13 @@ class Sampler:
         health: the cards' health.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
-        notices: told of XIDs and of cards' health.
+        notices: told of faults and of cards' health.
         every_s: seconds between two measurements.
 
     Attributes:
         uses: newest judgement of each card.
         errors: measurements that failed as a whole.
-        xids: how many XID errors there were, by UUID and code; ignored ones too.
+        faults: how many numbered errors there were, by UUID and code; ignored ones too.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Sampler:
         self._inventory: tuple[GpuCard, ...] | None = None
         self.uses: dict[str, CardUse] = {}
         self.errors = 0
-        self.xids: Counter[tuple[str, int]] = Counter()
+        self.faults: Counter[tuple[str, int]] = Counter()
 
     async def run(self) -> None:
         """Measure until cancelled.
@@ -135,12 +135,12 @@ class Sampler:
         }
 
     def _on_event(self, event: HealthEvent) -> None:
-        if event.xid is not None:
-            self.xids[event.uuid, event.xid] += 1
+        if event.code is not None:
+            self.faults[event.uuid, event.code] += event.count
             if event.healthy is None:
-                log.info("XID of an application", card=event.uuid, reason=event.reason)
+                log.info("an application's fault", card=event.uuid, reason=event.reason, count=event.count)
             else:
-                self._notices.xid(event.uuid, event.reason)
+                self._notices.fault(event.uuid, event.reason)
         if self._health.on_event(event, self._account.now_s()):
             self._apply(event.uuid)
 

@@ -45,6 +45,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "held_units": card.held_units,
         "healthy": card.healthy,
         "cordoned": card.cordoned,
+        "cordon_reason": card.cordon_reason or None,
         **({"pods": _pods(card.pods)} if pods else {}),
     }
 

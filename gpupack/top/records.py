@@ -41,6 +41,7 @@ class CardRow:
         used_units: as the words say; the whole size while the card is out of use, so that no pod comes.
         healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
         cordoned: by `gpupack.io/cordon`.
+        cordon_reason: why, as the person said who did it; empty where nobody said.
         held_units: what the words hold of pods there, None where the node does not say.
         pods: on this card; empty unless they were asked for.
     """
@@ -52,6 +53,7 @@ class CardRow:
     used_units: int
     healthy: bool = True
     cordoned: bool = False
+    cordon_reason: str = ""
     held_units: int | None = None
     pods: tuple[PodRow, ...] = ()
 

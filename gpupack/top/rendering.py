@@ -7,8 +7,8 @@ from typing import Final
 
 from rich.style import Style
 
-from allocator.foreign import describe_foreign
 from allocator.names import MIB_PER_GIB
+from deviceplugin.gpus.foreign import describe_foreign
 from gpupack.top.as_json import as_json
 from gpupack.top.grid import HEADER, PLAIN, Cell, Line, grid
 from gpupack.top.records import CardRow, NodeRow, Output, PodRow
@@ -92,7 +92,8 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
                 *_card_cells(row, card),
                 *_inventory_cells(card),
             ]
-            yield Line(cells, tail)
+            why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
+            yield Line(cells, "; ".join(filter(None, (tail, why))))
             tail = ""
         if not row.cards:
             yield Line([*_node_cells(row), *_dashes(len(titles) - 2)], tail)

@@ -8,11 +8,18 @@ from typing import Any
 import msgspec
 
 from allocator.errors import AllocatorError, PackingError, QuantityError
-from allocator.foreign import foreign_gpus
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, NODE_LABEL, resource_name
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_CORDON_REASONS,
+    NODE_HOLDS,
+    NODE_LABEL,
+    resource_name,
+)
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
-from allocator.records import Holds, join_cards, load_cards, load_cordon, load_holds
+from allocator.records import Holds, join_cards, load_cards, load_cordon, load_cordon_reasons, load_holds
+from deviceplugin.gpus.foreign import foreign_gpus
 from gpupack.top.objects import Cluster, Node, load_nodes, no_node
 from gpupack.top.records import CardRow, NodeRow, PodRow, printable
 from gpupack.top.seats import Seats, join_pods
@@ -89,6 +96,7 @@ def _cards(
     """Join the words with the annotations; what is wrong with these comes back beside."""
     problems = []
     cordoned: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = {}
     holds = None
     cards = tuple(
         CardRow(position, None, None, size, used)
@@ -96,6 +104,7 @@ def _cards(
     )
     try:
         cordoned = load_cordon(annotations.get(NODE_CORDON, ""))
+        reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
     except PackingError as error:
         problems.append(str(error))
     if NODE_CARDS in annotations:
@@ -113,6 +122,7 @@ def _cards(
                     used_units=card.used_units,
                     healthy=card.healthy,
                     cordoned=card.cordoned,
+                    cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
                 )
                 for card in joined
             )

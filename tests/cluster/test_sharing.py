@@ -1,6 +1,8 @@
 """Pods share two cards of 8 GiB on a real node: every container gets the card that the node's words say."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import PERCENT
+from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.harness.views import granted, grants, wait_agree
@@ -172,6 +175,32 @@ def test_two_cards_wait_until_both_have_room(cluster):
     cluster.delete("filler")
     cluster.wait_running("wide")
     assert wait_agree(cluster).used == [3, 3]
+
+
+def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
+    kubeconfig = f"--kubeconfig={cluster.control.admin_config}"
+
+    def command(name):
+        line = [sys.executable, "-m", "gpupack", name, cluster.host.name, "0", kubeconfig]
+        done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout
+
+    node = cluster.host.name
+    first, second = (card.uuid for card in cluster.state().cards)
+    assert command("cordon") == f"node/{node} card 0 {first} cordoned\n"
+    cluster.wait_used([8, 0])
+    for name in ("one", "two"):
+        cluster.create(w.pod(name, w.container(gib=5)))
+    (placed,) = until(
+        lambda: [name for name in ("one", "two") if cluster.pod(name)["spec"].get("nodeName")], "a pod"
+    )
+    cluster.wait_running(placed)
+    assert set(grants(cluster, placed)) == {second}
+    (waits,) = {"one", "two"} - {placed}
+    cluster.wait_event(waits, "FailedScheduling")
+    assert command("uncordon") == f"node/{node} card 0 {first} uncordoned\n"
+    cluster.wait_running(waits)
+    assert set(grants(cluster, waits)) == {first}
 
 
 def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):

@@ -79,6 +79,7 @@ def card(used, size=14, uuid=None, model=None):
         "held_units": None,
         "healthy": True,
         "cordoned": False,
+        "cordon_reason": None,
     }
 
 

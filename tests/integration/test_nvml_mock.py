@@ -42,6 +42,10 @@ gpus.open()
 print("[]", flush=True)
 for line in sys.stdin:
     command = line.strip()
+    if command == "support":
+        supports = [gpus.limits.support(card.uuid) for card in gpus.cards()]
+        print(json.dumps([dataclasses.asdict(support) for support in supports]), flush=True)
+        continue
     answer = gpus.events(0.05) if command == "events" else getattr(gpus, command)()
     print(json.dumps([dataclasses.asdict(item) for item in answer or ()]), flush=True)
     if command == "close":
@@ -135,6 +139,7 @@ def test_enumeration(start: Callable[..., Child], name: str) -> None:
             "bus_id": device["pci"]["bus_id"].lower(),
             "minor": device["minor_number"],
             "error": None,
+            "parent": None,
         }
         for device in document["devices"]
     ]
@@ -153,6 +158,7 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
         "used_mib": 0,
         "processes": [],
         "error": None,
+        "memory_errors": {},
     }
     processes = [
         {"pid": 4242, "type": "C", "name": "train", "used_memory_mib": 4096},
@@ -166,13 +172,21 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
     assert samples[1]["used_mib"] == 0
 
 
+def test_a_driver_without_the_calls_for_limits_is_accounted(start: Callable[..., Child]) -> None:
+    found = {(support["held"], support["reason"], support["since"]) for support in start("t4").ask("support")}
+    ((held, reason, since),) = found
+    assert not held
+    assert "has no call for memory limits" in reason
+    assert "615" in since
+
+
 def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child]) -> None:
     child = start()
     uuid = child.ask("cards")[3]["uuid"]
     child.override({"3": {"failure": {"mode": "ecc_uncorrectable", "xid": {"code": 79}}}})
     child.until("sample", lambda samples: samples[3]["error"])
     (news,) = child.until("events", bool)
-    said = {"healthy": False, "reason": "XID 79: the card has fallen off the bus", "xid": 79}
+    said = {"healthy": False, "reason": "XID 79: the card has fallen off the bus", "code": 79, "count": 1}
     assert news == {"uuid": uuid, **said}
     tracker = HealthTracker(quiet_s=60)
     tracker.on_event(HealthEvent(**news), 0)
@@ -200,9 +214,9 @@ def test_an_applications_xid_says_nothing_of_its_card(start: Callable[..., Child
     )
     child.until("sample", lambda samples: samples[0]["error"] and samples[1]["error"])
     news: list[dict[str, Any]] = []
-    while len({each["xid"] for each in news}) < 2:
+    while len({each["code"] for each in news}) < 2:
         news += child.until("events", bool)
-    assert {(each["xid"], each["healthy"]) for each in news} == {(code, None), (95, False)}
+    assert {(each["code"], each["healthy"]) for each in news} == {(code, None), (95, False)}
 
 
 @pytest.mark.parametrize("mode", ["lost", "fallen_off_bus"])

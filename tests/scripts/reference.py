@@ -55,8 +55,8 @@ def _options(command: click.Command, context: click.Context) -> str:
 def node_metrics() -> str:
     """The metrics of `gpupack node`."""
     metrics = NodeMetrics()
-    card, node = _filled(CardState), _filled(NodeState, foreign_gpus={"r": 1}, xids={("x", 1): 1})
-    metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(MagicMock()))
+    card, node = _filled(CardState), _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1})
+    metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(MagicMock()), "XID")
     metrics.call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 

@@ -63,7 +63,7 @@ def test_everything_is_built_before_the_limit_of_a_test_runs(tmp_path: Path, too
         pytest.skip(reason)
     done, builds = run_cluster_test(tmp_path, tools, PATH=f"{tools}:{os.environ['PATH']}")
     assert "1 passed" in done.stdout, done.stdout
-    assert builds == ["kubebin", "containerdbin", "kustomizebin"]
+    assert builds == ["kubebin", "containerdbin", "kustomizebin", "toolbin", "promqlbin"]
 
 
 def test_nothing_is_built_where_the_cluster_tests_are_skipped(tmp_path: Path, tools: Path) -> None:

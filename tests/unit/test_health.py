@@ -6,10 +6,11 @@ from deviceplugin.gpus.health import (
     DEFAULT_IGNORED_XIDS,
     CardHealth,
     HealthTracker,
-    describe_xid,
+    describe_fault,
     parse_xids,
 )
 from deviceplugin.gpus.source import GpuSample, HealthEvent
+from deviceplugin.gpus.vendor import NVIDIA
 from gpupack.commands.node import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")
@@ -76,8 +77,8 @@ def test_the_latest_reason_is_shown() -> None:
 
 
 def test_xids_are_named_for_people() -> None:
-    assert describe_xid(79) == "XID 79: the card has fallen off the bus"
-    assert describe_xid(500) == "XID 500"
+    assert describe_fault(79, NVIDIA) == "XID 79: the card has fallen off the bus"
+    assert describe_fault(500, NVIDIA) == "XID 500"
     assert {13, 31, 43, 45, 68, 109} == DEFAULT_IGNORED_XIDS
 
 

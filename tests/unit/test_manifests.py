@@ -68,7 +68,9 @@ def referenced(folder: Path) -> set[Path]:
 def test_every_file_is_used() -> None:
     components = [path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml")]
     used = set().union(*map(referenced, [*(MANIFESTS / name for name in BUILDS), *components]))
-    assert used | SNIPPETS == {path for path in MANIFESTS.rglob("*") if path.is_file()}
+    chart = MANIFESTS / "helm"
+    there = {path for path in MANIFESTS.rglob("*") if path.is_file() and not path.is_relative_to(chart)}
+    assert used | SNIPPETS == there
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -114,8 +116,20 @@ def test_references_between_objects_hold(name: str) -> None:
         if kind.endswith("AdmissionPolicyBinding"):
             assert (kind.removesuffix("Binding"), one["spec"]["policyName"]) in found
         if kind == "Service":
-            pods = found["Deployment", one["metadata"]["name"]]["spec"]["template"]["metadata"]["labels"]
-            assert one["spec"]["selector"].items() <= pods.items()
+            selected = [
+                each
+                for (owner, _), each in found.items()
+                if owner in {"DaemonSet", "Deployment"}
+                and one["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+            ]
+            assert selected
+            ports = {
+                port["name"]
+                for each in selected
+                for one_container in pod_template(each)["containers"]
+                for port in one_container["ports"]
+            }
+            assert {port["targetPort"] for port in one["spec"]["ports"]} <= ports
 
 
 @pytest.mark.parametrize("name", BUILDS)

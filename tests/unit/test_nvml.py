@@ -407,7 +407,7 @@ def test_which_xids_are_ignored_can_be_chosen(driver: Driver) -> None:
     found = list(source.events(30))
     while len(found) < 2:
         found += source.events(30)
-    assert [(event.xid, event.healthy) for event in found] == [(94, None), (31, False)]
+    assert [(event.code, event.healthy) for event in found] == [(94, None), (31, False)]
     source.close()
 
 

@@ -93,7 +93,7 @@ def test_ecc_errors_make_news_and_the_samples_go_on() -> None:
 def test_ignored_xids_say_nothing_of_the_card(ignored: set[int], healthy: bool | None) -> None:
     gpus = SimulatedGpus(load_profile("2xt4"), frozenset(ignored))
     gpus.fail(gpus.cards()[0].uuid, "ecc_uncorrectable", xid=31)
-    assert [(event.healthy, event.xid) for event in gpus.events(0)] == [(healthy, 31)]
+    assert [(event.healthy, event.code) for event in gpus.events(0)] == [(healthy, 31)]
 
 
 def test_a_failure_of_the_profile_trips_after_its_calls_and_once() -> None:

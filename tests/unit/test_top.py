@@ -230,6 +230,7 @@ def test_json_is_the_documented_form():
         "held_units": None,
         "healthy": True,
         "cordoned": False,
+        "cordon_reason": None,
     }
     assert json.loads(render(MIXED[1:], "json")) == [
         {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
@@ -246,6 +247,7 @@ def test_json_is_the_documented_form():
                     "held_units": 4 if index == 1 else None,
                     "healthy": index != 1,
                     "cordoned": index == 2,
+                    "cordon_reason": None,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],

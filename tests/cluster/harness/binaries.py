@@ -20,6 +20,8 @@ from tests.cluster.harness import versions
 
 KUSTOMIZE = versions.SOURCES.with_name("kustomizebin")
 CONTAINERD = versions.SOURCES.with_name("containerdbin")
+TOOLBOX = versions.SOURCES.with_name("toolbin")
+PROMQL = versions.SOURCES.with_name("promqlbin")
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 TOOLS = {
     "etcd": "etcd-server",
@@ -59,6 +61,8 @@ def build() -> None:
     programs()
     containerd()
     kustomize()
+    tool("helm")
+    promql()
 
 
 def programs() -> Path:
@@ -102,11 +106,16 @@ def containerd() -> Path:
     Raises:
         RuntimeError: If the build fails; carries the end of the compiler's output.
     """
+    return _kept_tools(CONTAINERD)
 
-    def compile_all(folder: Path) -> None:
-        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", "tool", cwd=CONTAINERD)
 
-    return _kept(_module_files(CONTAINERD), compile_all)
+def tool(name: str) -> Path:
+    """Helm or actionlint, built if it must be.
+
+    Raises:
+        RuntimeError: If the build fails; carries the end of the compiler's output.
+    """
+    return _kept_tools(TOOLBOX) / name
 
 
 def kustomize() -> Path:
@@ -115,11 +124,34 @@ def kustomize() -> Path:
     Raises:
         RuntimeError: If the build fails; carries the end of the compiler's output.
     """
+    return _kept_program(KUSTOMIZE)
+
+
+def promql() -> Path:
+    """The program that names the PromQL expressions that Prometheus would refuse, built if it must be.
+
+    Raises:
+        RuntimeError: If the build fails; carries the end of the compiler's output.
+    """
+    return _kept_program(PROMQL)
+
+
+def _kept_tools(sources: Path) -> Path:
+    """The folder with the tools that a go.mod names."""
 
     def compile_all(folder: Path) -> None:
-        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", ".", cwd=KUSTOMIZE)
+        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", "tool", cwd=sources)
 
-    return _kept([*_module_files(KUSTOMIZE), KUSTOMIZE / "main.go"], compile_all) / KUSTOMIZE.name
+    return _kept(_module_files(sources), compile_all)
+
+
+def _kept_program(sources: Path) -> Path:
+    """The program of a folder with one main.go."""
+
+    def compile_all(folder: Path) -> None:
+        _go("build", "-trimpath", "-ldflags", "-s -w", "-o", f"{folder}/", ".", cwd=sources)
+
+    return _kept([*_module_files(sources), sources / "main.go"], compile_all) / sources.name
 
 
 def _given_folder() -> Path | None:

@@ -111,6 +111,8 @@ def _config_map(folder: Path, entry: dict[str, Any]) -> Json:
     data = {(key if path else Path(key).name): (folder / (path or key)).read_text() for key, _, path in files}
     data.update(item.split("=", 1) for item in entry.get("literals", []))
     metadata = {key: entry[key] for key in ("name", "namespace") if key in entry}
+    if labels := entry.get("options", {}).get("labels"):
+        metadata["labels"] = labels
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 

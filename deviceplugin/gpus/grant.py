@@ -1,4 +1,4 @@
-"""What the node's core gives to a container, in nobody's wire format."""
+"""What a container gets with its cards, in nobody's wire format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ class ContainerGrant:
     Attributes:
         envs: environment variables.
         annotations: for the container runtime.
-        cdi_devices: fully qualified CDI names, `nvidia.com/gpu=GPU-...`.
+        cdi_devices: fully qualified CDI names, `example.com/gpu=UUID`.
     """
 
     envs: Mapping[str, str]

@@ -1,0 +1,104 @@
+"""What holds the memory of a card's containers, and the boundary to whoever does: a driver, a simulated one.
+
+A limit belongs to one cgroup on one card. It ends with the cgroup; nobody has to take it back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+
+class Enforcement(Enum):
+    """How the memory of a card's containers is held; `value` is what machines read, `text` what people do."""
+
+    DRIVER = "driver"
+    MPS = "mps"
+    ACCOUNTED = "accounted"
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Enforcement.DRIVER: "enforced by the driver",
+    Enforcement.MPS: "enforced by MPS",
+    Enforcement.ACCOUNTED: "accounted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether limits can be held on a card.
+
+    Attributes:
+        held: they can.
+        reason: why not, for people; empty when they can.
+        since: what would do it, `driver 615 (CUDA 13.4)`; empty where nothing known would.
+    """
+
+    held: bool
+    reason: str = ""
+    since: str = ""
+
+    def __str__(self) -> str:
+        """In one line: `this driver (580.65) has no such call; driver 615 (CUDA 13.4) has`."""
+        if self.held:
+            return Enforcement.DRIVER.text
+        return f"{self.reason}; it takes {self.since}" if self.since else self.reason
+
+
+HELD = Support(held=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReading:
+    """What the holder of limits says of one cgroup on one card.
+
+    Attributes:
+        hard_mib: the limit in MiB, rounded down; None: there is none.
+        used_mib: MiB counted against it, rounded up; None where that is not told.
+    """
+
+    hard_mib: int | None
+    used_mib: int | None
+
+
+class MemoryLimits(Protocol):
+    """Holds containers to their shares of cards. All methods may block, and may be called from any thread."""
+
+    def support(self, uuid: str) -> Support:
+        """Tell whether limits can be held on a card; cheap after the first time."""
+        ...
+
+    def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
+        """Limit what all processes in a cgroup, and below it, use together on a card.
+
+        Args:
+            uuid: of the card.
+            cgroup: its full path in the host's tree.
+            hard_mib: MiB, more than 0; an allocation beyond fails as if the card were full.
+
+        Raises:
+            LimitError: it does not hold; `kind` says what to do.
+        """
+        ...
+
+    def read(self, uuid: str, cgroup: Path) -> LimitReading:
+        """Read the limit of a cgroup on a card, and what is used of it.
+
+        Raises:
+            LimitError: it cannot be read.
+        """
+        ...
+
+    def container_envs(self, hard_mib: int) -> Mapping[str, str]:
+        """Name the variables by which the vendor's container toolkit sets the limit before the first process.
+
+        Args:
+            hard_mib: of every card of the container.
+        """
+        ...

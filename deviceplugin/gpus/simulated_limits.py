@@ -1,0 +1,162 @@
+"""Memory limits of simulated cards: simulated processes that grow beyond them are refused.
+
+Like the driver's: a limit is of one cgroup on one card, counts every process in the cgroup and below it, ends
+with the cgroup, and one that is set below what is used already stops growth only.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deviceplugin.errors import GpuError, LimitError
+from deviceplugin.gpus.limits import HELD, LimitReading, Support
+from deviceplugin.gpus.source import GpuProcess
+
+REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
+LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """MiB, and which directory it was set for: the same path made again is another cgroup."""
+
+    hard_mib: int
+    folder: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    used_mib: int
+    cgroup: Path | None
+
+
+class SimulatedLimits:
+    """`MemoryLimits` of simulated cards, and the processes that they hold.
+
+    Args:
+        sizes_mib: MiB that processes can use by card UUID.
+        support: what to say of every card.
+
+    Attributes:
+        least_mib: the smallest limit that is accepted.
+    """
+
+    def __init__(self, sizes_mib: Mapping[str, int], support: Support = HELD) -> None:
+        self._sizes_mib = sizes_mib
+        self._support = support
+        self._lock = threading.Lock()
+        self._limits: dict[tuple[str, Path], _Limit] = {}
+        self._processes: dict[str, dict[int, _Process]] = {uuid: {} for uuid in sizes_mib}
+        self.least_mib = 1
+
+    def support(self, uuid: str) -> Support:
+        """Tell what the simulated driver can do."""
+        if uuid.startswith("MIG-"):
+            return Support(False, "the driver holds no limits on MIG instances")
+        return self._support
+
+    def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
+        """Set a hard limit; see `MemoryLimits.set`."""
+        self._check(uuid)
+        if hard_mib < self.least_mib:
+            allowed = f"allowed are {self.least_mib} MiB or more"
+            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}: {allowed}")
+        folder = _folder(cgroup)
+        if folder is None:
+            raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
+        with self._lock:
+            self._limits[uuid, cgroup] = _Limit(hard_mib, folder)
+
+    def read(self, uuid: str, cgroup: Path) -> LimitReading:
+        """Read a limit and what is used of it; see `MemoryLimits.read`."""
+        self._check(uuid)
+        if _folder(cgroup) is None:
+            raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")
+        with self._lock:
+            self._forget()
+            limit = self._limits.get((uuid, cgroup))
+            return LimitReading(limit.hard_mib if limit else None, self._used_below(uuid, cgroup))
+
+    def container_envs(self, hard_mib: int) -> Mapping[str, str]:
+        """Name variables as a vendor's would be."""
+        return {REQUEST_ENV: str(hard_mib), LIMIT_ENV: str(hard_mib)}
+
+    def use(self, uuid: str, pid: int, used_mib: int, cgroup: Path | None = None) -> None:
+        """Let a simulated process use so much of a card from now on; 0 ends it.
+
+        Args:
+            uuid: of the card.
+            pid: in the host's pid namespace.
+            used_mib: MiB.
+            cgroup: that the process is in, None for one in no limited cgroup.
+
+        Raises:
+            GpuError: no such card, or no memory left of a limit or of the card; the process keeps its part.
+        """
+        if uuid not in self._sizes_mib:
+            raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._sizes_mib)}")
+        with self._lock:
+            self._forget()
+            processes = self._processes[uuid]
+            before = processes.get(pid, _Process(0, cgroup))
+            growth_mib = used_mib - before.used_mib
+            if growth_mib > 0:
+                self._refuse(uuid, pid, growth_mib, cgroup)
+            if used_mib > 0:
+                processes[pid] = _Process(used_mib, cgroup)
+            else:
+                processes.pop(pid, None)
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """List the processes on a card."""
+        with self._lock:
+            found = sorted(self._processes.get(uuid, {}).items())
+        return tuple(GpuProcess(pid, process.used_mib) for pid, process in found)
+
+    def _refuse(self, uuid: str, pid: int, growth_mib: int, cgroup: Path | None) -> None:
+        """Raise GpuError unless the card and every limit above the process have room."""
+        size_mib = self._sizes_mib[uuid]
+        used_mib = sum(process.used_mib for process in self._processes[uuid].values())
+        if used_mib + growth_mib > size_mib:
+            raise GpuError(
+                f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid} of {size_mib}"
+            )
+        for place in (cgroup, *cgroup.parents) if cgroup is not None else ():
+            limit = self._limits.get((uuid, place))
+            if limit is not None and self._used_below(uuid, place) + growth_mib > limit.hard_mib:
+                raise GpuError(
+                    f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid}, the limit of "
+                    f"cgroup {place} is {limit.hard_mib} MiB"
+                )
+
+    def _used_below(self, uuid: str, cgroup: Path) -> int:
+        return sum(
+            process.used_mib
+            for process in self._processes[uuid].values()
+            if process.cgroup is not None and process.cgroup.is_relative_to(cgroup)
+        )
+
+    def _forget(self) -> None:
+        """Drop the limits of cgroups that are gone, and their processes with them."""
+        self._limits = {key: limit for key, limit in self._limits.items() if _folder(key[1]) == limit.folder}
+        for processes in self._processes.values():
+            for pid, process in list(processes.items()):
+                if process.cgroup is not None and not process.cgroup.is_dir():
+                    del processes[pid]
+
+    def _check(self, uuid: str) -> None:
+        support = self.support(uuid)
+        if uuid not in self._sizes_mib:
+            raise LimitError("failed", f"limit on card {uuid[:256]!r}: there is no such card")
+        if not support.held:
+            raise LimitError("unsupported", f"limit on card {uuid}: {support}")
+
+
+def _folder(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,70 @@
+"""What the containers and the people of one vendor's cards go by; the node's core knows no vendor but this.
+
+A source of cards brings its vendor along. Here, and nowhere above, stand names that only one vendor uses.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from deviceplugin.gpus.grant import ContainerGrant
+
+_DOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+")
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_WORD: Final = re.compile(r"[A-Za-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """One maker of cards.
+
+    Attributes:
+        domain: of its names in CDI, `nvidia.com`.
+        visible_devices: environment variable by which its container runtime is told the cards.
+        fault: what the numbered errors of its driver are called, `XID`.
+    """
+
+    domain: str
+    visible_devices: str
+    fault: str
+
+    def faults(self) -> tuple[str, ...]:
+        """Say what is wrong with the names, one line each; empty when they can be used."""
+        return tuple(
+            f"{field}: {value[:256]!r}; allowed is {allowed}"
+            for field, value, form, allowed in (
+                ("domain", self.domain, _DOMAIN, "a DNS name such as example.com"),
+                ("visible_devices", self.visible_devices, _VARIABLE, "a variable such as CARDS_VISIBLE"),
+                ("fault", self.fault, _WORD, "one word of letters"),
+            )
+            if not form.fullmatch(value)
+        )
+
+    @property
+    def cdi_kind(self) -> str:
+        """The kind of its CDI devices."""
+        return f"{self.domain}/gpu"
+
+    @property
+    def fault_event(self) -> str:
+        """The reason of Kubernetes Events about its numbered errors, `GPUXidError`."""
+        return f"GPU{self.fault.capitalize()}Error"
+
+    def grant(self, uuids: Sequence[str], *, cdi: bool) -> ContainerGrant:
+        """Describe cards to a container and its runtime.
+
+        Args:
+            uuids: of the cards, in word order.
+            cdi: name them as CDI devices too.
+        """
+        return ContainerGrant(
+            envs={self.visible_devices: ",".join(uuids)},
+            cdi_devices=tuple(f"{self.cdi_kind}={uuid}" for uuid in uuids) if cdi else (),
+        )
+
+
+NVIDIA: Final = Vendor("nvidia.com", "NVIDIA_VISIBLE_DEVICES", "XID")
+
+UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
+"""Where it does not matter whose the cards are."""

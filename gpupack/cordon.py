@@ -1,0 +1,245 @@
+"""`gpupack cordon` and `uncordon`: keep cards of a node free of new pods, and give them back.
+
+Which cards are meant and what the annotations become is decided on plain values; only `Cordoner` talks to the
+API server. The Node is read and patched with its resourceVersion, so that two people at once lose nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import PackingError, shown
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_CORDON_REASONS, NODE_HOLDS
+from allocator.records import (
+    CardRecord,
+    dump_cordon_reasons,
+    load_cards,
+    load_cordon,
+    load_cordon_reasons,
+    load_holds,
+)
+from gpupack.errors import InputError
+from gpupack.top.objects import no_node
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, NotFound
+from kubeapi.paths import segment
+
+MAX_REASON: Final = 256
+"""Characters of a reason: it is for people, and stands in every copy of the Node."""
+
+_TRIES: Final = 5
+"""A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
+
+
+class _Metadata(msgspec.Struct):
+    resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
+    annotations: dict[str, str] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person wants.
+
+    Attributes:
+        cordon: keep the cards free; else give them back.
+        cards: index, UUID or the beginning of one; empty: all cards.
+        reason: why, for other people; empty: none.
+    """
+
+    cordon: bool
+    cards: tuple[str, ...] = ()
+    reason: str = ""
+
+    def check(self) -> None:
+        """Check what can be checked without a cluster.
+
+        Raises:
+            InputError: the reason is too long or cannot be shown on one line.
+        """
+        if len(self.reason) > MAX_REASON or not self.reason.isprintable():
+            raise InputError(
+                f"--reason {shown(self.reason, 64)}: allowed are at most {MAX_REASON} characters on one line"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of one card.
+
+    Attributes:
+        uuid: of the card.
+        index: the driver's number, None for a card that is not there any more.
+        changed: whether it was not so before.
+        pods: how many pods hold memory there and run on.
+    """
+
+    uuid: str
+    index: int | None
+    changed: bool
+    pods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be written.
+
+    Attributes:
+        annotations: new values by key, None takes one away; empty where all is as wished.
+        outcomes: one for each card of the wish.
+    """
+
+    annotations: dict[str, str | None]
+    outcomes: tuple[Outcome, ...]
+
+
+def change(node: str, annotations: Mapping[str, str], wish: Wish) -> Change:
+    """Decide what the Node's annotations become.
+
+    Args:
+        node: its name, for what is said.
+        annotations: of the Node.
+        wish: what is wanted.
+
+    Raises:
+        InputError: no gpupack there, no such card, or a cordon that cannot be read.
+    """
+    try:
+        cards = load_cards(annotations[NODE_CARDS])
+        before = _cordoned(annotations, anew=not wish.cordon and not wish.cards)
+    except KeyError as error:
+        raise InputError(
+            f"node {node} has no annotation {NODE_CARDS}: no gpupack node daemon has run there, and only "
+            "that knows the cards"
+        ) from error
+    except PackingError as error:
+        raise InputError(f"node {node}: {error}") from error
+    named = _named(node, cards, wish, before)
+    after = before | set(named) if wish.cordon else before - set(named)
+    pods = _pods(annotations, cards)
+    indexes = {card.uuid: card.index for card in cards}
+    outcomes = tuple(
+        Outcome(uuid, indexes.get(uuid), (uuid in before) != wish.cordon, pods.get(uuid, 0)) for uuid in named
+    )
+    old = _reasons(annotations)
+    reasons = {uuid: text for uuid, text in old.items() if uuid in after}
+    if wish.cordon and wish.reason:
+        reasons |= dict.fromkeys(named, wish.reason)
+    wanted: dict[str, str | None] = {}
+    if after != before or (not after and NODE_CORDON in annotations):
+        wanted[NODE_CORDON] = ",".join(sorted(after)) or None
+    if reasons != old or (not reasons and NODE_CORDON_REASONS in annotations):
+        wanted[NODE_CORDON_REASONS] = dump_cordon_reasons(reasons) if reasons else None
+    return Change(wanted, outcomes)
+
+
+def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
+    """Read what is cordoned; where nothing of it is to stay, rubbish is as good as nothing."""
+    try:
+        return load_cordon(annotations.get(NODE_CORDON, ""))
+    except PackingError:
+        if not anew:
+            raise
+        return frozenset()
+
+
+def _named(node: str, cards: Sequence[CardRecord], wish: Wish, before: frozenset[str]) -> list[str]:
+    """Tell the UUIDs of a wish, each once; all that is wrong is said together."""
+    if not wish.cards:
+        return [card.uuid for card in cards] if wish.cordon else sorted(before)
+    # A card that has vanished can still be given back.
+    gone = () if wish.cordon else tuple(sorted(before.difference(card.uuid for card in cards)))
+    named: dict[str, None] = {}
+    problems = []
+    for text in wish.cards:
+        found = _matching(cards, gone, text)
+        if len(found) == 1:
+            named[found[0]] = None
+            continue
+        problem = f"{shown(text)} is {'no card' if not found else f'the name of {len(found)} cards'}"
+        problems.append(f"{problem} of node {node}")
+    if problems:
+        there = ", ".join([f"{card.index} {card.uuid}" for card in cards] + list(gone))
+        raise InputError(
+            f"{'; '.join(problems)}: allowed are an index, a UUID or its beginning, of {there or 'none'}"
+        )
+    return list(named)
+
+
+def _matching(cards: Sequence[CardRecord], gone: Sequence[str], text: str) -> list[str]:
+    """Find the cards that a text may mean."""
+    if text.isascii() and text.isdigit():
+        return [card.uuid for card in cards if card.index == int(text)] if len(text) <= 9 else []  # noqa: PLR2004
+    uuids = [*(card.uuid for card in cards), *gone]
+    return [text] if text in uuids else [uuid for uuid in uuids if text and uuid.startswith(text)]
+
+
+def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> dict[str, int]:
+    """Count the pods that hold memory on each card, as far as the node says so."""
+    counts: dict[str, int] = {}
+    try:
+        holds = load_holds(annotations[NODE_HOLDS])
+    except (KeyError, PackingError):
+        return counts
+    for units in holds.units.values():
+        for position in units:
+            if position < len(cards):
+                counts[cards[position].uuid] = counts.get(cards[position].uuid, 0) + 1
+    return counts
+
+
+def _reasons(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Read the reasons; they are for people, so rubbish is as good as none and is written over."""
+    try:
+        return dict(load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}")))
+    except PackingError:
+        return {}
+
+
+class Cordoner:
+    """Cordons cards of one cluster.
+
+    Args:
+        client: may get and patch nodes.
+        dry_run: change nothing.
+    """
+
+    def __init__(self, client: KubeClient, *, dry_run: bool = False) -> None:
+        self._client = client
+        self._dry_run = dry_run
+
+    async def apply(self, node: str, wish: Wish) -> tuple[Outcome, ...]:
+        """Make it so.
+
+        Raises:
+            InputError: as `change`, or no Node has the name.
+            KubeApiError: the API server refused, or the Node changed again and again meanwhile.
+        """
+        wish.check()
+        path = f"/api/v1/nodes/{segment(node)}"
+        for left in reversed(range(_TRIES)):
+            try:
+                metadata = msgspec.json.decode(await self._client.get(path), type=_Node).metadata
+                wanted = change(node, metadata.annotations or {}, wish)
+                if wanted.annotations and not self._dry_run:
+                    await self._client.patch(path, _patch(metadata.resourceVersion, wanted.annotations))
+            except NotFound as error:
+                raise no_node([node]) from error
+            except (msgspec.DecodeError, UnicodeError) as error:
+                said = f"{self._client.server} answers with something else than a node: {error}"
+                raise InputError(said) from error
+            except Conflict:
+                if not left:
+                    raise
+            else:
+                return wanted.outcomes
+        raise AssertionError("the last try returns or raises")  # pragma: no cover
+
+
+def _patch(version: str, annotations: Mapping[str, str | None]) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": version, "annotations": annotations}}

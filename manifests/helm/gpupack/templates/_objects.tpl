@@ -1,0 +1,99 @@
+{{/*
+The chart has no copy of the manifests: `files/` leads to the folders that kustomize builds, and the templates
+change in them what the values say.
+
+gpupack.objects writes every object of a folder.
+  root: the chart's top scope
+  folder: below files/
+  component: values of its workload (args, env, resources, ...), may be left out
+*/}}
+{{- define "gpupack.objects" }}
+{{- $given := . }}
+{{- range $path, $_ := .root.Files.Glob (printf "files/%s/*.yaml" .folder) }}
+{{- range $text := regexSplit "(?m)^---\\s*$" ($given.root.Files.Get $path) -1 }}
+{{- $object := fromYaml (replace "gpupack-system" $given.root.Release.Namespace $text) }}
+{{- if and $object.kind (ne $object.kind "Kustomization") (ne $object.kind "KubeSchedulerConfiguration") }}
+{{- include "gpupack.object" (dict "root" $given.root "object" $object "component" $given.component) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* gpupack.object writes one object: root, object, component. */}}
+{{- define "gpupack.object" }}
+{{- $object := .object }}
+{{- if has $object.kind (list "DaemonSet" "Deployment") }}
+{{- include "gpupack.adapt" (dict "root" .root "object" $object "component" (default dict .component)) }}
+{{- end }}
+---
+{{ toYaml $object }}
+{{- end }}
+
+{{/* gpupack.adapt changes a workload in place; it writes nothing. */}}
+{{- define "gpupack.adapt" }}
+{{- $component := .component }}
+{{- $template := .object.spec.template }}
+{{- $pod := $template.spec }}
+{{- $image := .root.Values.image }}
+{{- with $image.pullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end }}
+{{- if hasKey $component "replicas" }}{{ $_ := set .object.spec "replicas" $component.replicas }}{{ end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- if hasKey $component $key }}
+{{- $value := get $component $key }}
+{{- if $value }}{{ $_ := set $pod $key $value }}{{ else }}{{ $_ := unset $pod $key }}{{ end }}
+{{- end }}
+{{- end }}
+{{- with $component.podAnnotations }}
+{{- $_ := set $template.metadata "annotations" (merge (deepCopy .) (default dict $template.metadata.annotations)) }}
+{{- end }}
+{{- with $component.podLabels }}
+{{- $_ := set $template.metadata "labels" (merge (deepCopy $template.metadata.labels) .) }}
+{{- end }}
+{{- range $container := $pod.containers }}
+{{- if eq $container.image "gpupack" }}
+{{- $_ := set $container "image" (printf "%s:%s" $image.repository (default $.root.Chart.AppVersion $image.tag)) }}
+{{- $_ := set $container "imagePullPolicy" $image.pullPolicy }}
+{{- with $component.resources }}{{ $_ := set $container "resources" . }}{{ end }}
+{{- with $component.env }}{{ $_ := set $container "env" (concat (default list $container.env) .) }}{{ end }}
+{{- include "gpupack.arguments" (dict "container" $container "args" (default dict $component.args)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+gpupack.arguments changes the command line in place: `args` are options of the command by name, without the
+dashes. Those that are there change in their place, others follow. true is a bare option, false its --no-
+form, null leaves it out.
+*/}}
+{{- define "gpupack.arguments" }}
+{{- $left := deepCopy .args }}
+{{- $args := list }}
+{{- range $argument := .container.args }}
+{{- $name := trimPrefix "--" (first (splitList "=" $argument)) }}
+{{- if hasKey $left $name }}
+{{- with include "gpupack.argument" (dict "name" $name "value" (get $left $name)) }}{{ $args = concat $args (splitList "\n" .) }}{{ end }}
+{{- $_ := unset $left $name }}
+{{- else }}
+{{- $args = append $args $argument }}
+{{- end }}
+{{- end }}
+{{- range $name := keys $left | sortAlpha }}
+{{- with include "gpupack.argument" (dict "name" $name "value" (get $left $name)) }}{{ $args = concat $args (splitList "\n" .) }}{{ end }}
+{{- end }}
+{{- $_ := set .container "args" $args }}
+{{- end }}
+
+{{/* gpupack.argument writes one option, one line for each value of a list. */}}
+{{- define "gpupack.argument" }}
+{{- $name := .name }}
+{{- if kindIs "slice" .value }}
+{{- $lines := list }}
+{{- range .value }}{{ $lines = append $lines (printf "--%s=%v" $name .) }}{{ end }}
+{{- join "\n" $lines }}
+{{- else if kindIs "bool" .value }}
+{{- if .value }}--{{ $name }}{{ else }}--no-{{ $name }}{{ end }}
+{{- else if kindIs "float64" .value }}
+{{- if eq .value (floor .value) }}--{{ $name }}={{ int64 .value }}{{ else }}--{{ $name }}={{ .value }}{{ end }}
+{{- else if not (kindIs "invalid" .value) }}--{{ $name }}={{ .value }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,188 @@
+"""The Helm chart makes what kustomize makes, and the real API server takes it."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.harness import Cluster, binaries
+from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.manifests import build, has_mutating_policies
+from tests.scripts import grafana
+
+MANIFESTS = REPOSITORY / "manifests"
+CHART = MANIFESTS / "helm" / "gpupack"
+NAMESPACE = "gpupack-system"
+# The values that make of the chart what an overlay makes of the base.
+OVERLAYS = {
+    "join-existing-scheduler": ["scheduler.mode=join"],
+    "monitoring": [f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "rules", "dashboard")],
+    "nvidia-runtime-class": ["node.runtimeClassName=nvidia"],
+    "queue": ["queue.enabled=true"],
+    "scheduler-name-by-hand": ["schedulerName=by-hand"],
+    "scheduler-name-v1beta1": ["schedulerName=v1beta1"],
+    "simulated-gpus": ["simulatedGpus.enabled=true"],
+}
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [str(binaries.tool("helm")), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert not check or done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def template(*values: str, namespace: str = NAMESPACE) -> Objects:
+    chosen = [word for value in values for word in ("--set", value)]
+    made = helm("template", "gpupack", str(CHART), "--namespace", namespace, *chosen).stdout
+    return by_name([one for one in yaml.safe_load_all(made) if one])
+
+
+def by_name(objects: list[dict[str, Any]]) -> Objects:
+    for one in objects:
+        template_of = one.get("spec", {}).get("template", {}) if one["kind"] != "PrometheusRule" else {}
+        for container in template_of.get("spec", {}).get("containers", []):
+            if "args" in container:  # options have no order
+                container["args"] = [container["args"][0], *sorted(container["args"][1:])]
+    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def container(objects: Objects, kind: str, name: str) -> dict[str, Any]:
+    pod = objects[kind, name]["spec"]["template"]["spec"]
+    return next(dict(one) for one in pod["containers"] if one["name"] == "gpupack")
+
+
+def test_the_defaults_are_the_base_and_its_namespace_is_the_users() -> None:
+    base = by_name(build(MANIFESTS / "base"))
+    assert template("namespace.create=true") == base
+    del base["Namespace", NAMESPACE]
+    assert template() == base
+
+
+@pytest.mark.parametrize("overlay", sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kust*")))
+def test_each_overlay_is_a_value(overlay: str) -> None:
+    assert template("namespace.create=true", *OVERLAYS[overlay]) == by_name(
+        build(MANIFESTS / "overlays" / overlay)
+    )
+
+
+def test_another_namespace_is_meant_everywhere() -> None:
+    objects = template("queue.enabled=true", namespace="gpus")
+    assert NAMESPACE not in json.dumps(list(objects.values()))
+    policy = objects["ValidatingAdmissionPolicy", "gpupack-node"]
+    assert "system:serviceaccount:gpus:gpupack-node" in json.dumps(policy)
+
+
+def test_options_are_values() -> None:
+    objects = template(
+        "image.repository=registry.example/gpupack",
+        "image.tag=1.2.3",
+        "node.args.unit-mib=512",
+        "node.args.cdi=true",
+        "node.args.card-policy=most-used",
+        "node.args.http=null",
+        "node.resources.limits.memory=1Gi",
+        "scheduler.args.node-policy-parameter={a=1,b=2}",
+        "scheduler.args.preemption=false",
+        "scheduler.configuration.percentageOfNodesToScore=50",
+        "scheduler.kubeScheduler.image.tag=v1.37.1",
+        "scheduler.replicas=1",
+        "admission.lists.nodePolicies=mine",
+    )
+    node = container(objects, "DaemonSet", "gpupack-node")
+    assert node["image"] == "registry.example/gpupack:1.2.3"
+    assert {"--unit-mib=512", "--cdi", "--card-policy=most-used", "--gpus=nvml"} <= set(node["args"])
+    assert not any(one.startswith("--http") for one in node["args"])
+    assert node["resources"] == {"limits": {"memory": "1Gi"}}
+    deployment = objects["Deployment", "gpupack-scheduler"]
+    assert deployment["spec"]["replicas"] == 1
+    scheduler = container(objects, "Deployment", "gpupack-scheduler")
+    assert {
+        "--node-policy-parameter=a=1",
+        "--node-policy-parameter=b=2",
+        "--no-preemption",
+        "--shortlist=1",
+    } <= set(scheduler["args"])
+    images = {one["image"] for one in deployment["spec"]["template"]["spec"]["containers"]}
+    assert images == {"registry.example/gpupack:1.2.3", "registry.k8s.io/kube-scheduler:v1.37.1"}
+    file = yaml.safe_load(objects["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"])
+    shipped = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    assert file == {**shipped, "percentageOfNodesToScore": 50}
+    lists = objects["ConfigMap", "gpupack-admission"]["data"]
+    assert (lists["nodePolicies"], lists["schedulerNames"]) == ("mine", "gpupack-scheduler")
+
+
+def test_queues_are_values(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    wanted = {"queues": [{"name": "a", "weight": 2}, {"name": "b"}], "mode": "batch"}
+    values.write_text(yaml.safe_dump({"queue": {"enabled": True, "configuration": wanted}}))
+    made = helm("template", "gpupack", str(CHART), "--namespace", NAMESPACE, "--values", str(values)).stdout
+    objects = by_name([one for one in yaml.safe_load_all(made) if one])
+    assert yaml.safe_load(objects["ConfigMap", "gpupack-queues"]["data"]["queues.yaml"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("node.args.unit-mb=512", "unit-mb"),
+        ("node.args.unit-mib=half", "unit-mib"),
+        ("scheduler.mode=both", "mode"),
+        ("schedulerName=v2", "schedulerName"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("nodes.args.cdi=true", "nodes"),
+        ("queue.replicas=-1", "replicas"),
+    ],
+)
+def test_a_wrong_value_is_named(value: str, said: str) -> None:
+    done = helm("template", "gpupack", str(CHART), "--set", value, check=False)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert said in done.stderr
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", str(CHART)).stdout
+
+
+def test_prometheus_understands_alerts_and_dashboard() -> None:
+    rules = yaml.safe_load((MANIFESTS / "components/monitoring/rules.yaml").read_text())
+    expressions = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    expressions += grafana.expressions()
+    lines = "\n".join(" ".join(one.split()) for one in expressions)
+    program = str(binaries.promql())
+    done = subprocess.run([program], input=lines, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(with_node=False, start=lambda cluster: cluster.control.start_without_controllers())
+
+
+def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
+    """A package of the chart, which has the files and no links, on the real API server."""
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.glob("gpupack-*.tgz")
+    there = ["--kubeconfig", str(cluster.control.admin_config), "--namespace", NAMESPACE]
+    old = [] if has_mutating_policies(cluster.api) else ["--set", "schedulerName=by-hand"]
+    helm("install", "gpupack", str(package), "--create-namespace", *there, *old)
+    deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+
+    def names() -> set[str]:
+        return {one["metadata"]["name"] for one in cluster.api.get(deployments)["items"]}
+
+    assert names() == {"gpupack-scheduler"}
+    policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    assert len(cluster.api.get(policies)["items"]) >= 5
+    if not old:
+        helm("upgrade", "gpupack", str(package), "--reuse-values", "--set", "queue.enabled=true", *there)
+        assert names() == {"gpupack-scheduler", "gpupack-queue"}
+    helm("uninstall", "gpupack", *there)
+    assert names() == set()
+    assert cluster.api.get(policies)["items"] == []

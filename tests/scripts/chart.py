@@ -1,0 +1,157 @@
+"""Writes manifests/helm/gpupack/values.schema.json: `make reference`.
+
+What `args` of a component may hold comes from the options of its command, with their help texts, so an option
+that is added is a value at once. The rest is said here, and tests/unit/test_chart.py compares the file with
+the code and with values.yaml.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpupack.cli import cli
+
+CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpupack"
+SCHEMA: Final = CHART / "values.schema.json"
+COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue"}
+
+_TEXT: Final = {"type": "string"}
+_BOOL: Final = {"type": "boolean"}
+_OBJECT: Final = {"type": "object"}
+
+
+def said(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with a description."""
+    return {"description": text, **schema}
+
+
+def closed(properties: dict[str, Any], text: str = "") -> dict[str, Any]:
+    """An object with these properties and no others."""
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return said(text, schema) if text else schema
+
+
+def arguments(command: str) -> dict[str, Any]:
+    """What `args` of a component may hold: the options of a command by name, without the dashes."""
+    options = {
+        option.opts[0].removeprefix("--"): said(option.help or "", _kind(option))
+        for option in cli.commands[command].params
+        if isinstance(option, click.Option) and option.name not in {"version", "help", "node_name"}
+    }
+    return closed(dict(sorted(options.items())), f"Options of `gpupack {command}`, without the dashes.")
+
+
+def _kind(option: click.Option) -> dict[str, Any]:
+    if option.is_flag:
+        return {"type": ["boolean", "null"]}
+    plain = {"integer": "integer", "float": "number"}.get(option.type.name, "string")
+    if option.multiple:
+        return {"type": ["array", "string", "null"], "items": {"type": plain}}
+    return {"type": [plain, "null"]}
+
+
+def workload(command: str, **more: dict[str, Any]) -> dict[str, Any]:
+    """Values that every Deployment and DaemonSet has, and more of its own."""
+    return {
+        "args": arguments(command),
+        "env": said("Environment variables beside ours.", {"type": "array", "items": _OBJECT}),
+        "resources": said("Requests and limits; empty: those of the manifests.", _OBJECT),
+        "podAnnotations": said("Added to the pods' own.", _OBJECT),
+        "podLabels": said("Added to the pods' own.", _OBJECT),
+        "nodeSelector": said("Replaces the manifests' own.", _OBJECT),
+        "tolerations": said("Replaces the manifests' own.", {"type": "array", "items": _OBJECT}),
+        "affinity": said("Replaces the manifests' own.", _OBJECT),
+        "priorityClassName": said("Empty: none.", _TEXT),
+        **more,
+    }
+
+
+def image(text: str, **more: dict[str, Any]) -> dict[str, Any]:
+    """Values that name an image."""
+    return closed({"repository": {**_TEXT, "minLength": 1}, "tag": _TEXT, **more}, text)
+
+
+def schema() -> dict[str, Any]:
+    """The whole schema."""
+    replicas = said("Pods; only one of them works, the others wait.", {"type": "integer", "minimum": 0})
+    properties = {
+        "global": _OBJECT,
+        "image": image(
+            "gpupack's image; without a tag that of the chart's version.",
+            pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+            pullSecrets={"type": "array", "items": _OBJECT},
+        ),
+        "namespace": closed({"create": said("Write the Namespace too, for `helm template`.", _BOOL)}),
+        "simulatedGpus": closed(
+            {"enabled": _BOOL, "profile": said("One that ships with gpupack, or a file.", _TEXT)},
+            "Simulated cards on every Linux node, for clusters without GPUs.",
+        ),
+        "node": closed(
+            workload(
+                "node", runtimeClassName=said("nvidia, where NVIDIA's runtime is not the default.", _TEXT)
+            ),
+            "The DaemonSet on the nodes with cards.",
+        ),
+        "scheduler": closed(
+            workload(
+                "scheduler",
+                replicas=replicas,
+                mode=said(
+                    "A kube-scheduler of our own, or the extender for yours.", {"enum": ["own", "join"]}
+                ),
+                kubeScheduler=closed(
+                    {"image": image("Of the cluster's minor version, or one less."), "resources": _OBJECT}
+                ),
+                configuration=said(
+                    "Merged into the KubeSchedulerConfiguration; lists are replaced.", _OBJECT
+                ),
+                joinedNames=said("With `join`: schedulers that call the extender, a comma list.", _TEXT),
+                tlsSecretName=said("With `join`: the Secret with the extender's certificate.", _TEXT),
+            ),
+            "The scheduler extender, with or without a kube-scheduler.",
+        ),
+        "schedulerName": said(
+            "Who gives pods that ask for GPU memory the scheduler's name.",
+            {"enum": ["v1", "v1beta1", "by-hand"]},
+        ),
+        "admission": closed(
+            {
+                "enabled": _BOOL,
+                "lists": closed(
+                    dict.fromkeys(("schedulerNames", "nodePolicies", "cardPolicies"), _TEXT),
+                    "Comma lists of the ConfigMap gpupack-admission that differ from the manifests'.",
+                ),
+            },
+            "ValidatingAdmissionPolicies.",
+        ),
+        "queue": closed(
+            workload(
+                "queue",
+                enabled=_BOOL,
+                replicas=replicas,
+                configuration=said("The file of the queues (docs/queue.md); empty: one queue.", _OBJECT),
+            ),
+            "The borrowing queue.",
+        ),
+    }
+    switch = closed({"enabled": _BOOL, "labels": said("Added to the object's own.", _OBJECT)})
+    properties["monitoring"] = closed(
+        {"serviceMonitor": switch, "rules": switch, "dashboard": switch},
+        "A ServiceMonitor, a PrometheusRule (both want the Prometheus operator) and a Grafana dashboard.",
+    )
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart gpupack",
+        **closed(properties),
+    }
+
+
+def text() -> str:
+    """The file's text."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text())

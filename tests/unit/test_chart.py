@@ -1,0 +1,109 @@
+"""The chart's files fit the code: its schema, its values, its folders, and the metrics that alerts name."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import gpupack
+from tests.scripts import chart, grafana, reference
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "manifests" / "components" / "monitoring"
+RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]["groups"]
+
+
+def test_the_schema_is_that_of_the_code() -> None:
+    assert chart.SCHEMA.read_text() == chart.text(), "run: make reference"
+
+
+def test_every_value_is_in_the_schema() -> None:
+    def check(values: Any, schema: Any, path: str) -> None:
+        for key, value in values.items():
+            assert key in schema["properties"], f"{path}{key}"
+            if isinstance(value, dict) and "properties" in schema["properties"][key]:
+                check(value, schema["properties"][key], f"{path}{key}.")
+
+    check(yaml.safe_load((chart.CHART / "values.yaml").read_text()), chart.schema(), "")
+
+
+def test_the_charts_version_is_the_products() -> None:
+    said = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    assert (said["version"], said["appVersion"]) == (gpupack.__version__, gpupack.__version__)
+    assert f"gpupack:{gpupack.__version__}" in said["annotations"]["artifacthub.io/images"]
+
+
+def test_the_chart_has_no_copy_of_the_manifests() -> None:
+    links = {path.name: path.resolve() for path in (chart.CHART / "files").iterdir()}
+    assert all(path.is_symlink() for path in (chart.CHART / "files").iterdir())
+    manifests = ROOT / "manifests"
+    assert links == {
+        name: (
+            manifests / "components" / name
+            if (manifests / "components" / name).is_dir()
+            else manifests / name
+        )
+        for name in links
+    }
+
+
+def test_the_dashboard_is_that_of_its_script() -> None:
+    assert grafana.FILE.read_text() == grafana.text(), "run: make reference"
+    panels = json.loads(grafana.text())["panels"]
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < grafana.COLUMNS
+
+
+def served() -> dict[str, set[str]]:
+    """Every time series of the product by name, with its labels."""
+    tables = (reference.node_metrics(), reference.scheduler_metrics(), reference.queue_metrics())
+    found = {}
+    for line in "".join(tables).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells[0].startswith("`gpupack_"):
+            name, labels = cells[0].strip("` "), set(re.findall(r"`(\w+)`", cells[2]))
+            suffixes = ("_bucket", "_count", "_sum") if cells[1] == "histogram" else ("",)
+            for suffix in suffixes:
+                found[name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
+    return found
+
+
+EXPRESSIONS = [
+    *grafana.expressions(),
+    *(rule["expr"] for group in RULES for rule in group["rules"]),
+]
+TARGET_LABELS = {"node", "instance", "pod", "job", "namespace"}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_alerts_and_dashboard_ask_for_metrics_that_are_served(expression: str) -> None:
+    there = served()
+    asked = set(re.findall(r"\bgpupack_\w+", expression))
+    assert asked, expression
+    assert asked <= there.keys()
+    labels = set().union(*(there[name] for name in asked)) | TARGET_LABELS
+    for names in re.findall(r"\b(?:by|without|on) ?\(([^)]*)\)", expression):
+        assert {name.strip() for name in names.split(",")} <= labels, expression
+    for matchers in re.findall(r"\{([^}]*)\}", expression):
+        assert set(re.findall(r"(\w+)\s*[=!]~?", matchers)) <= labels, expression
+
+
+def test_every_alert_says_what_it_means_with_labels_that_it_has() -> None:
+    there = served()
+    for rule in (rule for group in RULES for rule in group["rules"] if "alert" in rule):
+        texts = rule["annotations"]
+        assert set(texts) == {"summary", "description"}
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        used = set(re.findall(r"\$labels\.(\w+)", texts["summary"] + texts["description"]))
+        asked = re.findall(r"\bgpupack_\w+", rule["expr"])
+        assert used <= set().union(*(there[name] for name in asked)) | TARGET_LABELS, rule["alert"]

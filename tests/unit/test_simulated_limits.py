@@ -1,0 +1,99 @@
+"""Simulated memory limits refuse like a driver's, and end with their cgroup."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.errors import GpuError, LimitError
+from deviceplugin.gpus.limits import HELD, LimitReading, MemoryLimits, Support
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.simulated_limits import SimulatedLimits
+from deviceplugin.gpus.source import GpuProcess
+
+
+@pytest.fixture
+def limits() -> SimulatedLimits:
+    return SimulatedLimits({"GPU-a": 1000, "GPU-b": 1000})
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path) -> Path:
+    folder = tmp_path / "pod" / "container"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_growth_beyond_the_limit_is_refused(limits: SimulatedLimits, cgroup: Path) -> None:
+    typed: MemoryLimits = limits
+    typed.set("GPU-a", cgroup, 300)
+    limits.use("GPU-a", 1, 200, cgroup)
+    with pytest.raises(GpuError, match=r"process 2 wants 101 MiB more .* is 300 MiB"):
+        limits.use("GPU-a", 2, 101, cgroup / "below")
+    limits.use("GPU-a", 2, 100, cgroup)
+    assert typed.read("GPU-a", cgroup) == LimitReading(300, 300)
+    assert limits.processes("GPU-a") == (GpuProcess(1, 200), GpuProcess(2, 100))
+    limits.use("GPU-a", 1, 0, cgroup)
+    limits.use("GPU-a", 2, 300, cgroup)
+    # Another card, another cgroup, and no cgroup at all have no limit.
+    limits.use("GPU-b", 1, 900, cgroup)
+    limits.use("GPU-a", 3, 400, cgroup.parent)
+    limits.use("GPU-a", 4, 300)
+    with pytest.raises(GpuError, match="card GPU-a of 1000"):
+        limits.use("GPU-a", 4, 301)
+
+
+def test_a_limit_below_what_is_used_stops_growth_only(limits: SimulatedLimits, cgroup: Path) -> None:
+    limits.use("GPU-a", 1, 500, cgroup)
+    limits.set("GPU-a", cgroup, 300)
+    assert limits.read("GPU-a", cgroup) == LimitReading(300, 500)
+    limits.use("GPU-a", 1, 400, cgroup)
+    with pytest.raises(GpuError, match="out of memory"):
+        limits.use("GPU-a", 1, 401, cgroup)
+
+
+def test_a_limit_ends_with_its_cgroup(limits: SimulatedLimits, cgroup: Path) -> None:
+    limits.set("GPU-a", cgroup, 300)
+    limits.use("GPU-a", 1, 300, cgroup)
+    cgroup.rename(cgroup.with_name("kept, so that its inode is not used again"))
+    with pytest.raises(LimitError, match="is gone") as gone:
+        limits.read("GPU-a", cgroup)
+    assert gone.value.kind == "gone"
+    with pytest.raises(LimitError, match="is gone"):
+        limits.set("GPU-a", cgroup, 300)
+    cgroup.mkdir()
+    assert limits.read("GPU-a", cgroup).hard_mib is None
+    limits.use("GPU-a", 2, 600, cgroup)
+
+
+@pytest.mark.parametrize("hard_mib", [-1, 0, 99])
+def test_a_limit_below_what_is_accepted(limits: SimulatedLimits, cgroup: Path, hard_mib: int) -> None:
+    limits.least_mib = 100
+    with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed are 100 MiB or more") as error:
+        limits.set("GPU-a", cgroup, hard_mib)
+    assert error.value.kind == "refused"
+
+
+def test_cards_that_cannot(cgroup: Path) -> None:
+    old = SimulatedLimits({"GPU-a": 1000, "MIG-a": 1}, Support(False, "driver 580 has no call", "driver 615"))
+    assert not old.support("GPU-a").held
+    for call in (lambda: old.set("GPU-a", cgroup, 5), lambda: old.read("GPU-a", cgroup)):
+        with pytest.raises(LimitError, match="driver 580 has no call; it takes driver 615") as error:
+            call()
+        assert error.value.kind == "unsupported"
+    new = SimulatedLimits({"GPU-a": 1000, "MIG-a": 1})
+    assert new.support("GPU-a") == HELD
+    assert "MIG" in new.support("MIG-a").reason
+    with pytest.raises(LimitError, match="no such card"):
+        new.set("GPU-x", cgroup, 5)
+    with pytest.raises(GpuError, match="allowed are GPU-a"):
+        new.use("GPU-x", 1, 5)
+
+
+def test_a_sample_shows_the_processes() -> None:
+    gpus = SimulatedGpus(load_profile("2xt4"))
+    uuid = gpus.cards()[0].uuid
+    gpus.limits.use(uuid, 77, 500)
+    sample = gpus.sample()[0]
+    assert (sample.used_mib, sample.processes) == (500, (GpuProcess(77, 500),))
+    assert gpus.sample()[1].processes == ()
