@@ -168,7 +168,8 @@ class Admission:
 
     def place(self, uid: str, wants: Wants, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        return self.ahead.place(uid, wants, self.room.fits(wants), now)
+        fits = self.room.fits(wants)
+        return self.ahead.place(uid, wants, fits, now) if fits.any() else ""
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""

@@ -11,10 +11,10 @@ import structlog
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from scheduler_plugin.queue.admission import Member, Release
 from scheduler_plugin.queue.config import over_the_cluster
-from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.explain import Reason, why
 from scheduler_plugin.queue.lending import launch_order
-from scheduler_plugin.queue.queue import Queue, TakenBack
+from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
 from scheduler_plugin.queue.writing import Writer, Written
 

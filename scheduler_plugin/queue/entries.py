@@ -119,3 +119,33 @@ class Gang:
             if len(values) > 1:
                 return f"its pods disagree on gpupack.io/{what}: {', '.join(sorted(values))}; allowed is one"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
+
+    Attributes:
+        queue: Of the pod.
+        job: Of the pod, told apart by namespace.
+        name: Of the pod, with its namespace.
+    """
+
+    queue: str
+    job: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A released pod whose room and quota others have again.
+
+    Attributes:
+        entry: The pod.
+        why: In words.
+        remove: It is in the way where it is: whoever made it makes it again, with its gate.
+    """
+
+    entry: Entry
+    why: str
+    remove: bool

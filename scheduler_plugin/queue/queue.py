@@ -5,7 +5,6 @@ was released, one with a node sits in its slot. So everything is found again aft
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -19,7 +18,8 @@ from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
 from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.displaced import displaced
+from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
@@ -42,36 +42,6 @@ class QueueRules(Rules):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
-
-    Attributes:
-        queue: Of the pod.
-        job: Of the pod, told apart by namespace.
-        name: Of the pod, with its namespace.
-    """
-
-    queue: str
-    job: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """A released pod whose room and quota others have again.
-
-    Attributes:
-        entry: The pod.
-        why: In words.
-        remove: It is in the way where it is: whoever made it makes it again, with its gate.
-    """
-
-    entry: Entry
-    why: str
-    remove: bool
-
-
 class Queue:
     """Everything that the queue knows.
 
@@ -79,6 +49,10 @@ class Queue:
         config: The configuration.
         state: The cluster; made with `QueueRules`, and told of every pod and node before the queue is.
         policies: Of the cluster.
+
+    Attributes:
+        unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
+        failed: Failed pods that a job waits for, by UID.
     """
 
     def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
@@ -94,7 +68,7 @@ class Queue:
         self.gangs = Gangs(self.entries, self.tenants)
         self.failed: dict[str, Failed] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
-        self._unplaced: set[str] = set()
+        self.unplaced: set[str] = set()
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
         self._ages = Ages()
@@ -120,6 +94,7 @@ class Queue:
         if facts is not None or name in self.room.facts:
             self.room.set_facts(name, facts)
             self._count_node(name, facts)
+            self._displace(name)
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
         """Take a namespace's labels, None when it is gone."""
@@ -160,10 +135,14 @@ class Queue:
             entry = Entry(record, ticket, wants, fault, phase, since=since, seen=now, released=now)
             self.entries[record.uid] = entry
             if phase is Phase.RELEASED:
-                self._unplaced.add(uid)
+                self.unplaced.add(uid)
         elif phase is Phase.GATED and entry.phase is Phase.RELEASED:
             # Released by us a moment ago; the API server has not told that yet.
             phase = Phase.RELEASED
+        elif phase is Phase.RELEASED and entry.phase is Phase.GATED:
+            # Another process released it, or this one and was told that it had not.
+            entry.released = now
+            self.unplaced.add(uid)
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -176,6 +155,8 @@ class Queue:
         self._enter(entry)
         if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang:
             self._give_back(entry, now)
+        if phase is Phase.BOUND:
+            self._displace(record.node)
 
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state was told of it."""
@@ -199,11 +180,11 @@ class Queue:
     def decide(self, now: float) -> Iterator[Release]:
         """Release what can be released now; what is yielded is taken and counted.
 
-        Pods that were released before this process began get their room first.
+        Pods that were released and have no room get theirs first: those released before this process began,
+        and those whose room others have taken.
         """
-        for uid in self._unplaced:
-            self._place_again(uid, now)
-        self._unplaced.clear()
+        self.state.expire(now)
+        self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
                 self._hold(self.entries[uid])
@@ -335,15 +316,34 @@ class Queue:
         self._let_go(entry)
         entry.given_back = True
 
-    def _place_again(self, uid: str, now: float) -> None:
-        """Take room for a pod that somebody else has released and that is not bound."""
+    def _place_again(self, uid: str, now: float) -> bool:
+        """Take room for a released pod that has none and is not bound; whether it needs none any more."""
         entry = self.entries.get(uid)
-        if entry is None or entry.wants is None or entry.phase is not Phase.RELEASED or entry.fault:
-            return
+        if entry is None or entry.wants is None or entry.phase is not Phase.RELEASED:
+            return True
+        if entry.given_back or entry.fault:
+            return True
         node = self.admission.place(uid, entry.wants, now)
         if node:
             self.slots.sit(uid, node, entry.kind)
             self._hold(entry)
+        return bool(node)
+
+    def _displace(self, node: str) -> None:
+        """Let released pods whose cards on a node are full now find other ones."""
+        book = self.state.books.get(node)
+        row = self.state.nodes.rows.get(node)
+        if book is None or row is None or not book.takes or not book.sizes:
+            return
+        nodes = self.state.nodes
+        if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
+            return
+        for uid in displaced(book, self.state.rules):
+            take = self.state.taken(uid)
+            if take is not None:
+                self.state.roll_back(take, 0.0)
+                self.slots.leave(uid)
+                self.unplaced.add(uid)
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
