@@ -16,6 +16,7 @@ class Card:
         healthy: false takes the card out of placement.
         cordoned: true takes the card out of placement, by a person's wish.
         numa: NUMA node the card hangs on, None where unknown.
+        links: NVLinks to each card of the node, by position in the words; empty where there are none.
     """
 
     index: int
@@ -26,6 +27,7 @@ class Card:
     healthy: bool = True
     cordoned: bool = False
     numa: int | None = None
+    links: tuple[int, ...] = ()
 
     @property
     def free_units(self) -> int:

@@ -1,8 +1,8 @@
 """Which cards of one node serve a request: the one choice that scheduler and node share.
 
 A policy gives one cost per card from the node's cards and the units asked of each card; cards that fit are
-taken in order of (cost, not near, position). Policies never see a preference, so a preference can only break
-ties.
+taken in order of (cost, position). Among cards of equal cost those are taken that lie nearest to each other
+and to those that the pod has, see `topology`. Policies never see that, so it can only break ties.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,6 +11,7 @@ from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.policies import CARD_POLICIES, CardPolicy
 from allocator.selector import ANY_CARD, Selector
+from allocator.topology import nearest
 
 Asked = int | Callable[[int], int]
 """Units asked of a card: a number, or by the card's size."""
@@ -41,8 +42,7 @@ def choose(
         count: number of cards, at least 1.
         policy: a name in `CARD_POLICIES`.
         selector: cards that it refuses are left out.
-        near: NUMA nodes to prefer among cards of equal cost; those of cards taken before in the same
-            call count too.
+        near: NUMA nodes to prefer among cards of equal cost.
 
     Returns:
         Positions in `cards`, best first, or None when fewer than `count` cards fit.
@@ -65,16 +65,14 @@ def choose(
     # A policy is asked about one amount; where it depends on the card, once for each.
     by_need = {need: costs_of(cards, need) for need in {needs[i] for i in fitting}}
     costs = {i: by_need[needs[i]][i] for i in fitting}
-    preferred = set(near)
-    chosen: list[int] = []
-    for _ in range(count):
-        best = min(fitting, key=lambda i: (costs[i], cards[i].numa not in preferred, i))
-        fitting.remove(best)
-        chosen.append(best)
-        numa = cards[best].numa
-        if numa is not None:
-            preferred.add(numa)
-    return tuple(chosen)
+    last = sorted(costs.values())[count - 1]
+    groups = (
+        [i for i in fitting if costs[i] < last],
+        [i for i in fitting if costs[i] == last],
+    )
+    sure = len(groups[0])
+    chosen = nearest(cards, [(groups[0], sure), (groups[1], count - sure)], near)
+    return tuple(sorted(chosen, key=lambda i: (costs[i], cards[i].numa not in near, i)))
 
 
 def units_asked(units: Asked, size: int) -> int:

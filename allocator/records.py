@@ -35,10 +35,15 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 
 _CUT: Final = 256
 
+_OPTIONAL: Final = frozenset({"links", "held"})
+"""What of a card is not written where it is empty."""
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+
 _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 _Units = Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
 _Text = Annotated[str, Meta(min_length=1)]
 _Uuid = Annotated[str, Meta(pattern=rf"^(?:{UUID_PATTERN})\Z")]
+_Links = Annotated[str, Meta(pattern=r"^[0-9a-z]*\Z")]
 _Version = Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
 _Shares = Annotated[tuple[tuple[_Uuid, _Units], ...], Meta(min_length=1)]
 _Assignment = dict[_Text, _Shares]
@@ -71,7 +76,20 @@ class Holds:
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
-    """A card in the inventory: UUID, driver's index, model, schedulable MiB, NUMA node if known, health."""
+    """A card in the inventory.
+
+    Attributes:
+        uuid: of the card.
+        index: the driver's.
+        model: the driver's name.
+        mib: schedulable MiB.
+        numa: NUMA node, None where unknown.
+        healthy: whether pods can have it.
+        links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
+            where there are none, and then not written. Readers that do not know it pass it over.
+        held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
+            empty where the release before wrote the record, which did not say, and then not written.
+    """
 
     uuid: _Uuid
     index: _Natural
@@ -79,6 +97,8 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     mib: _Natural
     numa: _Natural | None
     healthy: bool
+    links: _Links = ""
+    held: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +159,7 @@ _CARDS: Final = _Annotation(
     NODE_CARDS,
     PackingError,
     msgspec.json.Decoder(tuple[CardRecord, ...]),
-    'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, each UUID once',
+    'a list of {"uuid", "index", "model", "mib", "numa", "healthy"}, may have "links", each UUID once',
 )
 _REASONS: Final = _Annotation(
     NODE_CORDON_REASONS,
@@ -214,7 +234,10 @@ def load_holds(text: str) -> Holds:
 
 def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
-    return _compact([msgspec.structs.asdict(record) for record in records])
+    texts = [msgspec.structs.asdict(record) for record in records]
+    return _compact(
+        [{key: value for key, value in text.items() if key not in _OPTIONAL or value} for text in texts]
+    )
 
 
 def load_cards(text: str) -> tuple[CardRecord, ...]:
@@ -227,6 +250,16 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
     if len({record.uuid for record in records}) != len(records):
         raise _CARDS.rubbish(text, "a UUID stands twice")
     return records
+
+
+def write_links(links: Sequence[int]) -> str:
+    """Write a card's NVLinks to each card of its node; empty where there are none."""
+    return "".join(_DIGITS[min(count, len(_DIGITS) - 1)] for count in links) if any(links) else ""
+
+
+def read_links(text: str, cards: int) -> tuple[int, ...]:
+    """Read a card's NVLinks; none where the text is not of so many cards, for they only break ties."""
+    return tuple(_DIGITS.index(digit) for digit in text) if len(text) == cards else ()
 
 
 def load_cordon(text: str) -> frozenset[str]:
@@ -281,6 +314,7 @@ def join_cards(
             healthy=record.healthy,
             cordoned=record.uuid in cordoned,
             numa=record.numa,
+            links=read_links(record.links, len(inventory)),
         )
         for record, size, used in zip(inventory, words.sizes, words.used, strict=True)
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -11,10 +11,12 @@ import structlog
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
 from allocator.records import CardRecord
+from deviceplugin.gpus.cdi import CdiNames, follow
+from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuSource
+from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.kubelet.cleaning import BookCleaner
@@ -29,6 +31,7 @@ from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
@@ -36,6 +39,7 @@ from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -124,13 +128,13 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
+        cdi = await self._cdi_names(gpus)
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            vendor=self._source.vendor,
-            cdi=settings.cdi,
+            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -159,8 +163,24 @@ class Daemon:
             notices=notices,
         )
 
+        self._supports = Supports(
+            account,
+            self._source.limits,
+            mode=settings.memory_limits,
+            notices=notices,
+            on_offer=devices_changed,
+        )
+        self._enforcer = Enforcer(
+            account,
+            self._supports,
+            pods.containers,
+            unit_mib=settings.unit_mib,
+            cgroup_root=settings.cgroup_root,
+            container_logs=settings.container_logs,
+        )
+
         def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus)
+            return records(ledger.installed, gpus, self._supports.enforcement)
 
         self._ownership = Ownership(
             client,
@@ -238,19 +258,30 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
+        await self._supports.begin()
         await _until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
+            self._enforcer.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
+            *([follow(cdi, self._source.cards)] if cdi is not None else []),
         )
+
+    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
+        """Read how CDI names the cards; None where it is not used."""
+        if not uses_cdi(self._settings.device_list_strategy):
+            return None
+        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
+        await asyncio.to_thread(names.refresh, gpus)
+        return names
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

@@ -8,7 +8,10 @@ from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
 from allocator.policy import card_policy
 from deviceplugin.errors import SettingsError
+from deviceplugin.gpus.cdi import FOLDERS
+from deviceplugin.gpus.handover import DEFAULT, STRATEGIES
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
@@ -32,8 +35,12 @@ class Settings:
         pod_resources_socket: the kubelet's PodResources socket; asked so that it cleans its book.
         http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.
         card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
-        cdi: answer Allocate with CDI device names besides the environment.
+        device_list_strategy: how containers are told their cards, from `handover.STRATEGIES`.
+        cdi_dirs: folders of CDI specifications; one of ours goes into the last that exists.
         cgroup_root: where the host's cgroups are mounted.
+        memory_limits: `auto`: the driver holds containers to their shares where it can; `off`: nowhere;
+            `require`: only cards where it does are offered.
+        container_logs: the kubelet's folder of links to containers' logs, whose names tell containers apart.
         quiet_s: seconds without trouble after which a card is healthy again.
         ignored_xids: XID errors that leave a card healthy.
         publish_gap_s: least seconds between two patches that bring gains only; releases go out at once.
@@ -50,8 +57,11 @@ class Settings:
     pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     http: str = "127.0.0.1:8911"
     card_policy: str = DEFAULT_CARD_POLICY
-    cdi: bool = False
+    device_list_strategy: tuple[str, ...] = DEFAULT
+    cdi_dirs: tuple[Path, ...] = FOLDERS
     cgroup_root: Path = Path("/sys/fs/cgroup")
+    memory_limits: str = AUTO
+    container_logs: Path = Path("/var/log/containers")
     quiet_s: float = DEFAULT_QUIET_S
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
     publish_gap_s: float = GAP_S
@@ -125,6 +135,14 @@ class Settings:
             faults.append("--profile: required with --gpus simulated")
         elif self.gpus == "nvml" and self.profile is not None:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
+        if self.memory_limits not in MODES:
+            faults.append(f"--memory-limits {self.memory_limits!r}: allowed are {', '.join(MODES)}")
+        wrong = [name for name in self.device_list_strategy if name not in STRATEGIES]
+        if wrong or not self.device_list_strategy:
+            faults.append(
+                f"--device-list-strategy {','.join(self.device_list_strategy)!r}: allowed is a comma list of "
+                f"{', '.join(STRATEGIES)}"
+            )
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
         if not 0 <= self.publish_gap_s < float("inf"):
@@ -155,4 +173,6 @@ class Settings:
 def _plain(value: object) -> object:
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value

@@ -10,6 +10,7 @@ from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, vers
 from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
 from gpupack.commands.demo import demo
+from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
 from gpupack.commands.node import node
 from gpupack.commands.queue import queue
@@ -17,6 +18,7 @@ from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
+from gpupack.commands.why import why
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -57,6 +59,7 @@ for command in (
     completion,
     cordon,
     demo,
+    fit,
     migrate,
     node,
     queue,
@@ -65,5 +68,6 @@ for command in (
     top,
     uncordon,
     uninstall,
+    why,
 ):
     cli.add_command(command)

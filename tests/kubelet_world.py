@@ -60,6 +60,9 @@ class SimpleAllocator:
         self.refuse: RefusedError | Exception | None = None
         self.hangs = False
 
+    def why_not(self, identifier: str) -> str:
+        return "the card is unhealthy"
+
     def devices(self) -> Mapping[str, bool]:
         return self.health
 

@@ -31,6 +31,8 @@ class Ledger:
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._withheld: frozenset[str] = frozenset()
         self._book_read = False
         self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
         self._expired: deque[str] = deque(maxlen=4096)
@@ -66,7 +68,19 @@ class Ledger:
         card = self._facts.cards.get(uuid)
         if card is None:
             raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._facts.cards)}")
-        self._facts.cards[uuid] = replace(card, healthy=healthy)
+        (self._sick.discard if healthy else self._sick.add)(uuid)
+        self._rate()
+
+    def set_withheld(self, uuids: Collection[str]) -> None:
+        """Keep exactly these cards from all containers, as if unhealthy. Unknown UUIDs are ignored."""
+        self._withheld = frozenset(uuids)
+        self._rate()
+
+    def _rate(self) -> None:
+        for uuid, card in self._facts.cards.items():
+            healthy = uuid not in self._sick and uuid not in self._withheld
+            if card.healthy is not healthy:
+                self._facts.cards[uuid] = replace(card, healthy=healthy)
 
     def set_cordoned(self, uuids: Collection[str]) -> None:
         """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""

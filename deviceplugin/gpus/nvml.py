@@ -1,4 +1,4 @@
-"""GPUs through NVIDIA's management library; this file and `nvml_limits` alone import pynvml.
+"""GPUs through NVIDIA's management library; this file and its `nvml_*` neighbours alone import pynvml.
 
 Memory comes from the v2 call, which tells the driver's reserved part apart. Drivers without it give v1: then
 reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller than it is.
@@ -18,6 +18,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.nvml_limits import NvmlLimits
+from deviceplugin.gpus.nvml_links import read_links
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent, sysfs_bus_id
 from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
@@ -170,6 +171,14 @@ class NvmlGpus:
             for device in self._list_card(number):
                 device.card = replace(device.card, index=len(devices))
                 devices.append(device)
+        whole = {device.card.uuid: device for device in devices if device.handle is not None}
+        whole = {uuid: device for uuid, device in whole.items() if device.handle is device.parent}
+        links = read_links(
+            {uuid: device.handle for uuid, device in whole.items()},
+            {uuid: device.card.bus_id for uuid, device in whole.items()},
+        )
+        for uuid, device in whole.items():
+            device.card = replace(device.card, links=links[uuid])
         return devices
 
     def _list_card(self, number: int) -> Iterator[_Device]:

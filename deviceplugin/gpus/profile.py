@@ -5,7 +5,7 @@ fault of form is reported, with its path; where there is none, everything that d
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -15,6 +15,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
+from deviceplugin.gpus.profile_links import NvLink, linked
 from deviceplugin.gpus.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
@@ -169,6 +170,7 @@ class _Document(Struct, frozen=True):
     system: _System | None = None
     device_defaults: Any = None
     pcie_topology: Any = None
+    nvlink: Any = None
     vendor: _Vendor | None = None
 
 
@@ -200,8 +202,9 @@ def parse_profile(name: str, text: str) -> Profile:
     faults += [f"vendor.{fault}" for fault in vendor.faults()]
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
     topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
+    nvlink = _read(document.nvlink or {}, NvLink, "nvlink", faults)
     devices = [_read(one, _Device, f"devices[{at}]", faults) for at, one in enumerate(document.devices)]
-    if faults or defaults is None or topology is None:
+    if faults or defaults is None or topology is None or nvlink is None:
         raise ProfileError(name, tuple(faults))
     numa = {
         sysfs_bus_id(bus_id): root.numa_node if root.numa_node >= 0 else None
@@ -214,6 +217,9 @@ def parse_profile(name: str, text: str) -> Profile:
         if device is not None
     ]
     _check_together([each.card for each in cards], topology, faults)
+    if not faults:
+        with_links = linked([each.card for each in cards], nvlink, faults)
+        cards = [replace(each, card=card) for each, card in zip(cards, with_links, strict=True)]
     if faults:
         raise ProfileError(name, tuple(faults))
     driver = (document.system or _System()).driver_version

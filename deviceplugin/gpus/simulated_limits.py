@@ -17,6 +17,9 @@ from deviceplugin.gpus.source import GpuProcess
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
 
+_SWEEP: Final = 256
+"""So many limits, those of cgroups that are gone among them, are kept at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
@@ -49,7 +52,12 @@ class SimulatedLimits:
         self._lock = threading.Lock()
         self._limits: dict[tuple[str, Path], _Limit] = {}
         self._processes: dict[str, dict[int, _Process]] = {uuid: {} for uuid in sizes_mib}
+        self._sweep_at = _SWEEP
         self.least_mib = 1
+
+    def say(self, support: Support) -> None:
+        """Be another driver from now on."""
+        self._support = support
 
     def support(self, uuid: str) -> Support:
         """Tell what the simulated driver can do."""
@@ -68,6 +76,8 @@ class SimulatedLimits:
             raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
             self._limits[uuid, cgroup] = _Limit(hard_mib, folder)
+            if len(self._limits) > self._sweep_at:
+                self._sweep()
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         """Read a limit and what is used of it; see `MemoryLimits.read`."""
@@ -75,8 +85,7 @@ class SimulatedLimits:
         if _folder(cgroup) is None:
             raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
-            self._forget()
-            limit = self._limits.get((uuid, cgroup))
+            limit = self._limit(uuid, cgroup)
             return LimitReading(limit.hard_mib if limit else None, self._used_below(uuid, cgroup))
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
@@ -98,7 +107,7 @@ class SimulatedLimits:
         if uuid not in self._sizes_mib:
             raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._sizes_mib)}")
         with self._lock:
-            self._forget()
+            self._bury(uuid)
             processes = self._processes[uuid]
             before = processes.get(pid, _Process(0, cgroup))
             growth_mib = used_mib - before.used_mib
@@ -112,7 +121,8 @@ class SimulatedLimits:
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """List the processes on a card."""
         with self._lock:
-            found = sorted(self._processes.get(uuid, {}).items())
+            self._bury(uuid)
+            found = sorted(self._processes[uuid].items())
         return tuple(GpuProcess(pid, process.used_mib) for pid, process in found)
 
     def _refuse(self, uuid: str, pid: int, growth_mib: int, cgroup: Path | None) -> None:
@@ -124,7 +134,7 @@ class SimulatedLimits:
                 f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid} of {size_mib}"
             )
         for place in (cgroup, *cgroup.parents) if cgroup is not None else ():
-            limit = self._limits.get((uuid, place))
+            limit = self._limit(uuid, place)
             if limit is not None and self._used_below(uuid, place) + growth_mib > limit.hard_mib:
                 raise GpuError(
                     f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid}, the limit of "
@@ -138,13 +148,24 @@ class SimulatedLimits:
             if process.cgroup is not None and process.cgroup.is_relative_to(cgroup)
         )
 
-    def _forget(self) -> None:
-        """Drop the limits of cgroups that are gone, and their processes with them."""
+    def _limit(self, uuid: str, cgroup: Path) -> _Limit | None:
+        """Find a limit; that of a cgroup that is gone is dropped."""
+        limit = self._limits.get((uuid, cgroup))
+        if limit is not None and _folder(cgroup) != limit.folder:
+            del self._limits[uuid, cgroup]
+            return None
+        return limit
+
+    def _sweep(self) -> None:
         self._limits = {key: limit for key, limit in self._limits.items() if _folder(key[1]) == limit.folder}
-        for processes in self._processes.values():
-            for pid, process in list(processes.items()):
-                if process.cgroup is not None and not process.cgroup.is_dir():
-                    del processes[pid]
+        self._sweep_at = 2 * len(self._limits) + _SWEEP
+
+    def _bury(self, uuid: str) -> None:
+        """End the processes on a card whose cgroups are gone."""
+        processes = self._processes[uuid]
+        for pid, process in list(processes.items()):
+            if process.cgroup is not None and not process.cgroup.is_dir():
+                del processes[pid]
 
     def _check(self, uuid: str) -> None:
         support = self.support(uuid)

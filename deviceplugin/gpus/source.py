@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deviceplugin.gpus.limits import MemoryLimits
+from deviceplugin.gpus.links import Links
 from deviceplugin.gpus.vendor import Vendor
 
 
@@ -28,6 +29,7 @@ class GpuCard:
         minor: N of `/dev/nvidiaN`; -1 when unknown.
         error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
         parent: UUID of the card that this is an instance of, None for a whole card.
+        links: UUIDs of other cards of the node that it is linked with, and with how many links each.
     """
 
     index: int
@@ -40,6 +42,7 @@ class GpuCard:
     minor: int
     error: str | None = None
     parent: str | None = None
+    links: Links = ()
 
     @property
     def schedulable_mib(self) -> int:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deviceplugin.gpus.grant import ContainerGrant
-
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+")
 _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _WORD: Final = re.compile(r"[A-Za-z]+")
@@ -23,11 +21,17 @@ class Vendor:
         domain: of its names in CDI, `nvidia.com`.
         visible_devices: environment variable by which its container runtime is told the cards.
         fault: what the numbered errors of its driver are called, `XID`.
+        nothing: value of the variable by which a container is shown no card; empty where there is none.
+        node: device node of the card with a minor number, which takes the place of `{}`; empty: not known.
+        control_nodes: device nodes that go with every card.
     """
 
     domain: str
     visible_devices: str
     fault: str
+    nothing: str = ""
+    node: str = ""
+    control_nodes: tuple[str, ...] = ()
 
     def faults(self) -> tuple[str, ...]:
         """Say what is wrong with the names, one line each; empty when they can be used."""
@@ -51,20 +55,28 @@ class Vendor:
         """The reason of Kubernetes Events about its numbered errors, `GPUXidError`."""
         return f"GPU{self.fault.capitalize()}Error"
 
-    def grant(self, uuids: Sequence[str], *, cdi: bool) -> ContainerGrant:
-        """Describe cards to a container and its runtime.
+    def card_node(self, minor: int) -> str:
+        """Name a card's device node; empty where that is not known."""
+        return self.node.format(minor) if self.node and minor >= 0 else ""
+
+    def visible(self, uuids: Sequence[str]) -> dict[str, str]:
+        """Name the variable that shows exactly these cards; none of them: what hides all.
 
         Args:
             uuids: of the cards, in word order.
-            cdi: name them as CDI devices too.
         """
-        return ContainerGrant(
-            envs={self.visible_devices: ",".join(uuids)},
-            cdi_devices=tuple(f"{self.cdi_kind}={uuid}" for uuid in uuids) if cdi else (),
-        )
+        shown = ",".join(uuids) or self.nothing
+        return {self.visible_devices: shown} if shown else {}
 
 
-NVIDIA: Final = Vendor("nvidia.com", "NVIDIA_VISIBLE_DEVICES", "XID")
+NVIDIA: Final = Vendor(
+    "nvidia.com",
+    "NVIDIA_VISIBLE_DEVICES",
+    "XID",
+    nothing="void",
+    node="/dev/nvidia{}",
+    control_nodes=("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
+)
 
 UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
 """Where it does not matter whose the cards are."""

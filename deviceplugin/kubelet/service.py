@@ -46,6 +46,9 @@ class Devices(Protocol):
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health as it is now; `devices_changed` below tells of news."""
 
+    def why_not(self, identifier: str) -> str:
+        """Say, in words, why a known ID cannot be had now."""
+
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
@@ -204,8 +207,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if not health[identifier]:
                 raise RefusedError(
                     "unhealthy",
-                    f"device {shown(identifier)} is on a card that is unhealthy; delete this pod, what made "
-                    "it makes another",
+                    f"device {shown(identifier)} cannot be had: {self._devices.why_not(identifier)}; delete "
+                    "this pod, what made it makes another",
                 )
 
     async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:

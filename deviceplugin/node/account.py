@@ -17,7 +17,8 @@ from allocator.ledger import BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.gpus.grant import ContainerGrant
-from deviceplugin.gpus.vendor import UNNAMED, Vendor
+from deviceplugin.gpus.handover import Handover
+from deviceplugin.gpus.vendor import UNNAMED
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
@@ -35,6 +36,7 @@ TAKEN: Final = (
     f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
 )
 
+_BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
 log = structlog.get_logger(__name__)
@@ -67,8 +69,7 @@ class Account:
         book: the kubelet's, read before every answer.
         resource: name of our extended resource that counts units.
         unit_mib: MiB a unit.
-        vendor: how containers are told their cards.
-        cdi: name the cards as CDI devices too.
+        hand_over: describes cards, by UUID, to a container.
         clock: monotonic seconds.
         view_wait_s: see `VIEW_WAIT_S`.
         room_wait_s: see `ROOM_WAIT_S`.
@@ -78,6 +79,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
     """
@@ -89,8 +91,7 @@ class Account:
         resource: str,
         unit_mib: int,
         *,
-        vendor: Vendor = UNNAMED,
-        cdi: bool = False,
+        hand_over: Callable[[Sequence[str]], ContainerGrant] = _BARE.grant,
         clock: Callable[[], float] = time.monotonic,
         view_wait_s: float = VIEW_WAIT_S,
         room_wait_s: float = ROOM_WAIT_S,
@@ -99,14 +100,15 @@ class Account:
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self._withheld: Mapping[str, str] = {}
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
         self._last: object = self
         self._resource = resource
         self._unit_mib = unit_mib
-        self._vendor = vendor
-        self._cdi = cdi
+        self._hand_over = hand_over
         self._clock = clock
         self._view_wait_s = view_wait_s
         self._room_wait_s = room_wait_s
@@ -220,6 +222,22 @@ class Account:
         self._devices = {text: card.healthy for card in cards for text in self._ids[card.uuid]}
         self._percent = {text: card.healthy for card in cards for text in self._percent_ids[card.uuid]}
 
+    def withhold(self, reasons: Mapping[str, str]) -> None:
+        """Give exactly these cards to no container, healthy as they may be; they count as full.
+
+        Args:
+            reasons: why, by UUID.
+        """
+        self._withheld = dict(reasons)
+        self.ledger.set_withheld(self._withheld)
+        self.health_changed()
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had though it is on a card."""
+        facts = self.ledger.facts
+        uuid = facts.card_of.get(identifier) or facts.share_of.get(identifier, "")
+        return self._withheld.get(uuid) or "the card is unhealthy"
+
     async def preferred(
         self,
         available: Sequence[str],
@@ -305,12 +323,13 @@ class Account:
 
     def _describe(self, grant: Grant) -> ContainerGrant:
         uuids = [uuid for uuid, _ in grant.shares]
-        cards = self._vendor.grant(uuids, cdi=self._cdi)
+        cards = self._hand_over(uuids)
         share = {
             "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
-        return replace(cards, envs={**cards.envs, **share})
+        limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
+        return replace(cards, envs={**cards.envs, **share, **limit})
 
 
 class Percent:
@@ -326,6 +345,10 @@ class Percent:
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID of a percent with its health."""
         return self._account.percent_devices()
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had, as `Account.why_not`."""
+        return self._account.why_not(identifier)
 
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int

@@ -74,22 +74,27 @@ class PodCgroups:
         """
         if not uids:
             return frozenset()
-        parents = list(self._pod_parents())
-        return frozenset(uid for uid in uids if any(_has_container(path) for path in _places(parents, uid)))
-
-    def _pod_parents(self) -> Iterator[Path]:
-        """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike."""
-        if (self._root / "cgroup.controllers").exists():
-            yield from _find_kubepods(self._root, _MAX_DEPTH)
-            return
-        found = list(_find_kubepods(self._root, 1))
-        for hierarchy in _folders(self._root):
-            if not found:
-                found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
-        yield from found
+        parents = list(pod_parents(self._root))
+        return frozenset(uid for uid in uids if any(_has_container(path) for path in places(parents, uid)))
 
 
-def _folders(path: Path) -> list[Path]:
+def pod_parents(root: Path) -> Iterator[Path]:
+    """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike.
+
+    Args:
+        root: where the host's cgroups are mounted.
+    """
+    if (root / "cgroup.controllers").exists():
+        yield from _find_kubepods(root, _MAX_DEPTH)
+        return
+    found = list(_find_kubepods(root, 1))
+    for hierarchy in folders(root):
+        if not found:
+            found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
+    yield from found
+
+
+def folders(path: Path) -> list[Path]:
     """List the directories in a directory, without links; empty where it cannot be read."""
     try:
         with os.scandir(path) as entries:
@@ -99,14 +104,14 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
-    for folder in _folders(path):
+    for folder in folders(path):
         if folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice"):
             yield folder
         elif depth > 1 and not folder.name.endswith(_NEVER_PARENTS):
             yield from _find_kubepods(folder, depth - 1)
 
 
-def _places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
+def places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
     """Name the directories that a pod may have, for each quality of service."""
     for parent in parents:
         if parent.name.endswith(".slice"):
@@ -121,7 +126,7 @@ def _places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
 
 
 def _has_container(pod: Path) -> bool:
-    return any(_populated(container) for container in _folders(pod))
+    return any(_populated(container) for container in folders(pod))
 
 
 def _populated(cgroup: Path) -> bool:
@@ -138,4 +143,4 @@ def _populated(cgroup: Path) -> bool:
         return cgroup.exists()
     except OSError:
         return True
-    return any(_populated(below) for below in _folders(cgroup))
+    return any(_populated(below) for below in folders(cgroup))

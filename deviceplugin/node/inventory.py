@@ -1,12 +1,13 @@
 """From GPUs as the driver shows them to cards in units, and whether a kubelet can take them as devices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import device_id
-from allocator.records import CardRecord
+from allocator.records import CardRecord, write_links
 from deviceplugin.errors import DeviceListError
+from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuCard
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
@@ -35,9 +36,16 @@ def cards_in_units(gpus: Sequence[GpuCard], unit_mib: int) -> tuple[Card, ...]:
             used_units=0,
             healthy=gpu.error is None,
             numa=gpu.numa,
+            links=links,
         )
-        for gpu in gpus
+        for gpu, links in zip(gpus, _links(gpus), strict=True)
     )
+
+
+def _links(gpus: Sequence[GpuCard]) -> list[tuple[int, ...]]:
+    """Write each card's links by the position of the other one; empty where it has none."""
+    found = [dict(gpu.links) for gpu in gpus]
+    return [tuple(links.get(gpu.uuid, 0) for gpu in gpus) if links else () for links in found]
 
 
 def check_units(gpus: Sequence[GpuCard], unit_mib: int) -> None:
@@ -83,9 +91,28 @@ def list_bytes(cards: Sequence[Card]) -> int:
     return total
 
 
-def records(cards: Sequence[Card], gpus: Sequence[GpuCard]) -> tuple[CardRecord, ...]:
-    """Describe the cards for people and selectors, in word order."""
+def records(
+    cards: Sequence[Card],
+    gpus: Sequence[GpuCard],
+    enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
+) -> tuple[CardRecord, ...]:
+    """Describe the cards for people and selectors, in word order.
+
+    Args:
+        cards: with their health.
+        gpus: as the source lists them.
+        enforcement: how a card's memory is held, by UUID.
+    """
     return tuple(
-        CardRecord(card.uuid, card.index, card.model, gpu.schedulable_mib, card.numa, card.healthy)
+        CardRecord(
+            card.uuid,
+            card.index,
+            card.model,
+            gpu.schedulable_mib,
+            card.numa,
+            card.healthy,
+            write_links(card.links),
+            enforcement(card.uuid).value,
+        )
         for card, gpu in zip(cards, gpus, strict=True)
     )

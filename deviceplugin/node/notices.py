@@ -10,6 +10,7 @@ from typing import Final
 from kubeapi.events import EventType, ObjectRef, node_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
+NOT_OFFERED: Final = "GPUNotOffered"
 RECOVERED: Final = "GPURecovered"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
 OTHER_PLUGIN_GONE: Final = "ConflictingDevicePluginGone"
@@ -45,6 +46,10 @@ class Notices:
         """Tell that a card is given to no pod any more."""
         said = f"{self._card(uuid)} is unhealthy and takes no new pods: {reason}"
         self._record(self._ref, "Warning", UNHEALTHY, said)
+
+    def not_offered(self, uuid: str, reason: str) -> None:
+        """Tell that a card is well and yet given to no pod."""
+        self._record(self._ref, "Warning", NOT_OFFERED, f"{self._card(uuid)} takes no new pods: {reason}")
 
     def recovered(self, uuid: str) -> None:
         """Tell that a card is given to pods again."""

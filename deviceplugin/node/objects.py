@@ -81,6 +81,13 @@ class PodSpec(msgspec.Struct, rename="camel"):
     init_containers: list[Container] | None = None
 
 
+class ContainerStatus(msgspec.Struct, rename="camel"):
+    """Of a Pod: one of its containers."""
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+
+
 class Condition(msgspec.Struct):
     """Of a Pod."""
 
@@ -93,6 +100,19 @@ class PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     start_time: str | None = None
     conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+
+    @property
+    def containers(self) -> dict[str, str]:
+        """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
+        statuses = (
+            *(self.init_container_statuses or ()),
+            *(self.container_statuses or ()),
+            *(self.ephemeral_container_statuses or ()),
+        )
+        return {each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id}
 
     @property
     def terminal(self) -> bool:

@@ -1,8 +1,8 @@
 """What the API server shows of the own Node and its pods, kept up to date by reflectors."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -19,11 +19,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What else is needed of a pod in the ledger: its name and what its `allocation` annotation says."""
+    """What else is needed of a pod in the ledger.
+
+    Attributes:
+        namespace: of the pod.
+        name: of the pod.
+        allocation_text: what its `allocation` annotation says.
+        runtime_uid: the UID under which the kubelet runs it.
+        containers: their names by the runtime's IDs.
+    """
 
     namespace: str
     name: str
     allocation_text: str | None
+    runtime_uid: str = ""
+    containers: Mapping[str, str] = field(default_factory=dict)
 
 
 class PodView:
@@ -51,6 +61,17 @@ class PodView:
         self.owed = 0
         self.connected = False
         self.seats: dict[str, Seat] = {}
+        self._running: dict[str, str] = {}
+
+    def seat(self, runtime_uid: str) -> Seat | None:
+        """Find a pod by the UID under which the kubelet runs it."""
+        uid = self._running.get(runtime_uid)
+        return self.seats.get(uid) if uid is not None else None
+
+    def containers(self, runtime_uid: str) -> Mapping[str, str]:
+        """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
+        seat = self.seat(runtime_uid)
+        return seat.containers if seat is not None else {}
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
@@ -69,7 +90,7 @@ class PodView:
         Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
         """
         pods = []
-        self.seats = {}
+        self.seats, self._running = {}, {}
         self._living = {item.runtime_uid for item in items if not item.status.terminal}
         for item in items:
             pod, problem = item.read(self._resource)
@@ -101,6 +122,7 @@ class PodView:
         waited_for = uid in ledger.unheld()
         if kind == "DELETED":
             self.seats.pop(uid, None)
+            self._running.pop(item.runtime_uid, None)
             ledger.pod_gone(uid, self._account.now_s())
         else:
             if uid not in self.seats:
@@ -136,7 +158,10 @@ class PodView:
             metadata.namespace,
             metadata.name,
             (metadata.annotations or {}).get(self._allocation_key),
+            item.runtime_uid,
+            item.status.containers,
         )
+        self._running[item.runtime_uid] = metadata.uid
 
     def _complain(self, item: PodObject, problem: Exception | None) -> None:
         if problem is not None:

@@ -6,6 +6,7 @@ from typing import Final
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
+from gpupack.commands.common import version_option
 from gpupack.helptexts import COMPLETION_HELP
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -18,6 +19,7 @@ FILES: Final = ":0"
 
 @click.command(help=COMPLETION_HELP)
 @click.argument("shell", type=click.Choice(SHELLS))
+@version_option
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes gpupack's commands and options."""

@@ -21,6 +21,22 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
         raise click.BadParameter(str(error)) from error
 
 
+def _comma_list(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    """Read a comma list; blanks and repetitions are left out."""
+    return tuple(dict.fromkeys(entry.strip() for entry in text.split(",") if entry.strip()))
+
+
+def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
+    """Take the option that came before the list of strategies for what it means there."""
+    if not options.pop("cdi"):
+        return tuple(options["device_list_strategy"])
+    source = click.get_current_context().get_parameter_source("device_list_strategy")
+    if source not in {None, click.core.ParameterSource.DEFAULT}:
+        raise click.UsageError("--cdi is --device-list-strategy envvar,cdi-cri: give only the list")
+    click.echo("gpupack node: --cdi is an old name, write --device-list-strategy envvar,cdi-cri", err=True)
+    return ("envvar", "cdi-cri")
+
+
 @click.command(help=NODE_HELP, cls=PolicyCommand, lists=card_policies)
 @click.option(
     "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
@@ -54,13 +70,43 @@ def _xids(_context: click.Context, _option: click.Parameter, text: str) -> froze
     "--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="For pods nobody assigned a card."
 )
 @card_policy_parameter
-@click.option("--cdi/--no-cdi", default=False, help="Name the cards as CDI devices too.")
+@click.option(
+    "--device-list-strategy",
+    default="envvar",
+    show_default=True,
+    metavar="LIST",
+    callback=_comma_list,
+    help="How containers are told their cards: envvar, cdi-annotations, cdi-cri.",
+)
+@click.option(
+    "--cdi-dirs",
+    default="/etc/cdi,/var/run/cdi",
+    show_default=True,
+    metavar="LIST",
+    callback=_comma_list,
+    help="Folders of CDI specifications; one of ours is written into the last where cards lack one.",
+)
+@click.option("--cdi/--no-cdi", default=False, help="Old name of --device-list-strategy envvar,cdi-cri.")
 @click.option(
     "--cgroup-root",
     type=click.Path(path_type=Path),
     default=Path("/sys/fs/cgroup"),
     show_default=True,
     help="Where the host's cgroups are mounted.",
+)
+@click.option(
+    "--memory-limits",
+    default="auto",
+    show_default=True,
+    metavar="auto|off|require",
+    help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other cards.",
+)
+@click.option(
+    "--container-logs",
+    type=click.Path(path_type=Path),
+    default=Path("/var/log/containers"),
+    show_default=True,
+    help="The kubelet's links to containers' logs: their names tell containers of a pod apart.",
 )
 @click.option(
     "--ignored-xids",
@@ -91,6 +137,8 @@ def node(**options: Any) -> None:
     """Run the daemon of one node."""
     from gpupack.logs import configure
 
+    options["device_list_strategy"] = _strategy(options)
+    options["cdi_dirs"] = tuple(map(Path, options["cdi_dirs"]))
     # First: it loads structlog without what a daemon has no use for.
     configure(options["log_level"], options["log_format"])
 

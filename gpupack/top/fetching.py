@@ -38,13 +38,13 @@ async def fetch(
     """
     async with await connect(kubeconfig, context) as client:
         if not names:
-            nodes = await _list(client, NODES_PATH, Node, "nodes")
-            return Cluster(nodes, await _list(client, PODS_PATH, PodLite, "pods") if pods else None)
+            nodes = await list_all(client, NODES_PATH, Node, "nodes")
+            return Cluster(nodes, await list_all(client, PODS_PATH, PodLite, "pods") if pods else None)
         nodes, seats = [], []
         for name in dict.fromkeys(names):
             nodes.append(await _one(client, name))
             if pods:
-                seats += await _list(
+                seats += await list_all(
                     client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
         return Cluster(nodes, seats if pods else None)
@@ -75,7 +75,20 @@ async def _one(client: "KubeClient", name: str) -> Node:
         raise InputError(f"{client.server} answers with something else than a node: {error}") from error
 
 
-async def _list(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:
+async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:
+    """List all objects of a kind.
+
+    Args:
+        client: The API server.
+        path: Of the list.
+        kind: What to read of each.
+        what: The kind's name, for messages.
+        **params: Query.
+
+    Raises:
+        InputError: the server answers with something else.
+        KubeApiError: no server, or no right to list them.
+    """
     from kubeapi.errors import Gone  # noqa: PLC0415
 
     try:

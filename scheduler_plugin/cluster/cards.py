@@ -8,6 +8,7 @@ def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
     """Write a row's cards in word order, whatever is unhealthy or cordoned counted as used."""
     count = int(view.cards[row])
     uuids = view.uuids[row] or tuple("" for _ in range(count))
+    links = view.links[row] or ((),) * count
     return tuple(
         Card(
             index=card,
@@ -16,6 +17,7 @@ def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
             size_units=size,
             used_units=occupied,
             numa=numa if numa >= 0 else None,
+            links=links[card],
         )
         for card, (size, occupied, model, numa) in enumerate(
             zip(

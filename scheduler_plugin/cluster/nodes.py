@@ -76,6 +76,7 @@ class NodeArrays:
         self.names: list[str] = [""] * rows
         self.quoted: list[bytes] = [b""] * rows
         self.uuids: list[tuple[str, ...]] = [()] * rows
+        self.links: list[tuple[tuple[int, ...], ...]] = [()] * rows
         self.model_names: list[str] = []
         self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
         self.version: LongArray = np.zeros(rows, dtype=np.int64)
@@ -104,6 +105,13 @@ class NodeArrays:
         self._model_ids: dict[str, int] = {}
         self._vacant = list(range(rows - 1, -1, -1))
         self._sorted: list[str] = []
+
+    def copy(self) -> "NodeArrays":
+        """Copy everything, to see what would be; the versions go on from those of the original."""
+        other = NodeArrays.__new__(NodeArrays)
+        for name, value in vars(self).items():
+            setattr(other, name, value if isinstance(value, int) else value.copy())
+        return other
 
     @property
     def row_count(self) -> int:
@@ -162,6 +170,7 @@ class NodeArrays:
         for array in (self.size, self.used, self.assumed, self.evictable):
             array[row] = 0
         self._set_inventory(row, (), (), ())
+        self.links[row] = ()
         self._refresh(row)
 
     def set_cards(
@@ -174,6 +183,7 @@ class NodeArrays:
         uuids: Sequence[str] = (),
         models: Sequence[str] = (),
         numa: Sequence[int] = (),
+        links: Sequence[tuple[int, ...]] = (),
         percent: bool = True,
     ) -> None:
         """Set what a node publishes of its cards.
@@ -186,6 +196,7 @@ class NodeArrays:
             uuids: By card, or empty where not known.
             models: By card, or empty where not known.
             numa: NUMA node by card, -1 not known, or empty.
+            links: NVLinks from each card to each, or empty.
             percent: Shares of the cards can be had.
         """
         count = len(sizes)
@@ -205,6 +216,7 @@ class NodeArrays:
             array[row, count:] = 0
         self.assumed[row, count:] = 0
         self._set_inventory(row, tuple(uuids), models, numa)
+        self.links[row] = tuple(links)
         if before != self._published(row):
             self._refresh(row)
 
@@ -259,6 +271,7 @@ class NodeArrays:
             int(self.cards[row]),
             int(self.inventory_version[row]),
             bool(self.percent[row]),
+            self.links[row],
             *(array[row].tobytes() for array in arrays),
         )
 
@@ -316,6 +329,7 @@ class NodeArrays:
         self.names += [""] * old
         self.quoted += [b""] * old
         self.uuids += [()] * old
+        self.links += [()] * old
         for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
             array = getattr(self, name)
             grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)

@@ -257,10 +257,11 @@ def pod_requests(pod: PodLite) -> tuple[int, int]:
     Main containers and sidecars add up; an ordinary init container runs beside the sidecars before it; the
     larger counts, plus the overhead. Requests of the pod as a whole go before those of its containers.
     """
-    return _requests(pod, "cpu", _milli), _requests(pod, "memory", _bytes)
+    return requested(pod, "cpu", _milli), requested(pod, "memory", _bytes)
 
 
-def _requests(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+def requested(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:
+    """Add up a pod's requests of one resource, as `pod_requests` does; what cannot be read counts as none."""
     overhead = _amount(pod.spec.overhead, resource, parse)
     whole = _amount(_requested(pod.spec.resources), resource, parse)
     if whole:

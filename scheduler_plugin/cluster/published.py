@@ -15,7 +15,7 @@ from allocator.errors import PackingError, QuantityError
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
-from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds
+from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from scheduler_plugin.cluster.nodes import MOST_UNITS, Exclusion
 from scheduler_plugin.cluster.objects import NodeLite
 
@@ -37,6 +37,7 @@ class Published:
         indexes: By card, the driver's, as people know the cards.
         models: By card.
         numa: By card, -1 where not known.
+        links: By card, NVLinks to each card; empty where there are none.
         percent: Shares of its cards can be had: the kubelet does not say that it has none to give.
     """
 
@@ -50,6 +51,7 @@ class Published:
     indexes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     numa: tuple[int, ...] = field(default=())
+    links: tuple[tuple[int, ...], ...] = ()
     percent: bool = True
 
 
@@ -87,6 +89,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         indexes=tuple(record.index for record in inventory),
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
+        links=_links(inventory),
         percent=not _has_none(node, PERCENT_RESOURCE),
     )
 
@@ -113,6 +116,13 @@ def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[Car
     if len(inventory) != len(words.sizes):
         raise PackingError(f"annotation {NODE_CARDS} has {len(inventory)} cards, words {len(words.sizes)}")
     return inventory
+
+
+def _links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
+    """Read the links between cards; empty where no card has any."""
+    if not any(record.links for record in inventory):
+        return ()
+    return tuple(read_links(record.links, len(inventory)) for record in inventory)
 
 
 def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:

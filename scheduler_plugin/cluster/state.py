@@ -153,6 +153,7 @@ class ClusterState:
                 uuids=published.uuids,
                 models=published.models,
                 numa=published.numa,
+                links=published.links,
                 percent=published.percent,
             )
         elif self.nodes.exclusion[book.row] != published.exclusion:

@@ -28,13 +28,14 @@ from scheduler_plugin.http.protocol import (
 )
 from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
+from scheduler_plugin.placement.filtering import CodeArray, Misfit
 from scheduler_plugin.placement.placing import lesson, score
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on, victims_on
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
+from scheduler_plugin.placement.verdicts import busy_rows, takes, why_not
 
 SHORTLIST: Final = 16
 
@@ -265,20 +266,10 @@ class Extender:
 
     def _fits(self, query: Query, rows: RowArray) -> BoolArray:
         """Nodes that have the cards and no pod starting that the kubelet could mistake for this one."""
-        fits = fitting(self.state.nodes, query, rows)
-        busy = self._busy(query)
-        if busy is not None:
-            fits &= ~busy[rows]
-        return fits
+        return takes(self.state.nodes, query, rows, self._busy(query))
 
     def _busy(self, query: Query) -> BoolArray | None:
-        names = self.state.busy_nodes(query.wanted)
-        if not names:
-            return None
-        busy = np.zeros(self.state.nodes.row_count, dtype=np.bool_)
-        get = self.state.nodes.rows.get
-        busy[[row for name in names if (row := get(name)) is not None]] = True
-        return busy
+        return busy_rows(self.state.nodes, self.state.busy_nodes(query.wanted))
 
     def _refuse(
         self,
@@ -298,13 +289,7 @@ class Extender:
         kube-scheduler from clearing the pod's nominatedNodeName.
         """
         codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
-        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
-        out = np.flatnonzero(~held)
-        found[out] = misfits(self.state.nodes, query, rows[out])
-        busy = self._busy(query)
-        if busy is not None:
-            waiting = out[busy[rows[out]]]
-            found[waiting[fitting(self.state.nodes, query, rows[waiting])]] = Misfit.BUSY
+        found = why_not(self.state.nodes, query, rows, self._busy(query), held)
         if at is None:
             codes = found
         else:

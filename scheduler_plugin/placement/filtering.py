@@ -2,12 +2,13 @@
 
 Card choice matters only to pods with several demands: what the first container leaves depends on the card
 it gets. Card policies that can tell for arrays are placed on all nodes at once, others one node at a time
-after a check that rules most nodes out.
+after a check that rules most nodes out; so are pods with several cards for a demand, of which whole sets are
+compared.
 """
 
 from dataclasses import replace
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
@@ -164,21 +168,33 @@ def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
 
 def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Place all demands in order on every row."""
+    return _placed_each(nodes, query, rows, emptied=False)
+
+
+def _placed_each(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool) -> BoolArray:
     costs = card_costs(query.ask.card_policy)
-    if costs is None:
-        return _one_by_one(nodes, query, rows)
-    return place_many(nodes, query.ask, rows, costs)
+    if costs is None or any(demand.cards > 1 for demand in query.ask.demands):
+        return _one_by_one(nodes, query, rows, emptied=emptied)
+    return place_many(nodes, query.ask, rows, costs, emptied=emptied)
 
 
 def _one_by_one(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
-    """Do what `place_many` does, for a card policy that tells for the cards of one node only."""
+    """Do what `place_many` does, one node at a time; nodes that are alike are placed on once."""
+    selector = query.request.selector
+    by_name = card_costs(query.ask.card_policy) is None or selector.uuids or selector.excluded_uuids
+    known: dict[Hashable, bool] = {}
     fits = []
     for row in rows.tolist():
-        cards = cards_of(nodes, row)
-        if emptied:
-            free = nodes.evictable[row].tolist()
-            cards = tuple(replace(card, used_units=card.size_units - free[card.index]) for card in cards)
-        fits.append(place(cards, query.request, query.ask.card_policy) is not None)
+        free = (nodes.evictable if emptied else nodes.free)[row]
+        arrays = (nodes.size[row], free, nodes.model[row], nodes.numa[row])
+        kind = row if by_name else (*(array.tobytes() for array in arrays), nodes.links[row])
+        if kind not in known:
+            left = free.tolist()
+            cards = [
+                replace(card, used_units=card.size_units - left[card.index]) for card in cards_of(nodes, row)
+            ]
+            known[kind] = place(cards, query.request, query.ask.card_policy) is not None
+        fits.append(known[kind])
     return np.array(fits, dtype=np.bool_)
 
 
@@ -192,7 +208,7 @@ def place_many(
 
     Args:
         nodes: The arrays.
-        ask: What the pod asks for.
+        ask: What the pod asks for, one card a demand.
         rows: intp[m].
         costs_of: The card policy.
         emptied: Place on cards as if every pod had been evicted.
@@ -200,8 +216,24 @@ def place_many(
     Returns:
         bool[m], every demand found its cards.
     """
-    size = nodes.size[rows].astype(np.int64)
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    return take_many(nodes, ask, rows, costs_of, free)
+
+
+def take_many(nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, free: LongArray) -> BoolArray:
+    """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for.
+        rows: intp[m].
+        costs_of: The card policy.
+        free: int64[m, K], changed in place; of rows where not every demand found its cards it is of no use.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    size = nodes.size[rows].astype(np.int64)
     admits = None if ask.admits is None else ask.admits[rows]
     numa = nodes.numa[rows].astype(np.int64)
     bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
@@ -215,15 +247,13 @@ def place_many(
         if admits is not None:
             fits &= admits
         costs = costs_of(size, free, demand.units)
-        for _ in range(demand.cards):
-            costs[~fits] = np.inf
-            far = (bits & near[:, None]) == 0
-            order = np.where(costs == costs.min(axis=1)[:, None], far * width + position, 2 * width)
-            best = order.argmin(axis=1)
-            ok &= fits[count, best]
-            fits[count, best] = False
-            free[count, best] -= demand.units
-            near |= bits[count, best]
+        costs[~fits] = np.inf
+        far = (bits & near[:, None]) == 0
+        order = np.where(costs == costs.min(axis=1)[:, None], far * width + position, 2 * width)
+        best = order.argmin(axis=1)
+        ok &= fits[count, best]
+        free[count, best] -= demand.units
+        near |= bits[count, best]
     return ok
 
 
@@ -285,9 +315,5 @@ def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough)
-        costs = card_costs(ask.card_policy)
-        if costs is None:
-            enough[left] = _one_by_one(nodes, query, rows[left], emptied=True)
-        else:
-            enough[left] = place_many(nodes, ask, rows[left], costs, emptied=True)
+        enough[left] = _placed_each(nodes, query, rows[left], emptied=True)
     return enough

@@ -3,12 +3,15 @@
 Cards are chosen by the node policy where that knows better, else by the card policy.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from allocator.place import Placement, placed
+from allocator.topology import rearranged
 from scheduler_plugin.cluster.arrays import FloatArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.filtering import place_on
 from scheduler_plugin.placement.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
@@ -37,8 +40,20 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
     sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
     if query.request.percent and len(set(sizes)) > 1:
         return place_on(nodes, row, query)
-    chosen = policy.choose_cards(nodes, in_units(query, max(sizes, default=0)).ask, row)
-    return None if chosen is None else placed(query.request, chosen, sizes)
+    ask = in_units(query, max(sizes, default=0)).ask
+    chosen = policy.choose_cards(nodes, ask, row)
+    return None if chosen is None else placed(query.request, _near(nodes, row, ask, chosen), sizes)
+
+
+def _near(nodes: NodeArrays, row: int, ask: Ask, chosen: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """Prefer cards that lie near each other, of those that are the same to the node policy."""
+    count = int(nodes.cards[row])
+    several = len(chosen) > 1 or any(len(cards) > 1 for cards in chosen)
+    if not several or not (nodes.links[row] or (nodes.numa[row, :count] >= 0).any()):
+        return chosen
+    admitted = range(count) if ask.admits is None else np.flatnonzero(ask.admits[row]).tolist()
+    demands = [(demand.units, demand.cards) for demand in ask.demands]
+    return rearranged(cards_of(nodes, row), demands, chosen, admitted)
 
 
 def score(policy: NodePolicy, nodes: NodeArrays, query: Query, rows: RowArray) -> FloatArray:

@@ -358,3 +358,45 @@ def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluste
     assert 'spec.schedulerName is "default-scheduler", a scheduler that chooses no cards' in answer
     apply_all(cluster.api, [binding])
     until(lambda: told(cluster, forgetful) == "", "the name is set again")
+
+
+def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
+    """The component for clusters where a card that was given to one pod alone must have no other user."""
+
+    def naming(value: str | None, namespace: str = "default", **more: Any) -> str:
+        source = {"fieldRef": {"fieldPath": "metadata.name"}}
+        variable = {
+            "name": "NVIDIA_VISIBLE_DEVICES",
+            **({"valueFrom": source} if value is None else {"value": value}),
+        }
+        pod = w.pod("p", {**w.container(**more), "env": [variable]})
+        pod["metadata"]["namespace"] = namespace
+        try:
+            cluster.api.post(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    component = build(MANIFESTS / "base", MANIFESTS / "components" / "visible-devices")
+    added = [
+        one
+        for one in component
+        if one["metadata"]["name"] in {"gpupack-visible-devices", "gpupack-admission"}
+    ]
+    apply_all(cluster.api, added)
+    try:
+        said = until(lambda: naming("all"), "the component in force")
+        assert (
+            'container "main" names cards itself, in NVIDIA_VISIBLE_DEVICES: allowed is void or none' in said
+        )
+        for value in (None, "GPU-1", "0"):
+            assert naming(value) != ""
+            assert naming(value, gib=1) != ""
+        for value in ("", "void", "none"):
+            assert naming(value) == ""
+        assert naming("all", "kube-system") == ""
+        assert told(cluster, w.pod("p", w.container())) == ""
+    finally:
+        for one in added:
+            if one["kind"] != "ConfigMap":
+                cluster.api.delete(path_of(cluster.api, one))

@@ -203,6 +203,30 @@ def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
     assert set(grants(cluster, waits)) == {first}
 
 
+def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluster):
+    """No toolkit here: containerd finds the card in the file that the daemon writes."""
+    folder = cluster.home / "run" / "cdi"
+    folder.mkdir()
+    flags = cluster.daemon.flags
+    cluster.daemon.stop()
+    try:
+        for number, strategies in enumerate(("cdi-annotations", "envvar,cdi-annotations,cdi-cri")):
+            cluster.daemon.flags = [f"--device-list-strategy={strategies}", f"--cdi-dirs={folder}"]
+            cluster.daemon.start()
+            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
+            cluster.wait_running(f"p{number}")
+            environment = cluster.environment(f"p{number}")
+            uuid = environment["GPUPACK_CARDS"].partition(":")[0]
+            index = [card.uuid for card in cluster.state().cards].index(uuid)
+            assert environment[f"GPUPACK_CDI_CARD_{index}"] == uuid
+            assert len([name for name in environment if name.startswith("GPUPACK_CDI")]) == 1
+            assert environment["NVIDIA_VISIBLE_DEVICES"] == (uuid if "envvar" in strategies else "void")
+            cluster.daemon.stop()
+    finally:
+        cluster.daemon.flags = flags
+        cluster.daemon.start()
+
+
 def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):
     quotas = "/api/v1/namespaces/default/resourcequotas"
     hard = {f"requests.{PERCENT}": "150"}

@@ -1,15 +1,18 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import json
+import os
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from scheduler_plugin.settings import Settings
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
@@ -26,12 +29,13 @@ SCHEDULER = "gpupack-scheduler"
 REPLICAS = ("one", "two")
 
 
-def start_as_pods(cluster: Cluster) -> None:
+def start_as_pods(cluster: Cluster, archive: Path) -> None:
     """Apply the overlay for nodes without GPUs; another scheduler places gpupack's own pods."""
     control = cluster.control
     control.configure_scheduler(None, profiles=[{"schedulerName": "default-scheduler"}])
     control.start()
     cluster.host.start()
+    cluster.host.ctr("images", "import", str(archive))
     until(cluster.node_ready, "node ready", 60)
     until(
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
@@ -74,9 +78,37 @@ def _replica(deployment: dict, name: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster) -> Iterator[Cluster]:
+def archive(tmp_path_factory) -> Path:
+    """gpupack's image, built here."""
+    reason = shipped.obstacle()
+    if reason is not None:
+        assert os.environ.get("GPUPACK_IMAGE_REQUIRED") != "1", reason
+        pytest.skip(reason)
+    target = tmp_path_factory.mktemp("image") / "gpupack.tar"
+    shipped.build_image(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster, archive) -> Iterator[Cluster]:
     with readable_by_all():
-        yield make_cluster(start=start_as_pods)
+        yield make_cluster(start=lambda cluster: start_as_pods(cluster, archive))
+
+
+def test_the_image_is_small_and_holds_no_shell(archive: Path) -> None:
+    with tarfile.open(archive) as image:
+        index = json.load(image.extractfile("index.json"))
+        blob = index["manifests"][0]["digest"].replace(":", "/")
+        manifest = json.load(image.extractfile(f"blobs/{blob}"))
+        sizes = [layer["size"] for layer in manifest["layers"]]
+        assert sum(sizes) < 120e6
+        names: set[str] = set()
+        for layer in manifest["layers"]:
+            content = image.extractfile(f"blobs/{layer['digest'].replace(':', '/')}")
+            with tarfile.open(fileobj=content, mode="r:gz") as files:
+                names |= set(files.getnames())
+    assert "opt/gpupack/gpupack/__main__.py" in names
+    assert not {name.rpartition("/")[2] for name in names} & {"sh", "dash", "bash", "apt", "dpkg", "pip"}
 
 
 def system_pods(cluster: Cluster, name: str) -> list[dict]:

@@ -16,6 +16,8 @@ async def test_a_pods_whole_life():
             "NVIDIA_VISIBLE_DEVICES": card(1),
             "GPUPACK_MEMORY_MIB": "3072",
             "GPUPACK_CARDS": f"{card(1)}:3",
+            "SIMULATED_GPU_MEMORY_REQUEST": "3072",
+            "SIMULATED_GPU_MEMORY_LIMIT": "3072",
         }
         await world.settled([0, 3], {uid})
         await until(lambda: world.allocation("a"))
@@ -81,6 +83,8 @@ async def test_two_cards_are_split_evenly():
             "NVIDIA_VISIBLE_DEVICES": f"{card(0)},{card(2)}",
             "GPUPACK_MEMORY_MIB": "3072",
             "GPUPACK_CARDS": f"{card(0)}:3,{card(2)}:3",
+            "SIMULATED_GPU_MEMORY_REQUEST": "3072",
+            "SIMULATED_GPU_MEMORY_LIMIT": "3072",
         }
         await world.settled([3, 0, 3], {uid})
 
@@ -198,6 +202,6 @@ async def test_http_tells_probes_prometheus_and_people():
 async def test_cdi_names_are_given_on_request():
     async with node_world(8) as world:
         await world.stop_daemon()
-        await world.start_daemon(cdi=True)
+        await world.start_daemon(device_list_strategy=("envvar", "cdi-cri"), cdi_dirs=())
         uid = await world.run("a", 3, on=0)
         assert world.kubelet.containers[uid, "main"].cdi_devices == (f"nvidia.com/gpu={card(0)}",)

@@ -119,6 +119,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         child.end()
 
 
+def switched(uuid: str, document: dict[str, Any]) -> list[list[Any]]:
+    """Links through the profile's switches: to every other card, all that the card has."""
+    nvlink = document.get("nvlink") or {}
+    count = nvlink.get("links_per_gpu", 0) if nvlink.get("switches") else 0
+    others = sorted(device["uuid"] for device in document["devices"] if device["uuid"] != uuid)
+    return [[other, count] for other in others] if count else []
+
+
 @pytest.mark.parametrize("name", ["a100", "h100", "l40s", "t4"])
 def test_enumeration(start: Callable[..., Child], name: str) -> None:
     document = yaml.safe_load((Path(MOCK) / "profiles" / f"{name}.yaml").read_text())
@@ -140,6 +148,7 @@ def test_enumeration(start: Callable[..., Child], name: str) -> None:
             "minor": device["minor_number"],
             "error": None,
             "parent": None,
+            "links": switched(device["uuid"], document),
         }
         for device in document["devices"]
     ]

@@ -136,7 +136,7 @@ async def test_a_bad_container_in_a_call_grants_nothing_to_the_good_one(here: Se
     [
         (["GPU-7::0"], Code.NOT_FOUND, 'device "GPU-7::0" is not one of this node\'s'),
         (["\n\x00" * 90], Code.NOT_FOUND, "is not one of this node's"),
-        (["GPU-1::0"], Code.FAILED_PRECONDITION, 'device "GPU-1::0" is on a card that is unhealthy'),
+        (["GPU-1::0"], Code.FAILED_PRECONDITION, 'device "GPU-1::0" cannot be had: the card is unhealthy'),
     ],
     ids=["unknown", "rubbish", "unhealthy"],
 )

@@ -117,9 +117,17 @@ def arrays(drawn: Drawn) -> NodeArrays:
             uuids=[f"GPU-{index}-{card}" for card in range(len(node))],
             models=[card[4] for card in node],
             numa=[card[5] for card in node],
+            links=links(len(node), index),
         )
         nodes.set_assumed(row, [card[2] for card in node])
     return nodes
+
+
+def links(cards: int, index: int) -> list[tuple[int, ...]]:
+    """Every other node has links, of a pattern of its own."""
+    if not index % 2:
+        return []
+    return [tuple(0 if i == j else (i + j) % (index + 1) for j in range(cards)) for i in range(cards)]
 
 
 def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
@@ -132,6 +140,7 @@ def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
             size_units=size,
             used_units=size if not healthy else min(size, min(used, size) + assumed),
             numa=None if numa < 0 else numa,
+            links=links(len(drawn[index]), index)[position] if index % 2 else (),
         )
         for position, (size, used, assumed, healthy, model, numa) in enumerate(drawn[index])
     ]

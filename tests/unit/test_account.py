@@ -8,6 +8,8 @@ from structlog.testing import capture_logs
 
 from allocator.ledger import Ledger
 from deviceplugin.errors import RefusedError, UnitInUseError
+from deviceplugin.gpus.cdi import CdiNames
+from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
 from deviceplugin.node.account import NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
@@ -323,7 +325,7 @@ def test_other_resources_are_not_looked_at():
 
 
 async def test_what_a_container_is_told():
-    node = Node(8, 8, cdi=True, vendor=NVIDIA)
+    node = Node(8, 8, hand_over=Handover(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA)).grant)
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
     node.account.follow(lambda: told.append(node.ledger.promised()))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from allocator import names
+from deviceplugin.gpus.cdi import FOLDERS
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness.manifests import build
 
@@ -189,9 +190,16 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
     # The daemon's defaults are the host's paths, so each is mounted where it is.
     assert {mount["mountPath"]: paths[mount["name"]] for mount in mounts.values()} == {
         path: path
-        for path in ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources", "/sys/fs/cgroup")
+        for path in (
+            "/var/lib/kubelet/device-plugins",
+            "/var/lib/kubelet/pod-resources",
+            "/sys/fs/cgroup",
+            "/var/log/containers",
+        )
     }
-    assert mounts["/sys/fs/cgroup"]["readOnly"] is True
+    # With the kernel's dmem controller a limit is a file among the cgroups.
+    assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
+    assert mounts["/var/log/containers"]["readOnly"] is True
     # The kubelet's book is root's, with mode 0600: without capabilities only its owner can read it.
     rights = gpupack["securityContext"]
     assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
@@ -399,3 +407,14 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     for folder in ("node", "scheduler", "extender"):
         (image,) = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
         assert image == {"name": "gpupack", "newTag": version[1]}
+
+
+def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> None:
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "cdi")
+    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
+    args = container(daemon)["args"]
+    assert "--device-list-strategy=cdi-cri" in args
+    mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
+    hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
+    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
+    assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))

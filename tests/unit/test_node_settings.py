@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from deviceplugin.errors import SettingsError
 from deviceplugin.settings import Settings
+from gpupack.cli import cli
 
 
 def good(folder: Path, **changes) -> Settings:
@@ -36,6 +38,12 @@ def test_good_settings_pass(tmp_path):
         pytest.param({"http": "h:http"}, "--http 'h:http'", id="named port"),
         pytest.param({"http": "h:65536"}, "ports up to 65535", id="port"),
         pytest.param({"quiet_s": -1}, "--quiet-s -1", id="quiet"),
+        pytest.param(
+            {"device_list_strategy": ("envvar", "volume-mounts")},
+            "--device-list-strategy 'envvar,volume-mounts': allowed is a comma list of envvar",
+            id="strategy",
+        ),
+        pytest.param({"device_list_strategy": ()}, "--device-list-strategy ''", id="no strategy"),
         pytest.param({"publish_gap_s": -1}, "--publish-gap-s -1", id="gap"),
         pytest.param({"log_format": "xml"}, "--log-format 'xml'", id="format"),
         pytest.param({"log_level": "loud"}, "--log-level 'loud'", id="level"),
@@ -63,3 +71,42 @@ def test_what_follows_from_settings(tmp_path):
     shown = settings.shown()
     assert shown["device_plugin_dir"] == str(tmp_path)
     assert shown["ignored_xids"] == [13, 31, 43, 45, 68, 109]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Run `gpupack node` with options; returns its result, and the settings it begins with."""
+
+    def start(*options):
+        begun = []
+
+        async def run(settings, _stop):
+            begun.append(settings)
+
+        monkeypatch.setattr("deviceplugin.daemon.run", run)
+        monkeypatch.setattr("gpupack.logs.configure", lambda *_: None)
+        return CliRunner().invoke(cli, ["node", "--node-name", "n1", *options]), begun
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("options", "strategies"),
+    [
+        ([], ("envvar",)),
+        (["--no-cdi"], ("envvar",)),
+        (["--device-list-strategy", "cdi-cri, envvar,cdi-cri"], ("cdi-cri", "envvar")),
+        (["--cdi"], ("envvar", "cdi-cri")),
+    ],
+)
+def test_device_list_strategies(started, options, strategies):
+    done, (settings,) = started(*options)
+    assert settings.device_list_strategy == strategies
+    assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
+    assert ("write --device-list-strategy envvar,cdi-cri" in done.stderr) == ("--cdi" in options)
+
+
+def test_the_old_name_beside_the_list_is_refused(started):
+    done, begun = started("--cdi", "--device-list-strategy", "envvar")
+    assert (done.exit_code, begun) == (2, [])
+    assert "give only the list" in done.stderr

@@ -3,7 +3,7 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.cluster.nodes import Exclusion
+from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.policies import make
@@ -55,3 +55,38 @@ def test_what_does_not_fit_has_no_placement(arrays):
     arrays.exclude(row, Exclusion.CORRUPT)
     assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
     assert np.count_nonzero(arrays.usable) == 0
+
+
+def near_cards(numa, used=(0, 0, 0, 0)):
+    nodes = NodeArrays(rows=1)
+    row = nodes.add("n")
+    uuids = [f"GPU-{card}" for card in range(4)]
+    nodes.set_cards(row, [16] * 4, used, uuids=uuids, models=["A100"] * 4, numa=numa)
+    return nodes, row
+
+
+@pytest.mark.parametrize("learned", [None, Workload.of([ask(0, 0, (8, 1))])])
+def test_cards_that_are_equal_to_the_node_policy_are_taken_near_each_other(learned):
+    nodes, row = near_cards([0, 1, 1, 1])
+    pair = query(nodes, PodRequest(containers(16), cards=2))
+    placed = place_with(Fragmentation(learned), nodes, row, pair)
+    assert set(placed.charge) == {1, 2}
+    # As without it where nobody knows where the cards lie, and for a pod of one card.
+    single = query(nodes, PodRequest(containers(8)))
+    unknown, other = near_cards([-1] * 4)
+    assert set(place_with(Fragmentation(learned), unknown, other, pair).charge) == {0, 1}
+    assert place_with(Fragmentation(learned), nodes, row, single).charge == {0: 8}
+
+
+def test_a_card_that_fits_better_goes_before_one_that_is_near():
+    nodes, row = near_cards([0, 1, 1, 1], used=[12, 0, 0, 0])
+    policy = Fragmentation(Workload.of([ask(0, 0, (4, 1)), ask(0, 0, (16, 1))]))
+    placed = place_with(policy, nodes, row, query(nodes, PodRequest(containers(8), cards=2)))
+    assert set(placed.charge) == {0, 1}
+
+
+def test_near_cards_are_of_those_that_the_pod_names():
+    nodes, row = near_cards([0, 1, 1, 0])
+    pair = PodRequest(containers(8), cards=2, selector=Selector.parse(None, "!GPU-3"))
+    placed = place_with(Fragmentation(), nodes, row, query(nodes, pair))
+    assert set(placed.charge) == {1, 2}

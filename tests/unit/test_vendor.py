@@ -8,7 +8,7 @@ import pytest
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.vendor import NVIDIA, UNNAMED, Vendor
 
 ROOT = Path(__file__).parents[2]
 CORE = ("allocator", "deviceplugin/node", "deviceplugin/kubelet")
@@ -35,10 +35,9 @@ def test_the_core_names_no_vendor(folder: str) -> None:
 
 
 def test_a_container_is_told_its_cards_as_the_vendor_does() -> None:
-    grant = NVIDIA.grant(["GPU-a", "GPU-b"], cdi=True)
-    assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert grant.cdi_devices == ("nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b")
-    assert NVIDIA.grant(["GPU-a"], cdi=False).cdi_devices == ()
+    assert NVIDIA.visible(["GPU-a", "GPU-b"]) == {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert NVIDIA.visible([]) == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert UNNAMED.visible([]) == {}
 
 
 def test_a_profile_brings_its_vendor() -> None:

@@ -1,18 +1,18 @@
 """The shipped DaemonSet and Deployment as pods of the real kubelet, without registry or pod network.
 
-What stands for the image is the test image with this machine's interpreter, packages and kube-scheduler
-mounted where they are, read-only. Pods share the node's network, so each port of the manifests gets a free
+gpupack runs from its image, as `.ci/image.py` builds it. What stands for kube-scheduler's is the test image
+with the program mounted, read-only. Pods share the node's network, so each port of the manifests gets a free
 one. All else is as shipped: accounts and their tokens, users, capabilities, read-only root, volumes, probes,
 arguments.
 """
 
 import json
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from tests.cluster.harness.binaries import programs
@@ -20,6 +20,8 @@ from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.images import SHELL
 from tests.cluster.harness.rest import Json
+
+IMAGE = REPOSITORY / ".ci" / "image.py"
 
 
 def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> Json:
@@ -33,36 +35,44 @@ def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> 
     made = with_ports(workload, ports)
     spec = made["spec"]["template"]["spec"]
     spec["hostNetwork"] = True
-    spec["volumes"] = [
-        *spec.get("volumes", []),
-        *({"name": name, "hostPath": {"path": path}} for name, path in _paths()),
-    ]
     for container in spec["containers"]:
+        container["env"] = [*container.get("env", []), *_environment(cluster)]
         if container["name"] == "kube-scheduler":
             container["command"][0] = str(programs() / "kube-scheduler")
-        else:
-            container["command"] = [sys.executable, "-m", "gpupack"]
-        container["image"] = SHELL
-        container["env"] = [*container.get("env", []), *_environment(cluster)]
-        container["volumeMounts"] = [
-            *container.get("volumeMounts", []),
-            *({"name": name, "mountPath": path, "readOnly": True} for name, path in _paths()),
-        ]
+            container["image"] = SHELL
+            volume = {"name": "programs", "hostPath": {"path": str(programs())}}
+            mount = {"name": "programs", "mountPath": str(programs()), "readOnly": True}
+            spec["volumes"] = [*spec.get("volumes", []), volume]
+            container["volumeMounts"] = [*container.get("volumeMounts", []), mount]
     return made
+
+
+def obstacle() -> str | None:
+    """Why gpupack's image cannot be built on this machine, None where it can."""
+    done = subprocess.run([sys.executable, IMAGE, "--check"], check=False, capture_output=True, text=True)
+    return done.stderr.strip() if done.returncode else None
+
+
+def build_image(target: Path) -> None:
+    """Write gpupack's image as an archive; the first time takes a minute.
+
+    Raises:
+        AssertionError: If it cannot be built; carries why.
+    """
+    command = [sys.executable, IMAGE, target]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
 def readable_by_all() -> Iterator[None]:
-    """Let the users of the pods into the folders that they are given; a checkout may be root's alone."""
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in map(Path, dict(_paths()).values())}
-    closed = {path: mode for path, mode in modes.items() if mode & 0o005 != 0o005}
-    for path, mode in closed.items():
-        path.chmod(mode | 0o005)
+    """Let the users of the pods into the folder of kube-scheduler; a checkout may be root's alone."""
+    mode = stat.S_IMODE(programs().stat().st_mode)
+    programs().chmod(mode | 0o005)
     try:
         yield
     finally:
-        for path, mode in closed.items():
-            path.chmod(mode)
+        programs().chmod(mode)
 
 
 def with_ports(one: Json, ports: Mapping[str, int]) -> Json:
@@ -79,25 +89,7 @@ def with_ports(one: Json, ports: Mapping[str, int]) -> Json:
 
 
 def _environment(cluster: Cluster) -> list[dict[str, str]]:
-    """What the image sets, and the API server's address, for there is no network of services."""
+    """The API server's address, for there is no network of services."""
     server = urlsplit(cluster.control.url)
-    values: dict[str, Any] = {
-        "PATH": f"{Path(sys.executable).parent}:/bin",
-        "PYTHONUNBUFFERED": 1,
-        "PYTHONDONTWRITEBYTECODE": 1,
-        "KUBERNETES_SERVICE_HOST": server.hostname,
-        "KUBERNETES_SERVICE_PORT": server.port,
-    }
+    values = {"KUBERNETES_SERVICE_HOST": server.hostname, "KUBERNETES_SERVICE_PORT": server.port}
     return [{"name": name, "value": str(value)} for name, value in values.items()]
-
-
-def _paths() -> list[tuple[str, str]]:
-    """Volume names and folders that a program of this machine needs, none inside another."""
-    wanted = [
-        Path(path) for path in ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix, REPOSITORY, programs())
-    ]
-    found: list[Path] = []
-    for path in sorted({path for path in wanted if path.exists()}, key=lambda path: len(path.parts)):
-        if not any(path.is_relative_to(outer) for outer in found):
-            found.append(path)
-    return [(f"machine-{number}", str(path)) for number, path in enumerate(found)]

@@ -1,0 +1,60 @@
+"""Sets one limit and makes sure that it holds; blocking, so it runs in a thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deviceplugin.errors import LimitError, LimitFault
+from deviceplugin.gpus.limits import LimitReading, MemoryLimits
+from deviceplugin.node.limit_plan import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One cgroup on one card that is to have a limit."""
+
+    cgroup: Path
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        cgroup: of the job.
+        reading: limit and use as read at the end; None where it could not be read.
+        was_mib: the limit that stood there before; None: none, or not read.
+        fault: None where the limit holds.
+        problem: the fault in words, empty where there is none.
+    """
+
+    cgroup: Path
+    reading: LimitReading | None
+    was_mib: int | None = None
+    fault: LimitFault | None = None
+    problem: str = ""
+
+
+def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[Job]) -> list[Outcome]:
+    """Do all jobs of one card; trouble with one leaves the others alone."""
+    return [_hold(limits, uuid, job) for job in jobs]
+
+
+def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
+    reading: LimitReading | None = None
+    was_mib: int | None = None
+    try:
+        # What holds already, by a daemon before this one or by the vendor's toolkit, is not written again.
+        reading = limits.read(uuid, job.cgroup)
+        was_mib = reading.hard_mib
+        if was_mib not in job.wanted.accepted:
+            limits.set(uuid, job.cgroup, job.wanted.mib)
+            reading = limits.read(uuid, job.cgroup)
+    except LimitError as error:
+        return Outcome(job.cgroup, reading, was_mib, error.kind, str(error))
+    if reading.hard_mib in job.wanted.accepted:
+        return Outcome(job.cgroup, reading, was_mib)
+    stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
+    problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
+    return Outcome(job.cgroup, reading, was_mib, "failed", problem)

@@ -1,0 +1,51 @@
+"""What each container was given on each card, out of the kubelet's book; worked out once for each change."""
+
+from collections.abc import Mapping
+
+from deviceplugin.node.account import Account
+from deviceplugin.node.limit_plan import Grants
+
+
+class Shares:
+    """Follows the book's containers; pods by the UID that they have in cgroups.
+
+    Args:
+        account: the ledger, which has the book.
+        unit_mib: MiB a unit.
+    """
+
+    def __init__(self, account: Account, unit_mib: int) -> None:
+        self._account = account
+        self._unit_mib = unit_mib
+        self._book: object = None
+        self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._grants: dict[str, Grants] = {}
+
+    def follow(self) -> tuple[set[str], set[str]]:
+        """Take the book's present state; tells which pods are new or changed, and which are gone."""
+        facts, news = self._account.ledger.facts, set()
+        if facts.book is self._book and len(facts.held) == len(self._ids):
+            # A pod comes with another book only, and one that goes is one less.
+            return set(), set()
+        self._book = facts.book
+        for uid, held in facts.held.items():
+            if self._ids.get(uid) == held.ids:
+                continue
+            self._ids[uid] = dict(held.ids)
+            self._grants[uid] = {
+                name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items()}
+                for name, ids in held.ids.items()
+            }
+            news.add(uid)
+        gone = self._ids.keys() - facts.held.keys()
+        for uid in gone:
+            del self._ids[uid], self._grants[uid]
+        return news, gone
+
+    def of(self, uid: str) -> Grants:
+        """MiB by container and card of a pod, as of the last look."""
+        return self._grants.get(uid, {})
+
+    def all(self) -> Mapping[str, Grants]:
+        """The same of every pod."""
+        return self._grants

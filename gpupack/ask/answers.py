@@ -1,0 +1,219 @@
+"""What the questions answer: plain values, and the JSON of `-o json`, to which keys are only ever added."""
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["pending", "gated", "fits", "running", "ended", "failed", "refused", "no-cards"]
+"""`fits`: it waits, and a node would take it now. `refused`: what it asks for cannot be given."""
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=False):
+    """Base of the answers."""
+
+
+class Best(Answer, frozen=True):
+    """The node of a group that comes closest, and its card: the driver's number and its free units."""
+
+    node: str
+    card: int
+    free_units: int
+
+
+class NodeGroup(Answer, frozen=True):
+    """Nodes that do not take a pod for the same reason.
+
+    Attributes:
+        reason: In one word, see docs/ask.md.
+        count: How many.
+        best: The one that comes closest, None where cards are not the reason.
+        asked_units: Units that the pod asks of a card; on a card of the size of the best one.
+        text: In a sentence, with numbers.
+        examples: Names of the first nodes.
+    """
+
+    reason: str
+    count: int
+    best: Best | None
+    asked_units: int
+    text: str
+    examples: tuple[str, ...] = ()
+
+
+class PodUnits(Answer, frozen=True):
+    """A pod and what it has: units over its cards, and the cards' numbers."""
+
+    namespace: str
+    pod: str
+    units: int
+    cards: tuple[int, ...] = ()
+
+
+class Seat(Answer, frozen=True):
+    """Cards of a node."""
+
+    node: str
+    cards: tuple[int, ...]
+
+
+class Move(Answer, frozen=True, rename={"source": "from", "target": "to"}):
+    """A pod that is ended, and started by its controller, so that it runs elsewhere.
+
+    Attributes:
+        namespace: Of the pod.
+        pod: Its name.
+        units: Over its cards.
+        source: Where it is.
+        target: Where it goes.
+        text: What it costs, in a sentence.
+    """
+
+    namespace: str
+    pod: str
+    units: int
+    source: Seat
+    target: Seat
+    text: str = ""
+
+
+class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that lets a pod start.
+
+    Attributes:
+        kind: In one word, see docs/ask.md.
+        text: In a sentence.
+        node: Where the pod fits then.
+        units: Of a smaller request: per container where there are several, see `container`.
+        container: Whose request it is.
+        cards: Number of cards to ask for.
+        model: A model of card that the pod fits on.
+        taint: That the pod would have to tolerate.
+        pods: That end, or have to.
+        fewest: No smaller number of pods does.
+        moves: That make room.
+        queue: That the pod waits in.
+        position: In that queue, from 1.
+    """
+
+    kind: str
+    text: str
+    node: str = ""
+    units: int = 0
+    container: str = ""
+    cards: int = 0
+    model: str = ""
+    taint: str = ""
+    pods: tuple[PodUnits, ...] = ()
+    fewest: bool | None = None
+    moves: tuple[Move, ...] = ()
+    queue: str = ""
+    position: int = 0
+
+
+class CardUse(Answer, frozen=True):
+    """A card that a pod runs on.
+
+    Attributes:
+        card: The driver's number.
+        uuid: None where the node publishes no inventory.
+        model: Likewise.
+        size_units: Of the card.
+        used_units: As the words say, of all together.
+        free_units: What is left.
+        promised_units: Of this pod.
+        share: Who says so, see docs/top.md.
+        neighbours: The other pods on the card.
+        used_mib: What the pod's processes use, None where nothing tells.
+        limit_mib: What they can use at most, None where nothing tells.
+    """
+
+    card: int
+    uuid: str | None
+    model: str | None
+    size_units: int
+    used_units: int
+    free_units: int
+    promised_units: int
+    share: str
+    neighbours: tuple[PodUnits, ...]
+    used_mib: int | None = None
+    limit_mib: int | None = None
+
+
+class Why(Answer, frozen=True):
+    """Why a pod is as it is.
+
+    Attributes:
+        namespace: Of the pod.
+        pod: Its name.
+        state: In one word.
+        nodes: Of a pod that waits: every node that does not take it, in groups.
+        ways_out: What would let it start, each checked.
+        unit_mib: MiB of a unit.
+        asked: What it asks for, in words.
+        text: What is the matter, in a sentence.
+        node: Where it runs, or ran.
+        fits: Names of nodes that would take it now.
+        notes: What else was found, a sentence each.
+        scheduler: What kube-scheduler wrote into the pod.
+        events: What was reported of the pod, oldest first.
+        cards: Of a pod that runs.
+    """
+
+    namespace: str
+    pod: str
+    state: State
+    nodes: tuple[NodeGroup, ...] = ()
+    ways_out: tuple[WayOut, ...] = ()
+    unit_mib: int = 1024
+    asked: str = ""
+    text: str = ""
+    node: str = ""
+    fits: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    scheduler: str = ""
+    events: tuple[str, ...] = ()
+    cards: tuple[CardUse, ...] = ()
+
+
+class NodePods(Answer, frozen=True):
+    """How many pods a node takes; `tolerations` they need for its taints."""
+
+    node: str
+    pods: int
+    tolerations: tuple[str, ...] = ()
+
+
+class Fit(Answer, frozen=True):
+    """How many pods fit, and where; the largest request that fits somewhere (0: none)."""
+
+    pods: int
+    largest_units: int
+    nodes: tuple[NodePods, ...]
+
+
+class FitAnswer(Answer, frozen=True):
+    """What fits now, and after a change.
+
+    Attributes:
+        pods: That fit now.
+        largest_units: The largest request that fits now, over as many cards.
+        nodes: Where.
+        asked: What one of them asks for, in words.
+        after: The same after the change that was asked about, None without one.
+        notes: What else to know, a sentence each.
+        unit_mib: MiB of a unit.
+    """
+
+    pods: int
+    largest_units: int
+    nodes: tuple[NodePods, ...]
+    asked: str = ""
+    after: Fit | None = None
+    notes: tuple[str, ...] = ()
+    unit_mib: int = 1024
+
+
+def as_json(answer: msgspec.Struct) -> str:
+    """Write an answer for scripts."""
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

@@ -1,0 +1,251 @@
+"""The cluster that is asked about: nodes and pods as the extender's own state, built once or kept current."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from allocator.errors import AllocatorError, RequestError, shown
+from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, unit_of_resource
+from allocator.packing import Layout
+from allocator.quantity import parse_integer
+from allocator.request import PodRequest
+from gpupack.ask.objects import AskNode, AskPod, load
+from gpupack.errors import InputError
+from scheduler_plugin.cluster.arrays import RowArray
+from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
+from scheduler_plugin.cluster.pods import read_asking
+from scheduler_plugin.cluster.rules import TOMBSTONE_S
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.query import Query
+
+if TYPE_CHECKING:
+    from gpupack.ask.hosts import Hosts
+    from gpupack.top.records import NodeRow
+
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+_NAMED: Final = 5
+
+
+@dataclass
+class Cluster:
+    """Nodes and pods of one moment, and what filter knows of them.
+
+    Invariant: `state` is what the extender would have after reading the same lists, more than
+    `rules.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them.
+
+    Attributes:
+        nodes: By name.
+        pods: By UID.
+        unit_mib: MiB of a unit; nodes whose words are of another unit take no pods.
+        budgets: PodDisruptionBudgets; None where they were not read.
+        source: What was asked, for messages.
+    """
+
+    nodes: dict[str, AskNode]
+    pods: dict[str, AskPod]
+    unit_mib: int
+    budgets: Budgets | None = None
+    source: str = "the cluster"
+    state: ClusterState = field(init=False)
+    policies: Policies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = ClusterState(self.unit_mib)
+        self.policies = Policies()
+        self.state.broken.connect(lambda _name, _error: None)  # the row says that its words are corrupt
+        self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
+        self.state.replace_pods(list(self.pods.values()), "", 0.0)
+        self.state.expire(TOMBSTONE_S)
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Iterable[AskNode],
+        pods: Iterable[AskPod],
+        *,
+        unit_mib: int | None = None,
+        budgets: Sequence[BudgetLite] | None = None,
+        source: str = "the cluster",
+    ) -> "Cluster":
+        """Build it from lists.
+
+        Args:
+            nodes: All nodes.
+            pods: All pods of all namespaces.
+            unit_mib: MiB of a unit; None: what most nodes publish.
+            budgets: All PodDisruptionBudgets; None where they were not read.
+            source: What was asked, for messages.
+        """
+        by_name = {node.metadata.name: node for node in nodes}
+        by_uid: dict[str, AskPod] = {}
+        for pod in pods:
+            pod.metadata.uid = pod.metadata.uid or pod.full_name
+            by_uid[pod.metadata.uid] = pod
+        known = None
+        if budgets is not None:
+            known = Budgets()
+            known.replace(budgets, "")
+        return cls(by_name, by_uid, unit_mib or usual_unit(by_name.values()), known, source)
+
+    @classmethod
+    def read(cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file") -> "Cluster":
+        """Build it from the output of `kubectl get nodes,pods -A -o json`.
+
+        Raises:
+            InputError: the text is something else.
+        """
+        nodes, pods = load(text)
+        return cls.of(nodes, pods, unit_mib=unit_mib, source=source)
+
+    def in_unit(self, unit_mib: int) -> "Cluster":
+        """The same cluster as pods see it that ask in units of so many MiB."""
+        if unit_mib == self.unit_mib:
+            return self
+        return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source)
+
+    # Changes, for those who watch.
+
+    def put_node(self, node: AskNode, now: float = 0.0) -> None:
+        """Take a new or changed node."""
+        self.nodes[node.metadata.name] = node
+        self.state.apply_node(node, now)
+        self._changed()
+
+    def drop_node(self, name: str, resource_version: str, now: float = 0.0) -> None:
+        """Take the end of a node."""
+        self.nodes.pop(name, None)
+        self.state.delete_node(name, resource_version, now)
+        self._changed()
+
+    def put_pod(self, pod: AskPod, now: float = 0.0) -> None:
+        """Take a new or changed pod."""
+        self.pods[pod.metadata.uid] = pod
+        self.state.apply_pod(pod, now)
+        self._changed()
+
+    def drop_pod(self, pod: AskPod, resource_version: str, now: float = 0.0) -> None:
+        """Take the end of a pod."""
+        self.pods.pop(pod.metadata.uid, None)
+        self.state.delete_pod(pod, resource_version, now)
+        self._changed()
+
+    def _changed(self) -> None:
+        for name in ("hosts", "rows"):
+            self.__dict__.pop(name, None)
+
+    # Questions.
+
+    @cached_property
+    def rows(self) -> RowArray:
+        """Rows of all nodes, in the order of their names."""
+        nodes = self.state.nodes
+        return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
+
+    @cached_property
+    def hosts(self) -> "Hosts":
+        """What kube-scheduler looks at besides the cards."""
+        from gpupack.ask.hosts import Hosts  # noqa: PLC0415 - it needs this module
+
+        return Hosts(self)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether any node publishes cards in this unit."""
+        return bool(self.state.nodes.usable.any())
+
+    def find(self, namespace: str, name: str) -> AskPod:
+        """Find a pod.
+
+        Raises:
+            InputError: there is no such pod; says whether there is such a namespace, and where the name is.
+        """
+        elsewhere = set()
+        there = False
+        for pod in self.pods.values():
+            if pod.metadata.name == name:
+                if pod.metadata.namespace == namespace:
+                    return pod
+                elsewhere.add(pod.metadata.namespace)
+            there |= pod.metadata.namespace == namespace
+        where = f"{self.source} has no pod {shown(name)} in namespace {shown(namespace)}"
+        if elsewhere:
+            more = f"; pods of that name are in {', '.join(sorted(elsewhere)[:_NAMED])}: use -n"
+        elif not there:
+            more = ", and no pod at all in that namespace"
+        else:
+            more = ""
+        raise InputError(where + more)
+
+    def request_of(self, pod: AskPod) -> PodRequest | None:
+        """What a pod asks of cards, None: nothing.
+
+        Raises:
+            RequestError: it asks for what cannot be given.
+        """
+        found = read_asking(pod, self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        return found.request
+
+    def query_of(self, pod: AskPod) -> Query | None:
+        """A pod's request, ready to be asked of the arrays; None: it asks for no cards.
+
+        Raises:
+            RequestError: it asks for what cannot be given.
+        """
+        request = self.request_of(pod)
+        if request is None:
+            return None
+        found = read_asking(pod, self.state.resource)
+        return self.policies.query(self.state.nodes, request, found.cpu_milli, found.memory_bytes)
+
+    def waiting(self) -> list[AskPod]:
+        """Pods that ask for cards and have no node, by namespace and name."""
+        found = [
+            pod
+            for uid, record in self.state.pods.items()
+            if not record.node
+            and not record.ended
+            and (record.charged is not None or record.error)
+            and (pod := self.pods.get(uid)) is not None
+        ]
+        return sorted(found, key=lambda pod: pod.full_name)
+
+    def rows_of_top(self) -> "list[NodeRow]":
+        """The nodes, their cards and the pods on them, as `gpupack top` shows them."""
+        from gpupack.top.objects import Cluster as TopCluster  # noqa: PLC0415
+        from gpupack.top.rows import rows  # noqa: PLC0415
+
+        return rows(TopCluster(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+
+
+def usual_unit(nodes: Iterable[AskNode]) -> int:
+    """MiB of the unit that most nodes publish; 1024 where none does."""
+    counts: Counter[int] = Counter()
+    for node in nodes:
+        text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
+        if text is not None:
+            try:
+                counts[Layout.from_header(parse_integer(text)).unit_mib] += 1
+            except AllocatorError:
+                continue
+    return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=MIB_PER_GIB)
+
+
+def unit_asked(pod: AskPod) -> int | None:
+    """MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
+    percent = False
+    for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
+        resources = container.resources
+        for amounts in (resources.limits, resources.requests) if resources else ():
+            for name in amounts or ():
+                unit = unit_of_resource(name)
+                if unit is not None:
+                    return unit
+                percent |= name == PERCENT_RESOURCE
+    return 0 if percent else None

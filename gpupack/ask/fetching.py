@@ -1,0 +1,159 @@
+"""The cluster that is asked about, from an API server or a file."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from allocator.names import QUEUE_GATE
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.top.fetching import NODES_PATH, PODS_PATH, connect, list_all
+from scheduler_plugin.cluster.budgets import BudgetLite
+from scheduler_plugin.cluster.objects import Struct
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+    from scheduler_plugin.queue.explain import Why as QueueWhy
+
+BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
+_MOST_EVENTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a cluster is read from.
+
+    Attributes:
+        filename: Of the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a cluster.
+        kubeconfig: Path, None for the usual places.
+        context: Of the kubeconfig, None for its current one.
+        unit_mib: MiB of a unit, None: what most nodes publish.
+    """
+
+    filename: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+    unit_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else is known of a pod.
+
+    Attributes:
+        events: What was reported of it, oldest first.
+        queued: Who waits in the queue; None where nobody asked, or nobody answered.
+    """
+
+    events: tuple[str, ...] = ()
+    queued: "tuple[QueueWhy, ...] | None" = None
+
+
+async def read(source: Source, *, budgets: bool = False) -> Cluster:
+    """Read all nodes and pods.
+
+    Args:
+        source: Where.
+        budgets: Read PodDisruptionBudgets too, where the source has them.
+
+    Raises:
+        InputError: a file of something else.
+        OSError: a file that cannot be read.
+        KubeApiError: no configuration, no server, or no right to list nodes and pods.
+    """
+    if source.filename is not None:
+        return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
+    async with await connect(source.kubeconfig, source.context) as client:
+        return await _listed(client, source, budgets=budgets)
+
+
+def _bytes(filename: str) -> bytes:
+    return sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+
+
+async def read_about(source: Source, namespace: str, name: str) -> tuple[Cluster, Around]:
+    """Read all nodes and pods, and what the API server knows of one pod besides."""
+    if source.filename is not None:
+        return await read(source), Around()
+    async with await connect(source.kubeconfig, source.context) as client:
+        cluster, events = await asyncio.gather(
+            _listed(client, source, budgets=False), _events(client, namespace, name)
+        )
+        gates = [
+            gate.name
+            for pod in cluster.pods.values()
+            if pod.metadata.name == name and pod.metadata.namespace == namespace
+            for gate in pod.spec.scheduling_gates or ()
+        ]
+        return cluster, Around(events, await _queued(client) if QUEUE_GATE in gates else None)
+
+
+async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:
+    nodes, pods, found = await asyncio.gather(
+        list_all(client, NODES_PATH, AskNode, "nodes"),
+        list_all(client, PODS_PATH, AskPod, "pods"),
+        _budgets(client) if budgets else _nothing(),
+    )
+    return Cluster.of(nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster")
+
+
+async def _nothing() -> None:
+    """Read nothing."""
+
+
+async def _budgets(client: "KubeClient") -> Sequence[BudgetLite]:
+    return await list_all(client, BUDGETS_PATH, BudgetLite, "PodDisruptionBudgets")
+
+
+class _Event(Struct):
+    """An Event of a pod."""
+
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    count: int | None = None
+
+    @property
+    def at(self) -> str:
+        return self.last_timestamp or self.event_time or ""
+
+
+class _Events(msgspec.Struct):
+    items: list[_Event]
+
+
+async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[str, ...]:
+    """The newest Events of a pod, none where they may not be read."""
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.paths import segment  # noqa: PLC0415
+
+    try:
+        raw = await client.get(
+            f"/api/v1/namespaces/{segment(namespace)}/events",
+            fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
+        )
+        found = msgspec.json.decode(raw, type=_Events).items
+    except (KubeApiError, msgspec.MsgspecError):
+        return ()
+    found.sort(key=lambda event: event.at)
+    return tuple(f"{event.at} {event.reason}: {event.message}".strip() for event in found[-_MOST_EVENTS:])
+
+
+async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
+    """Who waits, as the queue's leader says; None where there is no way to it."""
+    from gpupack.errors import InputError  # noqa: PLC0415
+    from gpupack.queuestatus import read as read_status  # noqa: PLC0415
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+
+    try:
+        raw = await client.get("/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy/status")
+        return read_status(raw).pods
+    except (KubeApiError, InputError):
+        return None

@@ -1,0 +1,215 @@
+"""How many pods of a size fit, and where: now, and after a change."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from allocator.errors import RequestError
+from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
+from allocator.place import place
+from allocator.quantity import canonical
+from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
+from gpupack.ask.answers import Fit, FitAnswer, NodePods
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.hosts import Wish, any_pod
+from gpupack.errors import InputError
+from scheduler_plugin.cluster.arrays import LongArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.placement.cardcosts import card_costs
+from scheduler_plugin.placement.filtering import take_many
+from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
+from scheduler_plugin.placement.reasons import demanded
+from scheduler_plugin.placement.verdicts import takes
+
+
+@dataclass(frozen=True, slots=True)
+class FitAsk:
+    """What is asked about.
+
+    Attributes:
+        units: Of GPU memory over all cards of a pod; percent where `percent`.
+        cards: Cards of a pod.
+        model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
+        percent: `units` are percent of a card.
+    """
+
+    units: int
+    cards: int = 1
+    model: str = ""
+    percent: bool = False
+
+
+def request_of(ask: FitAsk, resource: str) -> PodRequest:
+    """Read a question as the request of a pod.
+
+    Raises:
+        InputError: what is wrong with it.
+    """
+    if not 1 <= ask.units <= MAX_UNITS:
+        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+    annotations = {POD_CARDS: str(ask.cards)}
+    if ask.model:
+        annotations[POD_GPU_MODEL] = ask.model
+    name = PERCENT_RESOURCE if ask.percent else resource
+    container = {"name": "pod", "resources": {"limits": {name: canonical(ask.units)}}}
+    try:
+        request = parse_pod(annotations, (), (container,), resource)
+    except RequestError as error:
+        raise InputError(str(error)) from error
+    if request is None:
+        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+    return request
+
+
+def fit(
+    cluster: Cluster, ask: FitAsk, changed: Cluster | None = None, notes: Sequence[str] = ()
+) -> FitAnswer:
+    """Say how many pods fit now and where, and the largest request that fits; the same after a change.
+
+    Of the pod nothing is known but its cards: it asks for no cpu and memory, and tolerates the taints that
+    people set.
+
+    Args:
+        cluster: The cluster now.
+        ask: What a pod asks for.
+        changed: The cluster after a change.
+        notes: What to say of the change.
+
+    Raises:
+        InputError: something is wrong with the question, or no node has cards.
+    """
+    if not cluster.has_words and (changed is None or not changed.has_words):
+        raise InputError(
+            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
+            "is gpupack node running on them?"
+        )
+    request = request_of(ask, cluster.state.resource)
+    now = count(cluster, request)
+    return FitAnswer(
+        pods=now.pods,
+        largest_units=now.largest_units,
+        nodes=now.nodes,
+        asked=demanded(request.demands, cluster.unit_mib),
+        after=None if changed is None else count(changed, request),
+        notes=tuple(notes),
+        unit_mib=cluster.unit_mib,
+    )
+
+
+def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fit:
+    """Count the pods that fit, one after the other on what the ones before left."""
+    nodes, hosts = cluster.state.nodes, cluster.hosts
+    wish = any_pod() if wish is None else wish
+    query = cluster.policies.query(nodes, request, wish.cpu_milli, wish.memory_bytes)
+    blocks = hosts.blocks(wish)
+    rows = cluster.rows[[nodes.names[row] not in blocks for row in cluster.rows.tolist()]]
+    most = {
+        name: min(hosts.pod_room(name), most_left(cluster, request, name) // request.effective_units)
+        for row in rows.tolist()
+        for name in (nodes.names[row],)
+    }
+    numbers = placed_pods(cluster, query, rows, most)
+    found = tuple(
+        NodePods(name, pods, tuple(hosts.taints(name, _STANDS_NOTHING)))
+        for name, pods in sorted(numbers.items())
+        if pods
+    )
+    return Fit(sum(each.pods for each in found), largest(cluster, query, rows), found)
+
+
+_STANDS_NOTHING: Final = Wish(lambda _taint: False)
+
+
+def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+    """How many pods each node takes, by the card policy; at most so many as `most` says.
+
+    Pods that ask for one card fill each card by itself, whichever is first. With more cards the order of the
+    choices matters, so the pods are placed one after the other, on all nodes at once.
+    """
+    nodes = cluster.state.nodes
+    rows = rows[takes(nodes, query, rows, None)] if len(rows) else rows
+    names = [nodes.names[row] for row in rows.tolist()]
+    if not names:
+        return Counter()
+    demands = query.request.demands
+    if len(demands) == 1 and demands[0].cards == 1:
+        each = units_by_card(nodes, query, rows)[0]
+        free = nodes.free[rows].astype(np.int64)
+        if query.ask.admits is not None:
+            free = np.where(query.ask.admits[rows], free, 0)
+        there = (nodes.size[rows] > 0) & (each > 0)
+        sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
+        return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
+    found: Counter[str] = Counter()
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        found += _filled(cluster, in_units(query, size), rows[at], most)
+    for row in rows[sizes.mixed].tolist():
+        found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+    return found
+
+
+def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+    """Place pods on many nodes at once, until none takes another."""
+    nodes = cluster.state.nodes
+    costs = card_costs(query.ask.card_policy)
+    if costs is None:
+        return Counter(
+            {
+                nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
+                for row in rows.tolist()
+            }
+        )
+    found: Counter[str] = Counter()
+    left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
+    free: LongArray = nodes.free[left].astype(np.int64)
+    while len(left):
+        placed = take_many(nodes, query.ask, left, costs, free)
+        left, free = left[placed], free[placed]
+        found.update(nodes.names[row] for row in left.tolist())
+        more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
+        left, free = left[more], free[more]
+    return found
+
+
+def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
+    """Place pods on one node, until it takes no other."""
+    cards = list(cards_of(cluster.state.nodes, row))
+    for number in range(most):
+        placement = place(cards, query.request, query.ask.card_policy)
+        if placement is None:
+            return number
+        for card, units in placement.charge.items():
+            cards[card] = replace(cards[card], used_units=cards[card].used_units + units)
+    return most
+
+
+def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
+    """The largest request over as many cards that any node takes now, 0: none; percent in percent."""
+    nodes, request = cluster.state.nodes, query.request
+    if request.percent:
+        rows = rows[nodes.percent[rows]]
+    rows = rows[[most_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
+    if not len(rows) or request.cards > nodes.free.shape[1]:
+        return 0
+    free = nodes.free[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[rows], free, 0)
+    if request.percent:
+        size = np.maximum(1, nodes.size[rows].astype(np.int64))
+        shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)
+        free = np.where(shares * size >= WHOLE, shares, 0)
+    each = np.sort(free, axis=1)[:, -request.cards]
+    sums = np.array([most_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64)
+    return int(np.minimum(each, sums // request.cards).max()) * request.cards
+
+
+def most_left(cluster: Cluster, request: PodRequest, name: str) -> int:
+    """What kube-scheduler's count of a node leaves for one more pod: units, or percent; 0: no pod at all."""
+    resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
+    if cluster.hosts.pod_room(name) < 1:
+        return 0
+    return max(0, cluster.hosts.sum_left(name, resource))

@@ -1,0 +1,277 @@
+"""Why every node does not take a pod: kube-scheduler's reasons and filter's, grouped, with numbers."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpupack.ask.answers import Best, NodeGroup
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.hosts import (
+    CORDONED,
+    CPU,
+    MEMORY,
+    NEIGHBOURS,
+    NOT_READY,
+    PODS,
+    PORTS,
+    RESOURCE,
+    SELECTOR,
+    SUM,
+    TAINT,
+    Block,
+    Wish,
+)
+from scheduler_plugin.cluster.arrays import IntArray, RowArray
+from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.query import Query, units_by_card
+from scheduler_plugin.placement.reasons import amount, demanded, memory
+from scheduler_plugin.placement.verdicts import busy_rows, takes, why_not
+
+WORDS: Final = {
+    Misfit.UNKNOWN_NODE: "UnknownNode",
+    Misfit.NO_WORDS: "NoWords",
+    Misfit.CORRUPT: "CorruptWords",
+    Misfit.OTHER_UNIT: "OtherUnit",
+    Misfit.NO_PLUGIN: "NoDaemon",
+    Misfit.NOT_ADMITTED: "NotAdmitted",
+    Misfit.TOO_SMALL: "TooSmall",
+    Misfit.NOT_FREE: "NotFree",
+    Misfit.BUSY: "Busy",
+    Misfit.HELD_BACK: "HeldBack",
+    Misfit.NO_SUCH_CARD: "NoSuchCard",
+}
+"""Filter's reasons, as `-o json` names them."""
+
+ORDER: Final = (
+    "NotFree",
+    "Busy",
+    "HeldBack",
+    SUM,
+    "TooSmall",
+    "NotAdmitted",
+    "NoSuchCard",
+    CPU,
+    MEMORY,
+    RESOURCE,
+    PODS,
+    PORTS,
+    NEIGHBOURS,
+    TAINT,
+    SELECTOR,
+    CORDONED,
+    NOT_READY,
+    "NoDaemon",
+    "CorruptWords",
+    "OtherUnit",
+    "UnknownNode",
+    "NoWords",
+)
+"""Nodes that come closest stand first."""
+
+_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", SUM, "TooSmall", CPU, MEMORY, RESOURCE, PODS})
+_EXAMPLES: Final = 3
+_MODELS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was found of every node.
+
+    Attributes:
+        fits: Names of the nodes that take the pod, in order.
+        blocks: Of the others.
+        groups: The others, grouped.
+    """
+
+    fits: tuple[str, ...]
+    blocks: dict[str, Block]
+    groups: tuple[NodeGroup, ...]
+
+
+def verdicts(cluster: Cluster, query: Query, wish: Wish) -> Verdicts:
+    """Ask kube-scheduler's rules and filter about every node.
+
+    Args:
+        cluster: The cluster.
+        query: What the pod asks of cards.
+        wish: What it asks for besides.
+    """
+    nodes, rows = cluster.state.nodes, cluster.rows
+    blocks = cluster.hosts.blocks(wish)
+    busy = busy_rows(nodes, cluster.state.busy_nodes(query.wanted))
+    fit = takes(nodes, query, rows, busy)
+    out = rows[~fit]
+    codes = why_not(nodes, query, out, busy, np.zeros(len(out), dtype=np.bool_))
+    sums = cluster.hosts.too_little(query.request.effective_units, percent=query.request.percent)
+    found = {nodes.names[row]: Block(WORDS[Misfit(code)]) for row, code in _pairs(out, codes)}
+    # A node without GPU memory is that first of all, whatever taints it has.
+    for name, block in blocks.items():
+        if found.get(name) != Block("NoWords"):
+            found[name] = block
+    for name in sums:
+        found.setdefault(name, Block(SUM))
+    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in found)
+    return Verdicts(fits, found, _groups(cluster, query, wish, found))
+
+
+def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
+    return zip(rows.tolist(), codes.tolist(), strict=True)
+
+
+def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]) -> tuple[NodeGroup, ...]:
+    names: defaultdict[Block, list[str]] = defaultdict(list)
+    for name in sorted(blocks):
+        names[blocks[name]].append(name)
+    groups = [_group(cluster, query, wish, block, members) for block, members in names.items()]
+    return tuple(sorted(groups, key=lambda group: (ORDER.index(group.reason), -group.count, group.text)))
+
+
+def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
+    rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
+    best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
+    if best is None:
+        asked = max(
+            demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
+        )
+    text = _Sentences(cluster, query, wish).of(block, rows, best, asked)
+    return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
+
+
+def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
+    """Free units of the cards that the pod admits: int32[m, K], 0 for others."""
+    nodes = cluster.state.nodes
+    free = nodes.free[rows]
+    result: IntArray = free if query.ask.admits is None else np.where(query.ask.admits[rows], free, 0)
+    return result
+
+
+def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None, int]:
+    """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
+
+    Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
+    """
+    nodes = cluster.state.nodes
+    demands = query.request.demands
+    at = max(range(len(demands)), key=lambda i: (demands[i].per_card * demands[i].cards, demands[i].cards))
+    demand = demands[at]
+    if not len(rows) or demand.cards > nodes.free.shape[1]:
+        return None, 0
+    free = admitted_free(cluster, query, rows)
+    left = free - units_by_card(nodes, query, rows)[at]
+    left[nodes.size[rows] == 0] = -(1 << 40)
+    order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
+    deciding = left[np.arange(len(rows)), order]
+    first = int(deciding.argmax())
+    card = int(order[first])
+    row = int(rows[first])
+    if not nodes.size[row, card]:
+        return None, 0
+    indexes = cluster.state.books[nodes.names[row]].indexes
+    best = Best(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
+    return best, demand.units_on(int(nodes.size[row, card]))
+
+
+class _Sentences:
+    """Says why, with the numbers of a group."""
+
+    def __init__(self, cluster: Cluster, query: Query, wish: Wish) -> None:
+        self._cluster = cluster
+        self._query = query
+        self._wish = wish
+        self._unit = cluster.unit_mib
+
+    def of(self, block: Block, rows: RowArray, best: Best | None, asked: int) -> str:
+        """Say why not, of the nodes of a group."""
+        special = {
+            "NotFree": self._not_free,
+            "TooSmall": self._too_small,
+            "NotAdmitted": self._not_admitted,
+            "NoSuchCard": self._not_admitted,
+            CPU: self._cpu,
+            MEMORY: self._memory,
+            SUM: self._sum,
+        }.get(block.reason)
+        if special is not None:
+            return special(rows, best, asked)
+        return {
+            "Busy": "a pod of the same size and another shape is starting there: tried again in a moment",
+            "HeldBack": "held back by the node policy for now",
+            "NoWords": "no GPU memory is offered there: no gpupack daemon has published cards",
+            "CorruptWords": "the packed words of the node cannot be read: see gpupack top",
+            "OtherUnit": f"the node counts in another unit than {memory(1, self._unit)}",
+            "NoDaemon": "the kubelet has no gpupack device plugin now: is the daemon running there?",
+            "UnknownNode": "the node is not known yet",
+            NOT_READY: "the node is not Ready",
+            CORDONED: "the node is cordoned (SchedulingDisabled)",
+            TAINT: f"the node has the taint {block.detail}, which the pod does not tolerate",
+            SELECTOR: "the pod's nodeSelector or node affinity does not match the node",
+            PODS: "the node has as many pods as it may have",
+            PORTS: "another pod has a host port that this one wants",
+            RESOURCE: f"not enough {block.detail} is left beside the cards",
+            NEIGHBOURS: f"the required pod {block.detail or 'affinity'} does not allow the node",
+        }[block.reason]
+
+    def _not_free(self, rows: RowArray, best: Best | None, asked: int) -> str:
+        demands = self._query.request.demands
+        wanted = demanded(demands, self._unit)
+        if best is None:
+            return f"no node has the cards for {wanted} free"
+        free, short = memory(best.free_units, self._unit), memory(max(0, asked - best.free_units), self._unit)
+        if len(demands) > 1:
+            return f"{wanted} do not fit together on any node; the closest card has {free} free"
+        demand = demands[0]
+        what = memory(asked, self._unit)
+        what = f"{amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
+        if demand.cards == 1:
+            return f"the largest free share of a card is {free}, {what}: {short} short"
+        units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
+        there = admitted_free(self._cluster, self._query, rows) >= units
+        most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
+        return (
+            f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
+            f"{amount(demand, self._unit)} free, asked are {demand.cards}"
+        )
+
+    def _too_small(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        sizes = self._cluster.state.nodes.evictable[rows]
+        if self._query.ask.admits is not None:
+            sizes = np.where(self._query.ask.admits[rows], sizes, 0)
+        wanted = demanded(self._query.request.demands, self._unit)
+        if not sizes.any():
+            return f"no card is healthy and in use there, asked {wanted}"
+        most = max(demand.cards for demand in self._query.request.demands)
+        cards = int(np.count_nonzero(sizes, axis=1).max())
+        if most > cards:
+            return f"the node with the most cards has {cards} that are healthy, asked are {most}"
+        return f"the largest healthy card has {memory(int(sizes.max()), self._unit)}, asked {wanted}"
+
+    def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        nodes = self._cluster.state.nodes
+        present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
+        models = sorted(nodes.model_names[at] or "no name" for at in present if at >= 0)
+        shown = ", ".join(models[:_MODELS]) + (" and more" if len(models) > _MODELS else "")
+        selector = self._query.request.selector
+        return f"the pod's {selector}, and the cards there are {shown or 'of no known model'}"
+
+    def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        nodes = self._cluster.state.nodes
+        most = int((nodes.cpu_capacity[rows] - nodes.cpu_used[rows]).max())
+        return f"the most cpu that a node has left is {max(0, most)}m, asked {self._wish.cpu_milli}m"
+
+    def _memory(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        nodes = self._cluster.state.nodes
+        most = int((nodes.memory_capacity[rows] - nodes.memory_used[rows]).max())
+        return (
+            f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
+            f"asked {self._wish.memory_bytes >> 20} MiB"
+        )
+
+    def _sum(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        nodes, state = self._cluster.state.nodes, self._cluster.state
+        left = max(self._cluster.hosts.sum_left(nodes.names[row], state.resource) for row in rows.tolist())
+        return (
+            "by kube-scheduler's count of the node's sum too little is left "
+            f"({memory(max(0, left), self._unit)}): it counts pods on unhealthy cards against the others"
+        )

@@ -1,0 +1,52 @@
+"""What a running pod has: its cards, who else is there, what is promised."""
+
+from gpupack.ask.answers import CardUse, PodUnits
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.objects import AskPod
+from gpupack.top.objects import Cluster as TopCluster
+from gpupack.top.records import CardRow
+from gpupack.top.rows import rows
+from scheduler_plugin.placement.reasons import memory
+
+
+def cards_of_pod(cluster: Cluster, pod: AskPod) -> tuple[tuple[CardUse, ...], tuple[str, ...]]:
+    """The cards of a pod that has a node, and what else to say of them."""
+    name = pod.spec.node_name
+    node = cluster.nodes.get(name)
+    if node is None:
+        return (), (f"{cluster.source} has no node {name}",)
+    seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
+    row = rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
+    uid = pod.metadata.uid
+    found = tuple(_use(card, uid) for card in row.cards if any(each.uid == uid for each in card.pods))
+    notes = [f"node {name}: {row.error}"] if row.error else []
+    if not found:
+        notes.append("nobody says on which card it is: the node has not published it yet")
+    for card in found:
+        promised = card.promised_units + sum(each.units for each in card.neighbours)
+        if promised < card.used_units < card.size_units:
+            beyond = memory(card.used_units - promised, cluster.unit_mib)
+            notes.append(
+                f"card {card.card}: {beyond} are in use beyond what pods were promised, by processes of "
+                "others or by pods that use more than they asked for"
+            )
+    return found, tuple(notes)
+
+
+def _use(card: CardRow, uid: str) -> CardUse:
+    own = [pod for pod in card.pods if pod.uid == uid]
+    return CardUse(
+        card=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        size_units=card.size_units,
+        used_units=card.used_units,
+        free_units=card.free_units,
+        promised_units=sum(pod.units for pod in own),
+        share=own[0].share,
+        neighbours=tuple(
+            PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))
+            for pod in card.pods
+            if pod.uid != uid
+        ),
+    )

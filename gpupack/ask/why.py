@@ -1,0 +1,230 @@
+"""Why a pod is as it is: it waits, it runs, it is over, or what it asks for cannot be given."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from allocator.errors import RequestError
+from allocator.names import QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from gpupack.ask.answers import State, WayOut, Why
+from gpupack.ask.cluster import ENDED, Cluster, unit_asked
+from gpupack.ask.groups import Verdicts, verdicts
+from gpupack.ask.hosts import Wish, unchecked
+from gpupack.ask.objects import AskPod
+from gpupack.ask.running import cards_of_pod
+from gpupack.ask.tries import Held, Trial, query_for
+from gpupack.ask.waysout import ways_out
+from scheduler_plugin.placement.reasons import demanded
+
+if TYPE_CHECKING:
+    from allocator.request import PodRequest
+    from scheduler_plugin.queue.explain import Why as QueueWhy
+
+_NODES_NAMED: Final = 5
+
+
+def why(
+    cluster: Cluster,
+    namespace: str,
+    name: str,
+    *,
+    events: Sequence[str] = (),
+    queued: "Sequence[QueueWhy] | None" = None,
+    ways: bool = True,
+) -> Why:
+    """Say why a pod is as it is.
+
+    Args:
+        cluster: The cluster.
+        namespace: Of the pod.
+        name: Of the pod.
+        events: What was reported of it, oldest first.
+        queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+        ways: Look for ways out, too.
+
+    Raises:
+        InputError: there is no such pod.
+    """
+    pod = cluster.find(namespace, name)
+    unit = unit_asked(pod)
+    if unit:
+        cluster = cluster.in_unit(unit)
+    about = _About(cluster, pod, tuple(events), queued)
+    if unit is None:
+        return about.without_cards()
+    if pod.status.phase in ENDED:
+        return about.over()
+    if pod.spec.node_name:
+        return about.running()
+    return about.waiting(ways=ways)
+
+
+class _About:
+    """One pod."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pod: AskPod,
+        events: tuple[str, ...],
+        queued: "Sequence[QueueWhy] | None",
+    ) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._events = events
+        self._queued = queued
+        self._problem = ""
+        self._request: PodRequest | None = None
+        try:
+            self._request = cluster.request_of(pod)
+        except RequestError as error:
+            self._problem = str(error)
+
+    def _answer(self, state: State, text: str, **more: object) -> Why:
+        meta = self._pod.metadata
+        return Why(
+            namespace=meta.namespace,
+            pod=meta.name,
+            state=state,
+            text=text,
+            unit_mib=self._cluster.unit_mib,
+            asked=self._asked,
+            node=self._pod.spec.node_name,
+            events=self._events,
+            scheduler=self._scheduler,
+            **more,  # type: ignore[arg-type]
+        )
+
+    @property
+    def _asked(self) -> str:
+        if self._request is None:
+            return ""
+        return demanded(self._request.demands, self._cluster.unit_mib)
+
+    @property
+    def _scheduler(self) -> str:
+        """What kube-scheduler wrote into the pod."""
+        for condition in self._pod.status.conditions or ():
+            if condition.type == "PodScheduled" and condition.status == "False":
+                return condition.message or condition.reason
+        return ""
+
+    def without_cards(self) -> Why:
+        """A pod that asks for no GPU memory."""
+        text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
+        return self._answer("no-cards", text)
+
+    def over(self) -> Why:
+        """A pod that is over."""
+        status = self._pod.status
+        if status.phase == "Succeeded":
+            return self._answer("ended", "is over: it succeeded, and holds no cards")
+        said = ": ".join(part for part in (status.reason, status.message) if part)
+        text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
+        return self._answer("failed", text, notes=_advice(status.reason, status.message))
+
+    def running(self) -> Why:
+        """A pod that has a node."""
+        cards, notes = cards_of_pod(self._cluster, self._pod)
+        phase = self._pod.status.phase or "Pending"
+        where = f"node {self._pod.spec.node_name}"
+        if phase == "Running":
+            text = f"runs on {where}"
+        else:
+            text = f"has {where}, and its containers have not started yet (phase {phase})"
+        return self._answer("running", text, cards=cards, notes=notes)
+
+    def waiting(self, *, ways: bool) -> Why:
+        """A pod that has no node."""
+        if self._request is None:
+            return self._answer("refused", self._problem, notes=("no node will ever take it as it is",))
+        if not self._cluster.has_words:
+            return self._answer("pending", _no_words(self._cluster))
+        wish = Wish.of(self._pod)
+        query = query_for(self._cluster, self._request, wish)
+        found = verdicts(self._cluster, query, wish)
+        outs: list[WayOut] = []
+        if ways and not found.fits:
+            outs = list(ways_out(Trial(self._cluster, query, wish), found, Held(self._cluster)))
+        gates = [gate.name for gate in self._pod.spec.scheduling_gates or ()]
+        notes = self._notes(found, gates)
+        if gates:
+            outs = [*self._queue(gates), *outs]
+            text = (
+                f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
+            )
+            if found.fits:
+                text += f"; {_takes(found.fits)} take it now"
+            return self._answer(
+                "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
+            )
+        if found.fits:
+            text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
+            return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
+        text = f"waits: none of {len(self._cluster.nodes)} nodes takes {self._asked}"
+        return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _queue(self, gates: Sequence[str]) -> list[WayOut]:
+        """Where the pod stands in the queue."""
+        if QUEUE_GATE not in gates:
+            return []
+        meta = self._pod.metadata
+        for each in self._queued or ():
+            if (each.namespace, each.name) == (meta.namespace, meta.name):
+                place = f"position {each.position} of queue {each.queue}" if each.position else "no queue"
+                text = f"{place}: {each.message}"
+                return [WayOut("queue", text, queue=each.queue, position=each.position)]
+        queue = (meta.labels or {}).get(QUEUE_NAME, "")
+        where = f"queue {queue}" if queue else "the queue of its namespace, if that has one"
+        text = f"waits for its turn in {where}: `gpupack queue status` says its position"
+        return [WayOut("queue", text, queue=queue)]
+
+    def _notes(self, found: Verdicts, gates: Sequence[str]) -> tuple[str, ...]:
+        notes = []
+        scheduler = self._pod.spec.scheduler_name
+        if scheduler and scheduler != SCHEDULER_NAME and not gates:
+            notes.append(
+                f"its scheduler is {scheduler}: only {SCHEDULER_NAME}, or one that the extender has joined, "
+                "chooses cards"
+            )
+        unseen = unchecked(self._pod)
+        if unseen:
+            notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
+        reserved = [
+            f"{pod.full_name} on {pod.status.nominated_node_name}"
+            for pod in self._cluster.waiting()
+            if pod.status.nominated_node_name and pod.metadata.uid != self._pod.metadata.uid
+        ]
+        if reserved:
+            notes.append(f"cards are kept for pods that others are evicted for: {', '.join(reserved[:3])}")
+        if self._pod.status.nominated_node_name:
+            node = self._pod.status.nominated_node_name
+            notes.append(f"node {node} is kept for it while pods of lower priority leave")
+        broken = [group for group in found.groups if group.reason == "CorruptWords"]
+        notes += [f"{group.count} nodes publish words that cannot be read" for group in broken]
+        return tuple(notes)
+
+
+def _takes(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NODES_NAMED])
+    more = len(names) - _NODES_NAMED
+    return f"{'node' if len(names) == 1 else 'nodes'} {shown}{f' and {more} more' if more > 0 else ''} would"
+
+
+def _no_words(cluster: Cluster) -> str:
+    return (
+        f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "
+        f"{cluster.unit_mib} MiB; is gpupack node running on them? See docs/troubleshooting.md"
+    )
+
+
+def _advice(reason: str, message: str) -> tuple[str, ...]:
+    """What usually stands behind a failure."""
+    if reason == "UnexpectedAdmissionError":
+        advice = (
+            "the kubelet refused it when it arrived, as a rule after a reboot, before the device plugin was "
+            "back; that is final, its controller makes a new one"
+        )
+        return (advice,)
+    if reason == "Evicted" or "preempt" in f"{reason} {message}".lower():
+        return ("it made room for others; its controller makes a new one",)
+    return ()

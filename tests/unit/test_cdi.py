@@ -1,0 +1,198 @@
+"""CDI names of cards: the vendor's where its specification has them, else those of one that we write."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin.gpus import handover
+from deviceplugin.gpus.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
+from deviceplugin.gpus.handover import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.vendor import NVIDIA, UNNAMED
+
+CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
+UUIDS = [card.uuid for card in CARDS]
+KIND = "nvidia.com/gpu"
+
+# The fields of the specification's JSON schema that we use, by hand: names, values and what must be there.
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]"
+ENV = r"[A-Za-z_][A-Za-z0-9_]*=.*"
+
+
+def check_form(spec: dict[str, Any]) -> None:
+    assert set(spec) == {"cdiVersion", "kind", "devices"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", spec["cdiVersion"])
+    assert re.fullmatch(r"[a-z0-9.-]+/[A-Za-z][A-Za-z0-9_-]*", spec["kind"])
+    names = [device["name"] for device in spec["devices"]]
+    assert len(set(names)) == len(names) > 0
+    for device in spec["devices"]:
+        assert set(device) == {"name", "containerEdits"}
+        assert re.fullmatch(NAME, device["name"])
+        edits = device["containerEdits"]
+        assert set(edits) <= {"env", "deviceNodes"}
+        assert edits
+        assert all(re.fullmatch(ENV, variable) for variable in edits["env"])
+        assert all(
+            set(node) == {"path"} and node["path"].startswith("/dev/")
+            for node in edits.get("deviceNodes", ())
+        )
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("etc", "run"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "etc", tmp_path / "run"
+
+
+def names(folders: tuple[Path, ...], *, devices: Path = Path("/nowhere"), vendor: Any = NVIDIA) -> CdiNames:
+    found = CdiNames(vendor, folders, devices)
+    found.refresh(CARDS)
+    return found
+
+
+def toolkit(folder: Path, *devices: str, kind: str = KIND, suffix: str = "yaml") -> None:
+    text = "".join(f'- {{name: "{name}", containerEdits: {{}}}}\n' for name in devices)
+    (folder / f"nvidia.{suffix}").write_text(f"cdiVersion: 0.5.0\nkind: {kind}\ndevices:\n{text}")
+
+
+def test_the_toolkits_names_are_used_and_nothing_is_written(folders: tuple[Path, Path]) -> None:
+    toolkit(folders[0], "all", *UUIDS)
+    assert names(folders).names(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    assert list(folders[1].iterdir()) == []
+
+
+def test_indexes_where_the_toolkit_has_no_uuids(folders: tuple[Path, Path]) -> None:
+    toolkit(folders[1], "0", "1", "all")
+    assert names(folders).names(UUIDS[::-1]) == (f"{KIND}=1", f"{KIND}=0")
+    assert [path.name for path in folders[1].iterdir()] == ["nvidia.yaml"]
+
+
+def test_indexes_are_not_trusted_beside_instances() -> None:
+    instances = [CARDS[0], replace(CARDS[1], uuid="MIG-1", parent="GPU-9")]
+    assert chosen_names(instances, {"0", "1"}, KIND) == {}
+    assert chosen_names(instances, {"0", "1", "MIG-1"}, KIND) == {"MIG-1": f"{KIND}=MIG-1"}
+
+
+def test_without_a_toolkit_ours_is_written_of_a_kind_of_our_own(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    for node in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        (devices / node).touch()
+    found = names(folders, devices=devices)
+    assert found.names(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
+    spec = json.loads((folders[1] / FILE_NAME).read_text())
+    check_form(spec)
+    first, second = spec["devices"]
+    assert first["containerEdits"] == {
+        "env": [f"GPUPACK_CDI_CARD_0={UUIDS[0]}"],
+        "deviceNodes": [{"path": f"/dev/{name}"} for name in ("nvidia0", "nvidiactl", "nvidia-uvm")],
+    }
+    assert [node["path"] for node in second["containerEdits"]["deviceNodes"]] == [
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+    ]
+    assert [path.name for path in folders[1].iterdir()] == [FILE_NAME]
+
+
+def test_simulated_cards_of_no_vendor_have_a_specification_too(folders: tuple[Path, Path]) -> None:
+    found = names(folders, vendor=UNNAMED)
+    check_form(json.loads((folders[1] / FILE_NAME).read_text()))
+    assert found.names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+
+
+def test_a_toolkit_that_comes_later_is_used_and_ours_stays_for_those_that_run(
+    folders: tuple[Path, Path],
+) -> None:
+    found = names(folders)
+    toolkit(folders[1], *UUIDS)
+    found.refresh(CARDS)
+    assert found.names(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    assert (folders[1] / FILE_NAME).exists()
+
+
+def test_a_toolkit_that_lacks_a_card_leaves_that_one_to_us(folders: tuple[Path, Path]) -> None:
+    toolkit(folders[1], UUIDS[0])
+    assert names(folders).names(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
+
+
+def test_what_has_not_changed_is_not_written_again(folders: tuple[Path, Path]) -> None:
+    found = names(folders)
+    path = folders[1] / FILE_NAME
+    before = path.stat()
+    found.refresh(CARDS)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    found.refresh(CARDS[:1])
+    assert path.stat().st_ino != before.st_ino
+    assert len(json.loads(path.read_text())["devices"]) == 1
+    path.unlink()
+    found.refresh(CARDS)
+    assert path.exists()
+
+
+def test_folders_that_are_not_there_mean_that_somebody_else_sees_to_it(tmp_path: Path) -> None:
+    found = names((tmp_path / "a", tmp_path / "b"))
+    assert found.names(UUIDS[:1]) == (f"{KIND}={UUIDS[0]}",)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[]", "devices: 4", "\x00", "kind: nvidia.com/gpu\ndevices: [4, {x: y}]"]
+)
+def test_rubbish_in_the_folders_is_passed_over(folders: tuple[Path, Path], text: str) -> None:
+    (folders[0] / "nvidia.yaml").write_text(text)
+    (folders[0] / "binary.json").write_bytes(b"\xff\xfe")
+    (folders[0] / "folder.yaml").mkdir()
+    (folders[0] / "notes.txt").write_text("x")
+    assert names(folders).names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+
+
+def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> None:
+    (folders[1] / f".{FILE_NAME}.new").mkdir()
+    assert names(folders).names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+
+
+def test_specifications_of_other_kinds_are_not_the_cards() -> None:
+    assert devices_of("kind: nvidia.com/gds\ndevices: [{name: all}]", KIND) == set()
+    assert devices_of("kind: nvidia.com/gpu", KIND) == set()
+
+
+def test_cards_that_no_specification_of_ours_can_have_keep_the_vendors_names(
+    folders: tuple[Path, Path],
+) -> None:
+    instance = replace(CARDS[0], uuid="MIG-1", parent="GPU-9")
+    found = CdiNames(NVIDIA, folders)
+    found.refresh([instance, CARDS[1]])
+    assert found.names(["MIG-1", UUIDS[1]]) == (f"{KIND}=MIG-1", f"gpupack.io/gpu={UUIDS[1]}")
+
+
+def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
+    card = replace(CARDS[0], uuid="MIG-GPU-1/7/0")
+    found = CdiNames(NVIDIA, folders)
+    found.refresh([card])
+    assert found.names([card.uuid]) == ("gpupack.io/gpu=MIG-GPU-1_7_0",)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "visible", "annotated", "in_cri"),
+    [
+        ((ENVVAR,), "a,b", False, False),
+        ((ENVVAR, CDI_CRI), "a,b", False, True),
+        ((CDI_ANNOTATIONS,), "void", True, False),
+        ((CDI_ANNOTATIONS, CDI_CRI), "void", True, True),
+    ],
+)
+def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, in_cri: bool) -> None:
+    wanted = handover.uses_cdi(strategies)
+    assert wanted == (annotated or in_cri)
+    grant = Handover(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
+    assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
+    both = (f"{KIND}=a", f"{KIND}=b")
+    assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
+    assert grant.cdi_devices == (both if in_cri else ())

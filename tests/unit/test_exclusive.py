@@ -1,0 +1,85 @@
+"""A pod that asks for 100 percent gets a card alone: measured use, words, filter and both choices agree."""
+
+import numpy as np
+import pytest
+
+from allocator.cards import Card
+from allocator.errors import LedgerError
+from allocator.ledger import BookEntry, Ledger
+from allocator.names import PERCENT_RESOURCE
+from allocator.packing import NodeWords
+from allocator.request import ContainerRequest, PodRequest
+from deviceplugin.gpus.source import GpuProcess, GpuSample
+from deviceplugin.gpus.usage import card_use
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
+from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.reasons import reason
+from tests.policy_view import view
+
+WHOLE = PodRequest((ContainerRequest("main", 100, "main"),), percent=True)
+UUIDS = ("GPU-0", "GPU-1")
+
+
+def measured(*processes, used_mib=0):
+    """Units that a card costs beyond what was promised, where these processes are and nobody of ours."""
+    sample = GpuSample("GPU-0", used_mib, tuple(processes))
+    owners = {process.pid: None for process in processes}
+    return card_use(sample, owners, {}).extra_units(1024)
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_mib", "units"),
+    [
+        ([], 200, 0),
+        ([GpuProcess(7, 12)], 12, 1),
+        ([GpuProcess(7, 1500)], 1500, 2),
+    ],
+    ids=["idle", "little", "more"],
+)
+def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(processes, used_mib, units):
+    found = measured(*processes, used_mib=used_mib)
+    assert found == units
+    ledger = Ledger([Card(i, uuid, "L40S", 44, 0) for i, uuid in enumerate(UUIDS)])
+    ledger.set_pressure({"GPU-0": found})
+    words = NodeWords.of(1024, [44, 44], ledger.used(), 1)
+    nodes = view({"n": (8000, 1 << 30, list(words.sizes), 0, 0, list(words.used))})
+    row = nodes.rows["n"]
+    for policies in (
+        Policies(),
+        Policies(card_policy_name="least-used"),
+        Policies(card_policy_name="most-used"),
+    ):
+        query = policies.query(nodes, WHOLE, 0, 0)
+        placed = place_with(policies.of(WHOLE), nodes, row, query)
+        assert placed.charge == ({1: 44} if units else {0: 44})
+    # The node chooses the same where nobody chose before, of what the kubelet offers.
+    offered = [text for text in ledger.facts.share_of if text.partition("::")[0] in UUIDS]
+    ids = ledger.preferred(offered, (), 100, 0.0)
+    assert {text.partition("::")[0] for text in ids} == ({"GPU-1"} if units else {"GPU-0"})
+
+
+def test_two_whole_cards_and_a_third_pod_with_the_reason():
+    nodes = view({"n": (8000, 1 << 30, [44, 44], 0, 0, [0, 1])})
+    query = Policies().query(nodes, WHOLE, 0, 0)
+    rows = np.array([nodes.rows["n"]])
+    assert fitting(nodes, query, rows).tolist() == [True]
+    nodes.set_assumed(int(rows[0]), [44, 0])
+    assert fitting(nodes, query, rows).tolist() == [False]
+    (code,) = misfits(nodes, query, rows).tolist()
+    assert code == Misfit.NOT_FREE
+    assert reason(Misfit(code), WHOLE.demands, 1024) == "no card with 100 percent free"
+
+
+def test_nobody_comes_on_a_card_that_is_given_whole():
+    ledger = Ledger([Card(0, "GPU-0", "T4", 14, 0)])
+    percent = list(ledger.facts.share_of)
+    ids = ledger.preferred(percent, (), 100, 0.0)
+    ledger.allocate(ids, 0.0)
+    ledger.read_book([BookEntry("u", "main", PERCENT_RESOURCE, frozenset(ids))], 0.0)
+    assert ledger.used() == (14,)
+    with pytest.raises(LedgerError, match="no card has 1 free units"):
+        ledger.preferred(list(ledger.facts.card_of), (), 1, 0.0)
+    left = [text for text in percent if text not in ids]
+    with pytest.raises(LedgerError, match="no card has 8 percent of it free"):
+        ledger.preferred(left, (), 8, 0.0)

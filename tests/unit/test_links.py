@@ -1,0 +1,170 @@
+"""NVLinks: from the driver or a profile, through the inventory's annotation, to the cards that are chosen."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from pytest_mock import MockerFixture
+
+from allocator.packing import NodeWords
+from allocator.records import CardRecord, dump_cards, join_cards, load_cards, read_links, write_links
+from deviceplugin.errors import ProfileError
+from deviceplugin.gpus.links import links_of
+from deviceplugin.gpus.nvml_links import read_links as read_from_driver
+from deviceplugin.gpus.profile import load_profile, parse_profile
+from deviceplugin.node.inventory import cards_in_units, records
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.cluster.published import read_published
+from tests.cluster_builders import node
+
+BRIDGED = """
+version: "1.0"
+device_defaults: {name: Card, memory: {total_bytes: 10737418240}}
+devices: [{index: 0, uuid: GPU-a}, {index: 1, uuid: GPU-b}, {index: 2, uuid: GPU-c}]
+nvlink:
+  device_links:
+    - {index: 0, links: [{link: 0, remote_index: 2}, {link: 1, remote_index: 2}, {link: 2}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("direct", "switched", "found"),
+    [
+        ({}, {}, {"a": (), "b": (), "c": ()}),
+        ({"a": ["b", "b"], "b": ["a"]}, {}, {"a": (("b", 2),), "b": (("a", 2),), "c": ()}),
+        (
+            {},
+            {"a": 12, "b": 12, "c": 11},
+            {
+                "a": (("b", 12), ("c", 11)),
+                "b": (("a", 12), ("c", 11)),
+                "c": (("a", 11), ("b", 11)),
+            },
+        ),
+        ({"a": ["b"]}, {"a": 2, "b": 2}, {"a": (("b", 3),), "b": (("a", 3),), "c": ()}),
+        ({"a": ["gone", "a"]}, {"a": 4}, {"a": (), "b": (), "c": ()}),
+    ],
+    ids=["none", "direct", "switched", "both", "elsewhere"],
+)
+def test_links_of_pairs(direct: Any, switched: Any, found: Any) -> None:
+    assert links_of("abc", direct, switched) == found
+
+
+def test_profiles_say_links_as_nvml_mock_does() -> None:
+    a, b, c = (each.card for each in parse_profile("t", BRIDGED).cards)
+    assert (a.links, b.links, c.links) == ((("GPU-c", 2),), (), (("GPU-a", 2),))
+    for name, count in (("8xa100-40", 12), ("8xh100-80", 18), ("8xh200", 18), ("4xl40s", None)):
+        cards = [each.card for each in load_profile(name).cards]
+        assert {n for card in cards for _, n in card.links} == ({count} if count else set())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("remote_index: 2", "remote_index: 7", "links[0].remote_index: 7; allowed are the devices' index"),
+        ("{index: 0, links", "{index: 9, links", "index: 9; allowed are the devices' index"),
+        ("remote_index: 2", "remote_index: 0", "links[0]: leads from card 0 to itself"),
+        ("remote_index: 2", "remote_index: x", "links[0].remote_index: expected `int | null`, got `str`"),
+    ],
+)
+def test_links_that_cannot_be(old: str, new: str, fault: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        parse_profile("t", BRIDGED.replace(old, new, 1))
+    assert f"nvlink.device_links[0].{fault}" in caught.value.faults
+
+
+class Driver:
+    """What each card's links lead to: a bus address, `switch`, `npu`, or None for a link that is down."""
+
+    def __init__(self, mocker: MockerFixture, ends: dict[str, list[str | None]]) -> None:
+        self.ends = ends
+        for name in ("State", "RemotePciInfo", "RemoteDeviceType"):
+            mocker.patch.object(pynvml, f"nvmlDeviceGetNvLink{name}", getattr(self, name))
+
+    def end(self, handle: str, link: int) -> str | None:
+        if link >= len(self.ends[handle]):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self.ends[handle][link]
+
+    def State(self, handle: str, link: int) -> int:  # noqa: N802
+        return int(self.end(handle, link) is not None)
+
+    def RemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
+        end = self.end(handle, link)
+        return SimpleNamespace(busId=end if end and ":" in end else "FFFFFFFF:FF:FF.0")
+
+    def RemoteDeviceType(self, handle: str, link: int) -> int:  # noqa: N802
+        kinds = {
+            "switch": pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            "npu": pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU,
+        }
+        return int(kinds[self.end(handle, link) or ""])
+
+
+def test_the_driver_tells_of_each_end(mocker: MockerFixture) -> None:
+    Driver(
+        mocker,
+        {
+            "a": ["00000000:1B:00.0", None, "00000000:1B:00.0", "switch", "switch"],
+            "b": ["00000000:1A:00.0", "00000000:1A:00.0", "npu"],
+            "c": ["switch"],
+            "d": [],
+        },
+    )
+    buses = {"a": "0000:1a:00.0", "b": "0000:1b:00.0", "c": "0000:1c:00.0", "d": ""}
+    assert read_from_driver({name: name for name in "abcd"}, buses) == {
+        "a": (("b", 2), ("c", 1)),
+        "b": (("a", 2),),
+        "c": (("a", 1),),
+        "d": (),
+    }
+
+
+def test_links_travel_in_few_bytes_and_come_back() -> None:
+    gpus = [each.card for each in load_profile("8xh100-80").cards]
+    text = dump_cards(records(cards_in_units(gpus, 1024), gpus))
+    assert (
+        len(text)
+        - len(
+            dump_cards([CardRecord(g.uuid, g.index, g.model, g.schedulable_mib, g.numa, True) for g in gpus])
+        )
+        == 8 * 19
+    )
+    cards = join_cards(NodeWords.of(1024, [79] * 8, [0] * 8, 1), load_cards(text))
+    assert cards[2].links == (18, 18, 0, 18, 18, 18, 18, 18)
+    assert cards == cards_in_units(gpus, 1024)
+
+
+def test_annotations_without_links_are_as_they_were() -> None:
+    text = dump_cards([CardRecord("GPU-a", 0, "T4", 14336, None, True)])
+    assert set(json.loads(text)[0]) == {"uuid", "index", "model", "mib", "numa", "healthy"}
+    assert load_cards(text)[0].links == ""
+
+
+@pytest.mark.parametrize("links", ["0", "000000", "0i0"])
+def test_links_of_another_number_of_cards_are_none(links: str) -> None:
+    inventory = [CardRecord(f"GPU-{i}", i, "T4", 14336, None, True, links) for i in range(2)]
+    assert all(card.links == () for card in join_cards(NodeWords.of(1024, [14] * 2, [0] * 2, 1), inventory))
+
+
+def test_more_links_than_a_digit_holds_are_the_most_it_holds() -> None:
+    assert write_links([0, 99, 1]) == "0z1"
+    assert read_links("0z1", 3) == (0, 35, 1)
+    assert write_links([0, 0]) == ""
+
+
+def test_the_scheduler_reads_them() -> None:
+    inventory = [CardRecord(f"GPU-{i}", i, "T4", 14336, 0, True, text) for i, text in enumerate(("04", "40"))]
+    published = read_published(node("n", (14, 14), extra={"gpupack.io/cards": dump_cards(inventory)}), 1024)
+    assert published.links == ((0, 4), (4, 0))
+    nodes = NodeArrays(rows=1, cards=1)
+    row = nodes.add("n")
+    nodes.set_cards(row, published.sizes, published.used, uuids=published.uuids, links=published.links)
+    before = int(nodes.version[row])
+    assert [card.links for card in cards_of(nodes, row)] == [(0, 4), (4, 0)]
+    nodes.set_cards(row, published.sizes, published.used, uuids=published.uuids)
+    assert int(nodes.version[row]) > before
+    assert [card.links for card in cards_of(nodes, row)] == [(), ()]
