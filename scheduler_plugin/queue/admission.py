@@ -349,7 +349,7 @@ class Look:
 
     def _first(self, needs: Needs) -> Wants:
         """What a task needs; of a gang its first pod."""
-        return self._admission.amounts.members(needs, "")[0][1]
+        return needs if isinstance(needs, Wants) else self._admission.amounts.members(needs, "")[0][1]
 
     def _most(self, tenant: str, wants: Wants) -> int | None:
         """The most units that quotas allow, for pods that count for different ones on different rows."""

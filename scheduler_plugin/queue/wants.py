@@ -35,7 +35,7 @@ class Wants:
             raise StateError("units of a pod that asks for percent: allowed is to ask for those on a node")
         return self.units_on(0)
 
-    @property
+    @cached_property
     def percent(self) -> bool:
         """It asks for percent of cards: what that is in units depends on the card."""
         return self.request.percent
