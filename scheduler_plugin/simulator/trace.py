@@ -20,6 +20,9 @@ NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MODELS_COLUMN: Final = "gpu_spec"
 QUEUE_COLUMN: Final = "queue"
+DATA_COLUMN: Final = "data"
+JOB_COLUMN: Final = "job"
+RACK_COLUMN: Final = "rack"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
 SCHEDULED_COLUMN: Final = "scheduled_time"
@@ -35,13 +38,15 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node: thousandths of a core, MiB of host memory, number of cards and their model."""
+    """A node: thousandths of a core, MiB of host memory, number of cards, their model, its data and rack."""
 
     name: str
     cpu_milli: int
     memory_mib: int
     cards: int
     model: str
+    data: frozenset[str] = frozenset()
+    rack: str = ""
 
 
 class Times(NamedTuple):
@@ -53,7 +58,10 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue."""
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times; its queue.
+
+    With the names of the data that it reads, and the job that it belongs to, where there are any.
+    """
 
     name: str
     cpu_milli: int
@@ -63,6 +71,8 @@ class TracePod:
     models: tuple[str, ...] = ()
     times: Times | None = None
     queue: str = ""
+    data: frozenset[str] = frozenset()
+    job: str = ""
 
     @property
     def asked(self) -> int:
@@ -74,7 +84,7 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
     """Read the node list, sorted by name.
 
     Args:
-        path: CSV file with the columns of `NODE_COLUMNS`.
+        path: CSV file with the columns of `NODE_COLUMNS`; `data` (names, `A|B`) and `rack` where they are.
         warn: Called with a line for each row that is left out.
 
     Raises:
@@ -92,7 +102,13 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
             warn(f"{fault}; the node is left out")
             continue
         nodes[name] = TraceNode(
-            name, numbers["cpu_milli"], numbers["memory_mib"], numbers["gpu"], (row["model"] or "").strip()
+            name,
+            numbers["cpu_milli"],
+            numbers["memory_mib"],
+            numbers["gpu"],
+            (row["model"] or "").strip(),
+            _names(row.get(DATA_COLUMN)),
+            (row.get(RACK_COLUMN) or "").strip(),
         )
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
@@ -103,7 +119,8 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`, `gpu_spec` (models, `A|B`), `queue` where they are.
+        path: CSV file with the columns of `POD_COLUMNS`, and `gpu_spec` (models, `A|B`), `queue`, `data`
+            (names, `A|B`) and `job` where they are.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -191,11 +208,15 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
         fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed is 1 to {CARD}"
     if fault:
         return None, fault
-    text = row.get(MODELS_COLUMN) or ""
-    models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
+    models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
-    queue = (row.get(QUEUE_COLUMN) or "").strip()
-    return replace(pod, queue=queue) if queue else pod, ""
+    queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
+    data = _names(row.get(DATA_COLUMN))
+    return replace(pod, queue=queue, job=job, data=data) if queue or job or data else pod, ""
+
+
+def _names(text: str | None) -> frozenset[str]:
+    return frozenset(name.strip() for name in (text or "").split("|") if name.strip())
 
 
 def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
