@@ -183,14 +183,18 @@ class QueuedReplaying(Replaying):
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Release until nobody can be; a kind that fitted nowhere is tried again where something ended."""
         self._room.grab()
+        self._unstick(rows)
+        while self._release_kept(now) or self._release_next(now) or self._reclaim(now):
+            pass
+        self._keep_room(now)
+
+    def _unstick(self, rows: set[int]) -> None:
+        """Kinds that fitted nowhere are tried again where they fit on one of these rows now."""
         self._stuck = {
             kind
             for kind in self._stuck
             if kind not in self._held and not any(self._cluster.fits(kind, row) for row in rows)
         }
-        while self._release_kept(now) or self._release_next(now) or self._reclaim(now):
-            pass
-        self._keep_room(now)
 
     def _release_kept(self, now: float) -> bool:
         """Release a pod onto what was kept for it."""
@@ -200,7 +204,7 @@ class QueuedReplaying(Replaying):
             if task is None or not self._may(self.tenants[name], task.wants, row):
                 continue
             self._room.give_up(uid)
-            self._stuck.clear()
+            self._unstick({row})
             if self._release(name, task, now, self._only({row})):
                 return True
         return False
@@ -314,7 +318,7 @@ class QueuedReplaying(Replaying):
             gone, row = self._who_goes(task.wants, self._borrowed(cohort, name), lacks, fits=fits)
             for pod in gone:
                 self._evict(pod, now)
-            self._stuck.clear()
+            self._unstick({pod.place.row for pod in gone})
             if gone and self._release(name, task, now, None if row is None else self._only({row})):
                 return True
         return False

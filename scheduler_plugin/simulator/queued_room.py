@@ -119,7 +119,7 @@ def victims(
 def _until_it_fits(
     cluster: Cluster, kind: PodKind, row: int, pods: Iterable[Running]
 ) -> list[Running] | None:
-    """The first pods of a row that must go for another one to fit; None where that is in vain, or needless."""
+    """The first pods of a row that must go for another one to fit; None where that is in vain."""
     arrays, ask = cluster.arrays, kind.ask
     if kind.nodes is not None and not kind.nodes[row]:
         return None
