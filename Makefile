@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-unit test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint test-unit test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -27,6 +27,10 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
 
 demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
@@ -56,6 +60,8 @@ lock: ## Resolve the dependencies again, with hashes
 	  --no-emit-index-url --no-emit-find-links pyproject.toml - -o requirements.lock
 	@echo setuptools | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --extra dev pyproject.toml - -c requirements.lock -o requirements-dev.lock
+	@echo | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --extra docs pyproject.toml -c requirements-dev.lock -o requirements-docs.lock
 
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto standins/kubelet/wire/*.proto
@@ -64,6 +70,9 @@ reference: $(VENV)/.dev ## Write what the code says of itself again: tables of d
 	@$(BIN)/python -m tests.scripts.reference
 	@$(BIN)/python -m tests.scripts.chart
 	@$(BIN)/python -m tests.scripts.grafana
+
+docs: $(VENV)/.docs ## Build the documents as a site in out/site, every link checked
+	@$(BIN)/mkdocs build --quiet
 
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage out

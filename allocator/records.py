@@ -53,10 +53,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the containers of the pod `uid` really got."""
+    """What the containers of the pod `uid` really got; `memory` by container and card, where it was told."""
 
     uid: str
     containers: Assignment
+    memory: Mapping[str, Mapping[str, "MemoryRecord"]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,13 @@ class Holds:
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+
+
+class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A container's memory on a card: how it is held, as `CardRecord.held`, and MiB used, as of lately."""
+
+    held: str
+    used: _Natural | None = None
 
 
 class CardRecord(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +112,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
     uid: _Text
     containers: _Assignment
+    memory: dict[_Text, dict[_Uuid, MemoryRecord]] = {}
 
 
 class _Holds(msgspec.Struct, frozen=True, gc=False):
@@ -183,9 +192,14 @@ def load_assigned(text: str) -> Assignment:
     return _checked(_ASSIGNED.decoded(text), _ASSIGNED, text)
 
 
-def dump_allocation(uid: str, assignment: Assignment) -> str:
-    """Write `gpupack.io/allocation` for the pod `uid`."""
-    return _compact({"uid": uid, "containers": assignment})
+def dump_allocation(
+    uid: str, assignment: Assignment, memory: Mapping[str, Mapping[str, MemoryRecord]] = MappingProxyType({})
+) -> str:
+    """Write `gpupack.io/allocation` for the pod `uid`, with what is known of its memory."""
+    record: dict[str, object] = {"uid": uid, "containers": assignment}
+    if memory:
+        record["memory"] = msgspec.to_builtins(memory)
+    return _compact(record)
 
 
 def load_allocation(text: str) -> Allocation:
@@ -195,7 +209,7 @@ def load_allocation(text: str) -> Allocation:
         RequestError: not {"uid", "containers"} with containers as in `load_assigned`.
     """
     record = _ALLOCATION.decoded(text)
-    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text))
+    return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text), record.memory)
 
 
 def dump_holds(holds: Holds) -> str:
@@ -336,22 +350,23 @@ def charge(
     Raises:
         RequestError: the assignment names other containers, units or numbers of cards than the request.
     """
-    expected = {container.name: container.units for container in request.containers}
-    if set(assignment) != set(expected):
+    expected = {container.name for container in request.containers}
+    if assignment.keys() != expected:
         raise _mismatch(f"containers {shown(sorted(assignment))}", f"{shown(sorted(expected))}")
     costs: dict[str, int] = {}
     for container in request.containers:
         shares = assignment[container.name]
-        if len({uuid for uuid, _ in shares}) != request.cards or any(
-            share != request.units_of(container, sizes.get(uuid, 0)) for uuid, share in shares
-        ):
+        # A bound pod is charged again whenever its node changes: no generator, which costs twice as much.
+        agrees = len({uuid for uuid, _ in shares}) == request.cards
+        for uuid, share in shares:
+            agrees = agrees and share == request.units_of(container, sizes.get(uuid, 0))
+            costs[uuid] = costs.get(uuid, 0) + share
+        if not agrees:
             each = container.units // request.cards
             raise _mismatch(
                 f"container {shown(container.name)} with {shown(list(shares))}",
                 f"{each} {'percent' if request.percent else 'units'} on each of {request.cards} cards",
             )
-        for uuid, share in shares:
-            costs[uuid] = costs.get(uuid, 0) + share
     if not request.shared:
         return costs
     if len(costs) != 1:

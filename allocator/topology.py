@@ -96,20 +96,24 @@ def _linked(cards: Sequence[Card], fixed: Sequence[int], groups: Sequence[Group]
 
 def _grown(cards: Sequence[Card], fixed: Sequence[int], groups: Sequence[Group]) -> tuple[int, ...]:
     """Begin with each card in turn, and add the one with the most links to those so far."""
+    everyone = sorted(chain.from_iterable(members for members, _ in groups))
+    group_of = {at: number for number, (members, _) in enumerate(groups) for at in members}
+    first_gains = {at: sum(_links(cards, *sorted((at, one))) for one in fixed) for at in everyone}
     results = []
-    for first in sorted(chain.from_iterable(members for members, _ in groups)):
-        wanted = [(set(members), count) for members, count in groups]
+    for first in everyone:
+        left, gains = [count for _, count in groups], dict(first_gains)
         chosen: list[int] = []
-        candidate: int | None = first
-        while candidate is not None:
-            chosen.append(candidate)
-            wanted = [(members - {candidate}, count - (candidate in members)) for members, count in wanted]
-            candidate = min(
-                chain.from_iterable(members for members, count in wanted if count > 0),
-                key=lambda at: (-sum(_links(cards, *sorted((at, one))) for one in (*fixed, *chosen)), at),
-                default=None,
-            )
-        results.append((-links_between(cards, (*fixed, *chosen)), sorted(chosen)))
+        total = 0
+        best: int | None = first
+        while best is not None:
+            chosen.append(best)
+            total += gains.pop(best)
+            left[group_of[best]] -= 1
+            for at in gains:
+                gains[at] += _links(cards, *sorted((at, best)))
+            open_to = [at for at in gains if left[group_of[at]] > 0]
+            best = max(open_to, key=lambda at: (gains[at], -at), default=None)
+        results.append((-total, sorted(chosen)))
     return tuple(min(results)[1])
 
 

@@ -4,26 +4,34 @@
 on this machine, fake nodes of eight 80 GiB cards that carry packed words, and rounds that take turns, so that
 a slow minute of the machine hurts all sides. All sides run the same KubeSchedulerConfiguration but for
 `extenders`. With `batch` the pods are born with the gate, and `gpupack queue` in batch mode, started last,
-releases them. A round's figure is its pods over the time from the scheduler's first binding to its last. How
-fast that is depends on who else uses the machine; what does not is the processor time that each process uses
-meanwhile, printed beside the rate in milliseconds a pod. The last line is JSON.
+releases them. Two more sides show what no queue can save: with `patches` a client that decides nothing names
+the nodes instead of the queue, and kube-scheduler binds without the extender; with `writes` that client sends
+the Bindings too, and there is no kube-scheduler.
+
+A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
+who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
+beside the rate in milliseconds a pod. The last line is JSON.
 """
 
 import argparse
 import http.client
 import json
+import os
 import ssl
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.packing import Layout, NodeWords, node_resources, width
+from benchmarks.floors import BareClient
 from benchmarks.machine import cpu_s, machine
+from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Api, Cluster, until, workload
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import QueueController
@@ -32,10 +40,17 @@ CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender", "batch")
+SIDES = ("none", "extender", "batch", "patches", "writes")
+WITH_EXTENDER = ("extender", "batch")
+GATED = ("batch", "patches", "writes")
 PROGRAMS = ("kube-scheduler", "kube-apiserver", "etcd")
 EXTENDER = "extender"
 QUEUE = "queue"
+BENCHMARK = "benchmark"
+"""This process: it watches, and of some sides it is the client."""
+SETTLED_S = Settings().bind_timeout_s + 1
+"""What has to be ready before the clock starts gets this time. An extender that has just started holds its
+first Binding back, and kube-scheduler would decide for all pods meanwhile, before the clock starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +139,33 @@ def measure(
 def one_round(cluster: Cluster, pods: int, side: str) -> Round:
     """Create pods, start kube-scheduler (and what belongs to the side), wait until all are bound."""
     control, api = cluster.control, cluster.api
-    control.configure_scheduler(cluster.extender.url if side != "none" else None)
+    control.configure_scheduler(cluster.extender.url if side in WITH_EXTENDER else None)
     queue = queue_of(cluster) if side == "batch" else None
-    if side != "none":
+    if side in WITH_EXTENDER:
         cluster.extender.start()
-    in_parallel(
-        pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, gated=queue is not None))
-    )
+    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, gated=side in GATED)))
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
     try:
-        control.start_scheduler()
-        pids = {name: control.running[name].pid for name in PROGRAMS}
-        if side != "none":
+        if side == "extender":
+            time.sleep(SETTLED_S)
+        pids = {BENCHMARK: os.getpid()}
+        if side != "writes":
+            control.start_scheduler()
+        pids |= {name: control.running[name].pid for name in PROGRAMS if name in control.running}
+        if side in WITH_EXTENDER:
             pids[EXTENDER] = cluster.extender.pid
+        client: AbstractContextManager[object] = nullcontext()
         if queue is not None:
             queue.start(ready=False)
             pids[QUEUE] = queue.pid
-        first, last = binding_times(api, start, pods, pids)
+        elif side in GATED:
+            time.sleep(SETTLED_S)
+            client = bare_client(cluster, bind=side == "writes")
+        with client:
+            first, last = binding_times(api, start, pods, pids)
     finally:
-        control.kill("kube-scheduler")
+        if "kube-scheduler" in control.running:
+            control.kill("kube-scheduler")
         cluster.extender.kill()
         if queue is not None:
             queue.kill()
@@ -151,6 +174,14 @@ def one_round(cluster: Cluster, pods: int, side: str) -> Round:
     more = pods - 1
     cpu_ms = {name: 1000 * (last.cpu_s[name] - first.cpu_s[name]) / more for name in pids}
     return Round(more / (last.at_s - first.at_s), cpu_ms)
+
+
+def bare_client(cluster: Cluster, *, bind: bool) -> BareClient:
+    """A client for all pods that exist, not started."""
+    api = cluster.api
+    pods = api.get("/api/v1/namespaces/default/pods")["items"]
+    nodes = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
+    return BareClient(str(cluster.control.admin_config), pods, nodes, bind=bind)
 
 
 def queue_of(cluster: Cluster) -> QueueController:
@@ -194,21 +225,30 @@ def binding_times(
                 if first is not None:
                     return first, now
                 first = now
-    raise AssertionError(f"the watch ended with {len(bound)} of {count} pods bound")
+    raise AssertionError("the watch ended")
 
 
 def watch_pods(api: Api, resource_version: str) -> Iterator[Any]:
-    """Yield the events of the pods of the namespace `default` for ever; two silent minutes are an error."""
+    """Yield the events of the pods of the namespace `default` for ever; two silent minutes are an error.
+
+    An API server with much to do ends a watch that is slow for a moment: it goes on from where it was.
+    """
     parts = urlsplit(api.url)
     context = ssl.create_default_context(cafile=api.ca)
-    connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=120, context=context)
-    path = f"/api/v1/namespaces/default/pods?watch=true&resourceVersion={resource_version}"
-    connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
-    try:
-        for line in connection.getresponse():
-            yield json.loads(line)
-    finally:
-        connection.close()
+    while True:
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=120, context=context
+        )
+        path = f"/api/v1/namespaces/default/pods?watch=true&resourceVersion={resource_version}"
+        connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+        try:
+            for line in connection.getresponse():
+                event = json.loads(line)
+                assert event["type"] != "ERROR", event
+                resource_version = event["object"]["metadata"]["resourceVersion"]
+                yield event
+        finally:
+            connection.close()
 
 
 def in_parallel(count: int, write: Callable[[int], Any]) -> None:

@@ -1,20 +1,20 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-import gc
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
-from allocator.records import CardRecord
-from deviceplugin.gpus.cdi import CdiNames, follow
-from deviceplugin.gpus.handover import Handover, uses_cdi
+from deviceplugin.giving import Giving
 from deviceplugin.gpus.health import HealthTracker
+from deviceplugin.gpus.helpers import WithoutHelpers
+from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.profile_file import ProfileFile
 from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
@@ -25,21 +25,23 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
+from deviceplugin.node.cardlist import CardList
 from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
-from deviceplugin.node.inventory import cards_in_units, check_units, records
-from deviceplugin.node.limits import Enforcer
+from deviceplugin.node.inventory import cards_in_units, check_units
 from deviceplugin.node.neighbours import Neighbours
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
 from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
-from deviceplugin.node.sampling import Owners, Sampler
-from deviceplugin.node.supports import Supports
+from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
 from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
@@ -60,7 +62,9 @@ def gpu_source(settings: Settings) -> GpuSource:
         ProfileError: the profile cannot be used.
     """
     if settings.gpus == "simulated":
-        return SimulatedGpus(load_profile(settings.profile or ""), settings.ignored_xids)
+        profile = load_profile(settings.profile or "")
+        watched = ProfileFile(settings.profile or "", profile.vendor)
+        return SimulatedGpus(profile, settings.ignored_xids, watched.changed)
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
@@ -76,6 +80,7 @@ class Daemon:
         cgroups: which pods still run something; by default the kernel's.
         owners: which pod a process belongs to; by default the kernel's.
         patience: how long the end may take.
+        sample_s: seconds between two measurements of the cards.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
@@ -91,12 +96,15 @@ class Daemon:
         cgroups: Cgroups | None = None,
         owners: Owners | None = None,
         patience: Patience | None = None,
+        sample_s: float = SAMPLE_S,
     ) -> None:
         self._settings = settings
         self._source = source or gpu_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
+        self._sample_s = sample_s
+        self._driver = OwnThread("gpu-driver")
         self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
         self.http_port = 0
@@ -114,12 +122,29 @@ class Daemon:
         """
         structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(self._source.open)
-            stack.push_async_callback(asyncio.to_thread, self._source.close)
+            stack.push_async_callback(self._close)
+            await until(stop, nothing, self._open())
+            if stop.is_set():
+                return
             client = await stack.enter_async_context(
                 await KubeClient.connect(self._settings.kubeconfig, user_agent="gpupack-node")
             )
             await self._serve(client, stack, stop)
+
+    async def _open(self) -> None:
+        call = asyncio.ensure_future(self._driver.call(self._source.open))
+        while not (await asyncio.wait({call}, timeout=HANGS_S))[0]:
+            log.warning("the cards' driver does not answer", waited_s=round(self._driver.busy_s))
+        call.result()
+
+    async def _close(self) -> None:
+        """Let the driver go; one that does not answer is left to the end of the process."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._driver.call(self._source.close)
+        except TimeoutError:
+            log.warning("the cards' driver does not answer", waited_s=CLOSE_S)
+        self._driver.end()
 
     async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         settings = self._settings
@@ -128,13 +153,14 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = BookReader(settings.device_plugin_dir)
-        cdi = await self._cdi_names(gpus)
+        giving = Giving(settings, self._source)
+        await giving.prepare()
         account = self.account = Account(
             ledger,
             book,
             settings.resource,
             settings.unit_mib,
-            hand_over=Handover(self._source.vendor, settings.device_list_strategy, cdi).grant,
+            hand_over=giving.hand_over,
         )
         pods = PodView(account, settings.resource, POD_ALLOCATION)
         metrics = Metrics()
@@ -149,39 +175,37 @@ class Daemon:
             self._plugin.devices_changed()
             percent.devices_changed()
 
+        card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
         # The kubelet writes its whole book after the list of any resource.
         self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._cleaner.close)
         self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
         self._sampler = Sampler(
             account,
-            self._source,
+            WithoutHelpers(self._source, giving.helpers),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=devices_changed,
+            on_cards=card_list.take,
             notices=notices,
+            every_s=self._sample_s,
+            driver=self._driver,
         )
-
-        self._supports = Supports(
+        self._memory = MemoryParts(
+            settings,
             account,
-            self._source.limits,
-            mode=settings.memory_limits,
-            notices=notices,
-            on_offer=devices_changed,
-        )
-        self._enforcer = Enforcer(
-            account,
-            self._supports,
-            pods.containers,
-            unit_mib=settings.unit_mib,
-            cgroup_root=settings.cgroup_root,
-            container_logs=settings.container_logs,
+            self._source,
+            self._owners,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
         )
 
-        def inventory() -> tuple[CardRecord, ...]:
-            return records(ledger.installed, gpus, self._supports.enforcement)
-
+        giving.join(account, self._memory.supports)
         self._ownership = Ownership(
             client,
             account,
@@ -197,13 +221,14 @@ class Daemon:
             pods,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
-            inventory=inventory,
+            inventory=card_list.records,
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods)
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
                 Registrar(
@@ -232,6 +257,7 @@ class Daemon:
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
+            memory=self._memory,
             neighbours=Neighbours(account, nodes, notices),
             recorder=recorder,
         )
@@ -242,46 +268,57 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
+        metrics.also(self._memory.metrics())
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
         log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
-        # Once all is loaded, the garbage collector need not walk it in the middle of an Allocate.
-        gc.collect()
-        gc.freeze()
-        stack.push_async_callback(_cancelled, asyncio.create_task(recorder.run()))
+        settle_memory()
+        stack.push_async_callback(cancelled, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await _until(stop, _nothing, self._wait_for_turn(status, notices))
+        await until(stop, nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await self._supports.begin()
-        await _until(
+        await self._memory.supports.begin()
+        await until(
             stop,
             self._farewell,
             self._reconciler.run(),
             self._reconciler.follow_book(),
             *(self._register(registrar) for registrar in self._registrar),
-            self._enforcer.run(),
+            self._memory.run(),
             self._sampler.run(),
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
-            *([follow(cdi, self._source.cards)] if cdi is not None else []),
+            giving.run(),
         )
 
-    async def _cdi_names(self, gpus: Sequence[GpuCard]) -> CdiNames | None:
-        """Read how CDI names the cards; None where it is not used."""
-        if not uses_cdi(self._settings.device_list_strategy):
-            return None
-        names = CdiNames(self._source.vendor, self._settings.cdi_dirs)
-        await asyncio.to_thread(names.refresh, gpus)
-        return names
+    def _card_list(
+        self,
+        account: Account,
+        gpus: tuple[GpuCard, ...],
+        notices: Notices,
+        nodes: NodeView,
+        devices_changed: Callable[[], None],
+    ) -> CardList:
+        def cards_changed() -> None:
+            self._memory.supports.cards_changed()
+            devices_changed()
+            # What people cordoned may be among the new cards.
+            if nodes.node is not None:
+                nodes.take(nodes.node)
+
+        def enforcement(uuid: str) -> Enforcement:
+            return self._memory.supports.enforcement(uuid)
+
+        return CardList(account, gpus, self._settings.unit_mib, notices, cards_changed, enforcement)
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""
@@ -333,34 +370,6 @@ class Daemon:
             self.ready.set()
         if self.account is not None:
             self.account.changed()
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def _nothing() -> None:
-    """Take no leave."""
-
-
-async def _until(
-    stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
-) -> None:
-    """Do everything at once until `stop` is set, and `farewell` is through, or one fails, which is raised."""
-    tasks = [asyncio.create_task(each) for each in work]
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await farewell()
-    finally:
-        for task in (stopped, *tasks):
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    failures = [each for each in results if isinstance(each, Exception)]
-    if failures:
-        raise failures[0]
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:

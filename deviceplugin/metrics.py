@@ -30,6 +30,7 @@ class CardState:
         measured_mib: MiB that the driver counts as used; None where it was not measured yet.
         healthy: fit for pods.
         cordoned: kept free by people.
+        memory_errors: what the card counts of its memory's errors, by kind.
     """
 
     uuid: str
@@ -42,6 +43,7 @@ class CardState:
     measured_mib: int | None
     healthy: bool
     cordoned: bool
+    memory_errors: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class NodeState:
         foreign_gpus: what another device plugin offers, by resource.
         unknown_cordoned: UUIDs of the Node's cordon that are no card of this node.
         faults: numbered errors of the driver so far, by UUID and code.
+        health_changes: how often a card became healthy (True) or unhealthy, by UUID.
+        driver_hangs_s: seconds that the driver has not answered; 0 while it does.
     """
 
     registered: bool
@@ -63,6 +67,8 @@ class NodeState:
     foreign_gpus: Mapping[str, int]
     unknown_cordoned: int
     faults: Mapping[tuple[str, int], int]
+    health_changes: Mapping[tuple[str, bool], int]
+    driver_hangs_s: float
 
 
 class Metrics:
@@ -102,6 +108,10 @@ class Metrics:
             fault: what the driver's numbered errors are called.
         """
         self._registry.register(_State(unit_mib, cards, node, counts, fault))
+
+    def also(self, collector: Collector) -> None:
+        """Read from another place too."""
+        self._registry.register(collector)
 
     def call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
@@ -161,6 +171,15 @@ class _State(Collector):
             if card.measured_mib is not None:
                 measured.add_metric([card.uuid, card.model], card.measured_mib * MIB_BYTES)
         yield measured
+        errors = GaugeMetricFamily(
+            "gpupack_card_memory_errors",
+            "What the card counts of its memory's errors, by kind.",
+            labels=["uuid", "model", "kind"],
+        )
+        for card in cards:
+            for kind, count in card.memory_errors.items():
+                errors.add_metric([card.uuid, card.model, kind], count)
+        yield errors
 
     def _collect_node(self, models: Mapping[str, str]) -> Iterator[Metric]:
         node = self._node()
@@ -175,6 +194,20 @@ class _State(Collector):
             "UUIDs of the cordon that are no card of this node.",
             value=node.unknown_cordoned,
         )
+        yield GaugeMetricFamily(
+            "gpupack_node_driver_hangs_seconds",
+            "Seconds that the cards' driver has not answered, 0 while it does.",
+            value=node.driver_hangs_s,
+        )
+        changes = CounterMetricFamily(
+            "gpupack_card_health_changes",
+            "How often a card became healthy or unhealthy.",
+            labels=["uuid", "model", "to"],
+        )
+        for (uuid, healthy), count in sorted(node.health_changes.items()):
+            to = "healthy" if healthy else "unhealthy"
+            changes.add_metric([uuid, models.get(uuid, ""), to], count)
+        yield changes
         foreign = GaugeMetricFamily(
             "gpupack_node_foreign_gpus",
             "GPUs that another device plugin offers on this node; it may give out the same cards.",

@@ -7,15 +7,20 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
 from allocator.policy import card_policy
+from allocator.records import LARGEST_NUMBER
 from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.cdi import FOLDERS
 from deviceplugin.gpus.handover import DEFAULT, STRATEGIES
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.node.overuse import DEFAULT_TOLERANCE_MIB
 from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")
+TIME_SLICING: Final = "time-slicing"
+MPS: Final = "mps"
+SHARINGS: Final = (TIME_SLICING, MPS)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 MAX_PORT: Final = 65535
@@ -37,9 +42,16 @@ class Settings:
         card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
         device_list_strategy: how containers are told their cards, from `handover.STRATEGIES`.
         cdi_dirs: folders of CDI specifications; one of ours goes into the last that exists.
+        pass_device_specs: give the kubelet the cards' device nodes, for its static cpu manager.
+        advise_frameworks: give containers that nothing holds to their share settings of JAX and TensorFlow.
         cgroup_root: where the host's cgroups are mounted.
         memory_limits: `auto`: the driver holds containers to their shares where it can; `off`: nowhere;
             `require`: only cards where it does are offered.
+        sharing: `time-slicing`, or `mps`: that holds containers to their shares where the driver does not.
+        mps_root: folder of the host where `gpupack mps` is met.
+        mps_threads: limit a container's share of the multiprocessors as well, with `mps`.
+        over_use_mib: MiB that a container may use beyond its promise before people are told.
+        evict_over_use_after_s: seconds of such use after which its pod is evicted; 0: never.
         container_logs: the kubelet's folder of links to containers' logs, whose names tell containers apart.
         quiet_s: seconds without trouble after which a card is healthy again.
         ignored_xids: XID errors that leave a card healthy.
@@ -59,8 +71,15 @@ class Settings:
     card_policy: str = DEFAULT_CARD_POLICY
     device_list_strategy: tuple[str, ...] = DEFAULT
     cdi_dirs: tuple[Path, ...] = FOLDERS
+    pass_device_specs: bool = False
+    advise_frameworks: bool = False
     cgroup_root: Path = Path("/sys/fs/cgroup")
     memory_limits: str = AUTO
+    sharing: str = TIME_SLICING
+    mps_root: Path = Path("/run/gpupack/mps")
+    mps_threads: bool = False
+    over_use_mib: int = DEFAULT_TOLERANCE_MIB
+    evict_over_use_after_s: float = 0.0
     container_logs: Path = Path("/var/log/containers")
     quiet_s: float = DEFAULT_QUIET_S
     ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
@@ -99,7 +118,12 @@ class Settings:
         Raises:
             SettingsError: lists every fault.
         """
-        faults = [*self._name_faults(), *self._gpu_faults(), *self._place_faults()]
+        faults = [
+            *self._name_faults(),
+            *self.gpu_faults(),
+            *self._sharing_faults(),
+            *self._place_faults(),
+        ]
         if self.log_level not in LOG_LEVELS:
             faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
@@ -127,7 +151,8 @@ class Settings:
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def _gpu_faults(self) -> list[str]:
+    def gpu_faults(self) -> list[str]:
+        """Check what concerns cards alone."""
         faults = []
         if self.gpus not in GPU_SOURCES:
             faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")
@@ -143,10 +168,26 @@ class Settings:
                 f"--device-list-strategy {','.join(self.device_list_strategy)!r}: allowed is a comma list of "
                 f"{', '.join(STRATEGIES)}"
             )
+        if not 0 <= self.over_use_mib <= LARGEST_NUMBER:
+            faults.append(f"--over-use-mib {self.over_use_mib}: allowed are 0 to {LARGEST_NUMBER}")
+        if not 0 <= self.evict_over_use_after_s < float("inf"):
+            faults.append(
+                f"--evict-over-use-after-s {self.evict_over_use_after_s}: allowed is 0 (never) or more"
+            )
         if not 0 <= self.quiet_s < float("inf"):
             faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
         if not 0 <= self.publish_gap_s < float("inf"):
             faults.append(f"--publish-gap-s {self.publish_gap_s}: allowed is 0 or more")
+        return faults
+
+    def _sharing_faults(self) -> list[str]:
+        faults = []
+        if self.sharing not in SHARINGS:
+            faults.append(f"--sharing {self.sharing!r}: allowed are {', '.join(SHARINGS)}")
+        elif self.sharing == MPS and not self.mps_root.is_absolute():
+            faults.append(f"--mps-root {str(self.mps_root)!r}: allowed is a path from / on")
+        if self.mps_threads and self.sharing != MPS:
+            faults.append("--mps-threads: allowed with --sharing mps only")
         return faults
 
     def _place_faults(self) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.registrars import Registrars
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
@@ -32,6 +33,7 @@ class Status:
     ownership: Ownership
     publisher: Publisher
     annotator: Annotator
+    memory: MemoryParts
     neighbours: Neighbours
     recorder: EventRecorder
     waiting: str | None = None
@@ -51,6 +53,8 @@ class Status:
         ]
         if self.cleaner.problem is not None:
             reasons.append(self.cleaner.problem)
+        if self.sampler.problem is not None:
+            reasons.append(self.sampler.problem)
         if self.nodes.missing:
             reasons.append(f"no Node is named {self.settings.node_name}")
         if self.ownership.problem is not None:
@@ -71,6 +75,7 @@ class Status:
             "api_connected": self.pods.connected,
             "seen": self.pods.seen,
             "revision": self.publisher.revision,
+            "memory": self.memory.explain(),
             "ledger": self.account.ledger.explain(),
         }
 
@@ -83,6 +88,8 @@ class Status:
             foreign_gpus=self.neighbours.found,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
             faults=self.sampler.faults,
+            health_changes=self.sampler.health_changes,
+            driver_hangs_s=self.sampler.hangs_s,
         )
 
     def counts(self) -> Counts:
@@ -106,7 +113,7 @@ class Status:
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
         }
-        return counts
+        return {**counts, **self.memory.counts()}
 
     def card_states(self) -> Iterator[CardState]:
         """Describe the cards for their metrics."""
@@ -125,4 +132,5 @@ class Status:
                 measured_mib=use.measured_mib if use is not None else None,
                 healthy=card.healthy,
                 cordoned=card.cordoned,
+                memory_errors=self.sampler.memory_errors.get(card.uuid, {}),
             )

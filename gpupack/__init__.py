@@ -1,12 +1,52 @@
-"""The command line of gpupack, its demo, and the stand-ins for kubelet and API server."""
+"""GPU sharing by memory for Kubernetes: the commands, and what Python users ask of a cluster.
+
+`import gpupack` offers what `__all__` names, see docs/python.md; each is loaded when it is used first.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpupack.api import advise, cards, decode, fetch, fit, rank, read, simulate, why
+    from gpupack.ask.answers import as_json
+    from gpupack.ask.cluster import Cluster
+    from gpupack.errors import InputError
+
+__all__ = [
+    "Cluster",
+    "InputError",
+    "advise",
+    "as_json",
+    "cards",
+    "decode",
+    "fetch",
+    "fit",
+    "rank",
+    "read",
+    "simulate",
+    "why",
+]
 
 __version__: str
 
+_ELSEWHERE = {
+    "Cluster": "gpupack.ask.cluster",
+    "InputError": "gpupack.errors",
+    "as_json": "gpupack.ask.answers",
+}
 
-def __getattr__(name: str) -> str:
-    """Look the version up when it is asked for: a daemon heeds signals 40 ms sooner."""
-    if name != "__version__":
+
+def __getattr__(name: str) -> object:
+    """Look a name up when it is asked for: a daemon heeds signals 40 ms sooner."""
+    if name == "__version__":
+        return _version()
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(_ELSEWHERE.get(name, "gpupack.api")), name)
+
+
+def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
     try:

@@ -6,18 +6,23 @@ from typing import Final
 import click
 
 from allocator.errors import AllocatorError
+from gpupack.commands.advise import advise
 from gpupack.commands.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.commands.completion import completion
 from gpupack.commands.cordon import cordon, uncordon
+from gpupack.commands.dashboard import dashboard
 from gpupack.commands.demo import demo
 from gpupack.commands.fit import fit
 from gpupack.commands.migrate import migrate
+from gpupack.commands.mps import mps
 from gpupack.commands.node import node
 from gpupack.commands.queue import queue
 from gpupack.commands.scheduler import scheduler
 from gpupack.commands.simulate import simulate
+from gpupack.commands.snapshot import snapshot
 from gpupack.commands.top import top
 from gpupack.commands.uninstall import uninstall
+from gpupack.commands.usage import usage
 from gpupack.commands.why import why
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -56,18 +61,23 @@ def cli() -> None:
 
 
 for command in (
+    advise,
     completion,
     cordon,
+    dashboard,
     demo,
     fit,
     migrate,
+    mps,
     node,
     queue,
     scheduler,
     simulate,
+    snapshot,
     top,
     uncordon,
     uninstall,
+    usage,
     why,
 ):
     cli.add_command(command)

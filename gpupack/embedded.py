@@ -16,6 +16,7 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.farewell import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
@@ -62,6 +63,9 @@ class _EmbeddedCgroups:
 class _NoProcesses:
     """Simulated cards run no processes of this machine."""
 
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return None: nobody runs here."""
+
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """No pid belongs to a pod."""
         return dict.fromkeys(pids)
@@ -92,6 +96,7 @@ class EmbeddedCluster:
         nodes: by name.
         state: what the extender knows; filled once entered.
         resource: the extended resource.
+        kubeconfig: path of one for the API server.
         unit_mib: MiB a unit.
     """
 
@@ -130,7 +135,7 @@ class EmbeddedCluster:
     async def _start(self) -> None:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gpupack-")))
         await self._stack.enter_async_context(self.api)
-        self._kubeconfig = self.api.kubeconfig(folder / "kubeconfig")
+        self.kubeconfig = self.api.kubeconfig(folder / "kubeconfig")
         for number, (name, profile) in enumerate(self._profiles.items()):
             await self._start_node(name, profile, folder / f"n{number}")
         await until(lambda: all(n.daemon.ready.is_set() for n in self.nodes.values()), "daemons register")
@@ -146,7 +151,7 @@ class EmbeddedCluster:
             gpus="simulated",
             profile=profile,
             unit_mib=self.unit_mib,
-            kubeconfig=self._kubeconfig,
+            kubeconfig=self.kubeconfig,
             device_plugin_dir=kubelet.device_plugin_dir,
             pod_resources_socket=kubelet.pod_resources_socket,
             http="127.0.0.1:0",
@@ -167,7 +172,7 @@ class EmbeddedCluster:
     async def _start_extender(self) -> None:
         started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
         settings = SchedulerSettings(
-            kubeconfig=self._kubeconfig,
+            kubeconfig=self.kubeconfig,
             http="127.0.0.1:0",
             node_policy=self._node_policy,
             card_policy=self._card_policy,

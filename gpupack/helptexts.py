@@ -48,7 +48,10 @@ For scripts:
 Pods that come and end, and how long they wait:
   gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --replay --load 0.8
 
-Policies are listed below. See docs/policies.
+Your own cluster, with two more nodes, and with units of 2 GiB:
+  gpupack simulate --cluster --policy fragmentation,best-fit --add 8xh100-80x2 --unit-mib 2048
+
+Policies are listed below. See docs/policies and docs/ask.md.
 """
 TOP_HELP: Final = """Show every card of the cluster, or of the nodes named: used and whole size, in units.
 
@@ -64,7 +67,27 @@ STATUS is kubectl's, with NoDaemon where the kubelet has no device plugin of gpu
 of nodes that are NotReady or cordoned, and cards marked ! (unhealthy) or * (cordoned) are not counted as
 free in the sums. A marked card shows what its pods hold.
 """
+DASHBOARD_HELP: Final = """Show every card of the cluster on one page in a browser, live.
 
+\b
+As a kubectl plugin:          kubectl gpupack dashboard
+Another context and port:     gpupack dashboard --context NAME --port 9000
+From a file, or a pipe:       kubectl get nodes,pods -A -o json | gpupack dashboard -f -
+In the cluster:               manifests/components/dashboard, docs/dashboard.md
+
+It needs the right to list and watch nodes and pods, reads nothing else, and changes nothing. The page loads
+nothing from elsewhere. It is served to this machine only, unless --http names another address.
+"""
+USAGE_HELP: Final = """Add up GiB-hours of GPU memory by namespace, label or pod, promised and used.
+
+\b
+From Prometheus:              gpupack usage --prometheus http://127.0.0.1:9090 --since 7d
+From a running dashboard:     gpupack usage --since 1h --by pod
+From its file, as CSV:        gpupack usage --history FILE --by label:team -o csv
+
+Without --prometheus and --history the dashboard at --dashboard is asked, which samples while it runs.
+Times are 30m, 24h, 7d, 2026-11-01 or 2026-11-01T08:00:00Z.
+"""
 COMPLETION_HELP: Final = """Print a script that completes gpupack's commands and options.
 
 \b

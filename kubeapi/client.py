@@ -84,7 +84,7 @@ class KubeClient:
         Args:
             kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
-            posts: `posting.make_posts` for who makes many of them; others save its memory.
+            posts: `posting.make_posts` for who writes often; others save its memory.
 
         Raises:
             ConfigError: no usable configuration.
@@ -306,9 +306,11 @@ class KubeClient:
         ends = asyncio.get_running_loop().time() + timeout_s
 
         async def once() -> bytes:
-            if method == "POST" and self._posts is not None:
+            if self._posts is not None and method in self._posts.methods:
                 full = with_query(path, params)
-                return await self._posts.post(full, data or b"", content_type, within_s=timeout_s, ends=ends)
+                return await self._posts.send(
+                    method, full, data or b"", content_type, within_s=timeout_s, ends=ends
+                )
             async with self._answer(
                 method, path, params, within_s=timeout_s, ends=ends, data=data, content_type=content_type
             ) as response:

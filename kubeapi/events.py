@@ -36,12 +36,16 @@ from kubeapi.paths import segment
 from kubeapi.ratelimit import TokenBucket
 
 QUEUE: Final = 1000
-"""Series that wait to be written; more are dropped."""
+"""Series that wait to be written unless the process says otherwise; more are dropped."""
 
 WRITES: Final = 50
 WRITE_EACH_S: Final = 0.1
 """All objects together get so many writes at once, then one every so many seconds: Events about thousands of
 pods must not cost the API server what the pods themselves need."""
+
+BUSY_S: Final = 1.0
+"""While the process has more urgent things to write, an Event waits for so long at least: thousands of pods
+that are released or bound at once get theirs afterwards."""
 
 TRIES: Final = 12
 RETRY_S: Final = 10.0
@@ -68,6 +72,8 @@ class EventRecorder:
             "default" for objects without one.
         component: who writes, as shown under FROM by `kubectl describe`.
         host: node of the writer, empty for none.
+        busy: whether the process has more urgent things to write now.
+        most: series that wait to be written; more are dropped.
         clock: monotonic seconds.
         wall: seconds of the wall clock.
         sleep: waits, as asyncio.sleep.
@@ -85,6 +91,8 @@ class EventRecorder:
         component: str,
         host: str = "",
         *,
+        busy: Callable[[], bool] = lambda: False,
+        most: int = QUEUE,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -93,6 +101,8 @@ class EventRecorder:
         self._client = client
         self._component = component
         self._host = host
+        self._busy = busy
+        self._most = most
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
@@ -118,7 +128,7 @@ class EventRecorder:
             reason: one word in CamelCase that a machine may look for.
             message: for people. Repeating the very same one is cheap; numbers that change make it another.
         """
-        if len(self._queue) >= QUEUE:
+        if len(self._queue) >= self._most:
             self._drop("queue is full")
             return
         series = self._correlator.add(
@@ -139,7 +149,7 @@ class EventRecorder:
         while True:
             await self._more.wait()
             while self._queue:
-                wait_s = self._pace.reserve()
+                wait_s = max(self._pace.reserve(), BUSY_S if self._busy() else 0.0)
                 if wait_s > 0:
                     await self._sleep(wait_s)
                 series = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""POST requests on connections of their own, for who writes once for every pod.
+"""POST and PATCH requests on connections of their own, for who writes once for every pod.
 
 Through aiohttp such a request costs several times what it does: URL, headers, timers and streams are objects
 made for it alone. Here it is one write, and httptools reads the answer. No proxy is spoken to.
@@ -62,14 +62,19 @@ class NotSentError(Exception):
 
 
 class Posts:
-    """POSTs to one API server.
+    """Writes with a body to one API server.
 
     Args:
         credentials: Of the API server.
         headers: Of every request.
         most: Requests under way at most.
         connect_s: Longest time for a new connection.
+
+    Attributes:
+        methods: What it sends.
     """
+
+    methods: Final = frozenset({"POST", "PATCH"})
 
     def __init__(
         self, credentials: Credentials, headers: Mapping[str, str], most: int, connect_s: float
@@ -81,24 +86,30 @@ class Posts:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._connections = Connections(most, connect_s)
 
-    async def post(self, path: str, data: bytes, content_type: str, *, within_s: float, ends: float) -> bytes:
+    async def send(
+        self, method: str, path: str, data: bytes, content_type: str, *, within_s: float, ends: float
+    ) -> bytes:
         """Send one request.
 
         Args:
+            method: One of `methods`.
             path: From the root, with the query, encoded.
             data: Its body.
             content_type: Of the body.
             within_s: How long it may take, for errors.
             ends: When it has to be over, on the event loop's clock.
 
+        Returns:
+            The answer's body.
+
         Raises:
             KubeApiError: as of `KubeClient`.
         """
-        what = f"POST {path}"
+        what = f"{method} {path}"
         token = await self._credentials.within(ends, what, within_s)
         proof = f"Authorization: {token}\r\n" if token else ""
         request = (
-            f"POST {self._url.raw_path.rstrip('/')}{path} HTTP/1.1\r\n{self._headers}{proof}"
+            f"{method} {self._url.raw_path.rstrip('/')}{path} HTTP/1.1\r\n{self._headers}{proof}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
         ).encode("ascii")
         target = Target(

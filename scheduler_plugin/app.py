@@ -30,7 +30,7 @@ from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
-from scheduler_plugin.options import elector_of
+from scheduler_plugin.options import EVENTS, elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
 
@@ -79,7 +79,7 @@ async def run(
         committer = Committer(state, policies)
         binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
         watcher.restored.connect(binder.begin_anew)
-        events = EventRecorder(client, SCHEDULER_NAME, clock=clock)
+        events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, most=EVENTS, clock=clock)
         reporter = Reporter(state, clock, events, elector)
         extender = Extender(state, policies, settings.shortlist)
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))

@@ -12,6 +12,9 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 MAX_PORT: Final = 65535
 
+EVENTS: Final = 10_000
+"""Events that wait to be written at most: one for each pod of a large batch, some MiB."""
+
 
 class Election(Protocol):
     """The settings of an election.

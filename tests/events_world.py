@@ -67,7 +67,7 @@ class EventsApi:
 
 
 @asynccontextmanager
-async def recording(api, *, host=""):
+async def recording(api, *, host="", **more):
     """A recorder that runs."""
     recorder = EventRecorder(
         api,
@@ -77,6 +77,7 @@ async def recording(api, *, host=""):
         wall=lambda: api.now,
         sleep=api.sleep,
         uniform=lambda _low, high: high,
+        **more,
     )
     task = asyncio.create_task(recorder.run())
     try:

@@ -1,7 +1,7 @@
 """One ledger with a kubelet, its book and an API server around it; none of them lies, each may be late."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
@@ -107,10 +107,14 @@ class World:
     def choose(self, size: int, must: frozenset[str] = frozenset()) -> frozenset[str]:
         """GetPreferredAllocation."""
         offered = self.offered() | must
-        answer = self.ledger.preferred(offered, must, size, self.now)
+        answer = self.prefer(offered, must, size)
         assert len(answer) == size == len(set(answer))
         assert must <= set(answer) <= offered
         return frozenset(answer)
+
+    def prefer(self, available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
+        """What the ledger answers."""
+        return self.ledger.preferred(self.ledger.ask(available, must, size))
 
     def allocate(self, given: frozenset[str], key: tuple[str, str] | None = None) -> Grant:
         """Allocate, and the write that shows it; without a key the book never shows it."""

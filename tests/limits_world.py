@@ -125,7 +125,7 @@ class LimitsWorld:
 
     def name(self, letter: str, container: str, uid: str = UID) -> None:
         """Let the pod's status tell a container's ID."""
-        self.names.setdefault(uid, {})[identifier(letter)] = container
+        self.names[uid] = {**self.names.get(uid, {}), identifier(letter): container}
         self.account.changed()
 
     def link(self, letter: str, container: str) -> None:

@@ -5,7 +5,8 @@ card is charged with), `places` (where pods without devices will be served), `re
 and `choice` (what the kubelet is told). `ledger` takes what happens and keeps the facts.
 """
 
+from allocator.ledger.choice import Ask
 from allocator.ledger.facts import BookEntry, Grant, Mark, Pod
 from allocator.ledger.ledger import Ledger
 
-__all__ = ["BookEntry", "Grant", "Ledger", "Mark", "Pod"]
+__all__ = ["Ask", "BookEntry", "Grant", "Ledger", "Mark", "Pod"]

@@ -3,68 +3,57 @@
 from collections.abc import Mapping
 
 from allocator.errors import LedgerError, shown
-from allocator.ledger.facts import BoundPod, Facts, Units, add
+from allocator.ledger.facts import Facts, PodFacts, Units, add
 from allocator.request import PodRequest
 
 
-def of_pod(facts: Facts, uid: str) -> Units:
+def is_lost(one: PodFacts) -> bool:
+    """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
+    return one.admitted and bool(one.missing)
+
+
+def is_charged(one: PodFacts) -> bool:
+    """Whether a pod may be charged with something."""
+    return one.since is not None or one.remembered is not None or is_lost(one)
+
+
+def complete(one: PodFacts) -> bool:
+    """Whether `charged` contains all that the pod will ever ask for."""
+    return one.admitted or not one.missing
+
+
+def of_pod(facts: Facts, one: PodFacts) -> Units:
     """Units by card that one pod is charged with, empty for none.
 
-    The union of its IDs: main containers are given those of init containers again. Besides what is missing of
-    a pod that runs, see `_lost`, and what the words had of a pod that the API server has no more.
+    The union of its IDs: main containers are given those of init containers again. What the book has not
+    shown of a pod that runs, or that only the words had, is on those cards too where that is more.
     """
-    held = facts.held.get(uid)
-    units = dict(held.units) if held is not None else {}
-    bound = facts.pods.get(uid)
-    if bound is not None:
-        if is_lost(facts, bound):
-            add(units, _lost(facts, bound, units))
-    elif uid in facts.remembered:
-        for uuid, count in _remembered(facts, uid, known=held is not None).items():
+    units = dict(one.units)
+    if is_lost(one) or not one.bound:
+        for uuid, count in _written_down(facts, one).items():
             units[uuid] = max(count, units.get(uuid, 0))
     return units
 
 
-def is_lost(facts: Facts, bound: BoundPod) -> bool:
-    """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
-    return bound.admitted and bool(facts.missing(bound))
-
-
-def _lost(facts: Facts, bound: BoundPod, held: Units) -> Units:
-    """Units by card that a pod whose entries the book lost has beyond those still known.
+def _written_down(facts: Facts, one: PodFacts) -> Units:
+    """Units by card that a pod has if not by the book.
 
     By what the node wrote down, else by what the scheduler said, else on every card that could have it.
     """
-    pod = bound.pod
-    for record in (facts.remembered.get(pod.key), pod.allocation_costs, pod.assigned_costs):
+    if not one.bound:
+        return {uuid: units for uuid, units in (one.remembered or {}).items() if uuid in facts.cards}
+    for record in (one.remembered, one.pod.assigned_costs):
         if record and record.keys() <= facts.cards.keys():
-            return {uuid: max(0, units - held.get(uuid, 0)) for uuid, units in record.items()}
-    if pod.request.shared and held:
-        whole, most = pod.request.demands[0], max(held.values())
-        return {uuid: max(0, whole.units_on(facts.cards[uuid].size_units) - most) for uuid in held}
-    names = {container.name for container in facts.missing(bound)}
+            return record
+    return anywhere(facts, one.pod.request)
+
+
+def anywhere(facts: Facts, request: PodRequest) -> Units:
+    """Units by card of a pod that may have any cards it could take."""
     total: Units = {}
-    for demand in pod.request.demands:
-        if not names.isdisjoint(demand.containers):
-            add(total, facts.eligible(pod.request, demand))
+    for demand in request.demands:
+        add(total, facts.eligible(request, demand))
     return total
-
-
-def _remembered(facts: Facts, uid: str, *, known: bool) -> Units:
-    """What the words had of a pod that may still run.
-
-    Every card whole where they did not say which and the book does not show the pod either (`known`).
-    """
-    units = facts.remembered[uid]
-    if units is None:
-        return {} if known else {uuid: card.size_units for uuid, card in facts.cards.items()}
-    return {uuid: count for uuid, count in units.items() if uuid in facts.cards}
-
-
-def charged_uids(facts: Facts) -> set[str]:
-    """Every UID that may be charged with something."""
-    lost = {uid for uid, bound in facts.pods.items() if is_lost(facts, bound)}
-    return facts.held.keys() | facts.remembered.keys() | lost
 
 
 def charged(facts: Facts) -> Units:
@@ -74,20 +63,21 @@ def charged(facts: Facts) -> Units:
     still runs with them: both count.
     """
     total: Units = dict.fromkeys(facts.cards, 0)
-    for uid in charged_uids(facts):
-        add(total, of_pod(facts, uid))
+    for one in facts.pods.values():
+        add(total, of_pod(facts, one))
     for grant in facts.grants:
         add(total, dict(grant.shares))
     return total
 
 
-def booked(facts: Facts, *, percent: bool) -> Units:
+def booked(facts: Facts, *, percent: bool, wanted: frozenset[str] = frozenset()) -> Units:
     """Units by card that the kubelet has given out, of its resource for percent or of that for units.
 
     The kubelet's own view is its book, written before it asks again: what it had not written down when
-    it restarted it does not know of.
+    it restarted it does not know of. `wanted` counts like the IDs of one container more.
     """
-    return facts.of_containers(ids for ids in facts.book.values() if facts.is_share(ids) == percent)
+    given = [wanted, *(ids for one in facts.pods.values() for ids in one.book.values())]
+    return facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
 
 
 def check_room(facts: Facts, wanted: frozenset[str]) -> None:
@@ -104,8 +94,7 @@ def check_room(facts: Facts, wanted: frozenset[str]) -> None:
     others = booked(facts, percent=not percent)
     if not percent and not others:
         return
-    given = [*facts.book.values(), wanted]
-    total = facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
+    total = booked(facts, percent=percent, wanted=wanted)
     add(total, others)
     for uuid in facts.count(wanted):
         if total[uuid] > facts.cards[uuid].size_units:
@@ -115,44 +104,29 @@ def check_room(facts: Facts, wanted: frozenset[str]) -> None:
             )
 
 
-def complete(facts: Facts, bound: BoundPod) -> bool:
-    """Whether `charged` contains all that the pod will ever ask for."""
-    return bound.admitted or not facts.missing(bound)
-
-
 def holds(facts: Facts) -> dict[str, Units]:
     """Units by card and UID (of the API) that the words certainly contain.
 
     Pods with every container in the book, so that the scheduler may stop counting them; also once they are
     gone, as long as the charge stays, for the daemon after this one.
     """
-    found: dict[str, Units] = {}
-    for uid in charged_uids(facts):
-        bound = facts.pods.get(uid)
-        if bound is None:
-            if uid in facts.remembered or uid in facts.gone:
-                found[uid] = of_pod(facts, uid)
-        elif complete(facts, bound):
-            found[bound.pod.uid] = of_pod(facts, uid)
-    return found
+    return {
+        one.pod.uid: of_pod(facts, one)
+        for one in facts.pods.values()
+        if is_charged(one)
+        and (complete(one) if one.bound else one.remembered is not None or one.over is not None)
+    }
 
 
 def assumed(facts: Facts) -> Units:
     """What the scheduler adds to the words by card: bound pods that they do not hold."""
     total: Units = {}
-    for bound in facts.pods.values():
-        if bound.live and not complete(facts, bound):
-            costs = bound.pod.assigned_costs
+    for one in facts.pods.values():
+        if one.live and not complete(one):
+            costs = one.pod.assigned_costs
             if costs is None or not costs.keys() <= facts.cards.keys():
-                costs = _anywhere(facts, bound.pod.request)
+                costs = anywhere(facts, one.pod.request)
             add(total, costs)
-    return total
-
-
-def _anywhere(facts: Facts, request: PodRequest) -> Units:
-    total: Units = {}
-    for demand in request.demands:
-        add(total, facts.eligible(request, demand))
     return total
 
 

@@ -3,25 +3,22 @@
 from typing import Any
 
 from allocator.ledger import charges, places
-from allocator.ledger.facts import BoundPod, Facts
+from allocator.ledger.facts import Facts, PodFacts
 from allocator.records import Assignment
-from allocator.request import WHOLE, Demand
 
 
-def allocation(facts: Facts, bound: BoundPod) -> Assignment | None:
+def allocation(facts: Facts, one: PodFacts) -> Assignment | None:
     """What each container of a pod got; None where a card is not known."""
-    pod = bound.pod
+    request = one.pod.request
     shares: dict[str, tuple[tuple[str, int], ...]] = {}
-    for demand in pod.request.demands:
-        counts = facts.by_card(facts.ids_of(pod.key, demand.containers))
-        if not counts or (len(counts) > 1 and pod.request.shared):
+    for demand in request.demands:
+        cards = facts.by_card(one.ids_of(demand.containers))
+        if len(cards) != demand.cards:
             return None
-        cards = [uuid for uuid in facts.cards if uuid in counts]
-        for container in pod.request.containers:
+        for container in request.containers:
             if container.name in demand.containers:
-                each = Demand((), container.units // len(cards), 1, pod.request.percent, WHOLE)
                 shares[container.name] = tuple(
-                    (uuid, each.units_on(facts.cards[uuid].size_units)) for uuid in cards
+                    (uuid, request.units_of(container, facts.cards[uuid].size_units)) for uuid in cards
                 )
     return shares
 
@@ -45,21 +42,26 @@ def explain(facts: Facts) -> dict[str, Any]:
             for (uuid, card), units in zip(facts.cards.items(), charges.used(facts, reserve), strict=True)
         ],
         "book": [
-            {"pod": slot.uid, "container": slot.container, "cards": facts.by_card(ids)}
-            for slot, ids in facts.book.items()
+            {"pod": uid, "container": name, "cards": facts.by_card(ids)}
+            for uid, one in facts.pods.items()
+            for name, ids in one.book.items()
         ],
         "granted": [{"cards": dict(grant.shares), "writes": grant.writes} for grant in facts.grants],
-        "charged": {uid: charges.of_pod(facts, uid) for uid in sorted(charges.charged_uids(facts))},
+        "charged": {
+            uid: charges.of_pod(facts, one)
+            for uid, one in sorted(facts.pods.items())
+            if charges.is_charged(one)
+        },
         "pods": [
             {
-                "uid": bound.pod.uid,
-                "pod": f"{bound.pod.namespace}/{bound.pod.name}",
-                "assigned": bound.pod.assigned,
-                "admitted": bound.admitted,
-                "ran": bound.pod.key in facts.lived,
-                "over": not bound.live,
-                "in_holds": charges.complete(facts, bound),
+                "uid": one.pod.uid,
+                "pod": f"{one.pod.namespace}/{one.pod.name}",
+                "assigned": one.pod.assigned,
+                "admitted": one.admitted,
+                "ran": one.ran,
+                "over": not one.live,
+                "in_holds": charges.complete(one),
             }
-            for bound in facts.queue()
+            for one in facts.queue()
         ],
     }

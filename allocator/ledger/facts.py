@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, RequestError, shown
@@ -14,13 +13,6 @@ from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
 
 Units = dict[str, int]
 """Units by card UUID."""
-
-
-class Slot(NamedTuple):
-    """One container of one pod, by the UID under which the kubelet runs it."""
-
-    uid: str
-    container: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,6 @@ class Pod:
         created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
-        allocation: the `allocation` annotation, None unless it carries this pod's UID.
         admitted: status says that the kubelet has admitted exactly this UID.
         ran: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
@@ -68,7 +59,6 @@ class Pod:
     created: str = ""
     runtime_uid: str = ""
     assigned: Assignment | None = None
-    allocation: Assignment | None = None
     admitted: bool = False
     ran: bool = False
     terminal: bool = False
@@ -82,12 +72,10 @@ class Pod:
     @cached_property
     def assigned_costs(self) -> Units | None:
         """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
-        return _costs(self, self.assigned)
-
-    @cached_property
-    def allocation_costs(self) -> Units | None:
-        """Units by card of `allocation`, likewise."""
-        return _costs(self, self.allocation)
+        try:
+            return None if self.assigned is None else charge(self.request, self.assigned, self.sizes)
+        except RequestError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +87,6 @@ class Mark:
 
 
 @dataclass(slots=True, eq=False)
-class BoundPod:
-    """A pod from the moment it was seen bound until its charge has ended.
-
-    Attributes:
-        pod: its newest state.
-        seen: when it was first seen bound.
-        turn: sorts pods in the order in which the kubelet hears of them.
-        gone: when it was seen terminal or deleted, None while it lives.
-        admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
-    """
-
-    pod: Pod
-    seen: Mark
-    turn: tuple[int, int, str, str]
-    gone: Mark | None = None
-    admitted: bool = False
-
-    @property
-    def live(self) -> bool:
-        """The API server shows it bound and not finished."""
-        return self.gone is None
-
-
-@dataclass(slots=True, eq=False)
 class Grant:
     """An Allocate that was answered and that the kubelet's book does not show yet.
 
@@ -130,36 +94,75 @@ class Grant:
         ids: the device IDs.
         shares: for each card its UUID and the units, in word order.
         at: when.
-        before: containers that had exactly these IDs in the book by then.
         writes: how often the book was written since without it.
     """
 
     ids: frozenset[str]
     shares: tuple[tuple[str, int], ...]
     at: Mark
-    before: frozenset[Slot] = frozenset()
     writes: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """What the book showed of one pod; stays until the pod's charge ends, whatever the book says later.
+class PodFacts:
+    """What is known of one pod, from the moment the book, the API server or `holds` shows it.
+
+    Kept until its charge has ended.
 
     Attributes:
-        ids: device IDs by container; a container that is given others has only those.
-        since: when the book was first read with it.
-        units: units by card of all IDs, each once, see `of_containers`; whoever changes `ids` works them out
-            anew.
+        pod: its newest state; only its UID is right while it was not `bound`.
+        known: when it was first known of.
+        bound: the API server has shown it bound to this node.
+        seen: when it first did.
+        turn: sorts pods in the order in which the kubelet hears of them.
+        over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
+        admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
+        ran: a container of it was seen running.
+        death: when a look at the cgroups that found nothing of it began.
+        book: device IDs by container as the kubelet's book has them now.
+        ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
+            given others has only those.
+        units: units by card of `ids`, each once, see `of_containers`.
+        since: when the book was first read with it, None if it never was.
+        unlisted: when the book was first read without it after that.
+        remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
     """
 
-    ids: dict[str, frozenset[str]]
-    since: Mark
+    pod: Pod
+    known: Mark
+    bound: bool = False
+    seen: Mark = Mark(0, 0.0)
+    turn: tuple[int, int, str, str] = (0, 0, "", "")
+    over: Mark | None = None
+    admitted: bool = False
+    ran: bool = False
+    death: Mark | None = None
+    book: dict[str, frozenset[str]] = field(default_factory=dict)
+    ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
+    since: Mark | None = None
+    unlisted: Mark | None = None
+    remembered: Units | None = None
 
     @property
-    def union(self) -> frozenset[str]:
-        """All IDs of the pod, each once: main containers reuse those of init containers."""
-        return frozenset().union(*self.ids.values())
+    def live(self) -> bool:
+        """The API server shows it bound and not finished."""
+        return self.bound and self.over is None
+
+    @property
+    def may_ask(self) -> bool:
+        """The kubelet may ask for it: it lives, or it is gone and the kubelet may not have heard of that."""
+        unheard = not self.pod.terminal and (self.since is None or bool(self.book))
+        return self.bound and (self.over is None or unheard)
+
+    @property
+    def missing(self) -> list[ContainerRequest]:
+        """Containers that the book never showed, in the kubelet's order."""
+        return [c for c in self.pod.request.containers if c.name not in self.ids]
+
+    def ids_of(self, containers: Iterable[str]) -> frozenset[str]:
+        """IDs that these containers have, each once."""
+        return frozenset().union(*(self.ids.get(name, ()) for name in containers))
 
 
 @dataclass(slots=True)
@@ -173,17 +176,11 @@ class Facts:
         share_of: the same of percent.
         pressure: units by card used beyond what is promised.
         pods: by the UID that the kubelet uses.
-        held: what the book showed, by the same UID.
-        book: what the book says now.
         grants: Allocates that the book does not show yet, oldest first.
-        remembered: units by card that the Node's `holds` had before this daemon started, by UID; None where
-            the release before did not write them. An entry goes with the pod's charge.
-        gone: when a complete list of pods lacked a UID that the book or `holds` has, for pods never seen.
         view: when the newest complete list of pods began, None before the first.
-        lived: UIDs of which a container was seen running.
-        unlisted: when the book was first read without an entry of a UID that it had.
-        deaths: when a look at the cgroups that found nothing of the pod began, by UID.
-        restarted: the number of events before the kubelet started last.
+        read: the number of events before the book was read last.
+        restarted: the same of the kubelet's last start.
+        asked: the same of its last question for devices.
     """
 
     cards: dict[str, Card]
@@ -191,17 +188,12 @@ class Facts:
     card_of: dict[str, str] = field(default_factory=dict)
     share_of: dict[str, str] = field(default_factory=dict)
     pressure: Units = field(default_factory=dict)
-    pods: dict[str, BoundPod] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
-    book: dict[Slot, frozenset[str]] = field(default_factory=dict)
+    pods: dict[str, PodFacts] = field(default_factory=dict)
     grants: list[Grant] = field(default_factory=list)
-    remembered: dict[str, Units | None] = field(default_factory=dict)
-    gone: dict[str, Mark] = field(default_factory=dict)
     view: Mark | None = None
-    unlisted: dict[str, Mark] = field(default_factory=dict)
-    lived: set[str] = field(default_factory=set)
-    deaths: dict[str, Mark] = field(default_factory=dict)
+    read: int = 0
     restarted: int = 0
+    asked: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -217,6 +209,31 @@ class Facts:
         share_of = {percent_id(card.uuid, slot): card.uuid for card in cards for slot in range(PERCENT_IDS)}
         return cls(by_uuid, policy, card_of, share_of)
 
+    def install(self, cards: Sequence[Card]) -> None:
+        """Take another list of cards, as after one was partitioned anew; those that stay keep their cordon.
+
+        IDs of cards that are gone count for nobody; those of one that comes back count again.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        fresh, old = Facts.of(cards, self.policy), self.cards
+        self.cards = {
+            uuid: replace(card, cordoned=uuid in old and old[uuid].cordoned)
+            for uuid, card in fresh.cards.items()
+        }
+        self.card_of, self.share_of = fresh.card_of, fresh.share_of
+        for one in self.pods.values():
+            one.pod, one.units = self.sized(one.pod), self.of_containers(one.ids.values())
+        for grant in self.grants:
+            grant.shares = tuple(self.by_card(grant.ids).items())
+
+    def sized(self, pod: Pod) -> Pod:
+        """Tell a pod that asks for percent how large the cards are."""
+        if not pod.request.percent:
+            return pod
+        return replace(pod, sizes={uuid: card.size_units for uuid, card in self.cards.items()})
+
     def known(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the IDs that are of this node's cards."""
         found = frozenset(ids)
@@ -227,7 +244,10 @@ class Facts:
         return not self.share_of.keys().isdisjoint(ids)
 
     def by_card(self, ids: Collection[str]) -> Units:
-        """Units by card that known IDs stand for together, in word order; a share is rounded down."""
+        """Units by card that IDs stand for together, in word order; a share is rounded down.
+
+        IDs of cards that this node has no more stand for nothing.
+        """
         counts = Counter(map(self.card_of.get, ids))
         if counts.pop(None, 0):
             percent = Counter(self.share_of[text] for text in ids if text in self.share_of)
@@ -235,8 +255,9 @@ class Facts:
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
     def count(self, ids: Iterable[str]) -> Counter[str]:
-        """Count IDs by card, of units or of percent, in word order."""
-        counts = Counter(self.card_of.get(text) or self.share_of[text] for text in ids)
+        """Count IDs by card, of units or of percent, in word order; unknown ones are not counted."""
+        found = (self.card_of.get(text) or self.share_of.get(text) for text in ids)
+        counts = Counter(uuid for uuid in found if uuid is not None)
         return Counter({uuid: counts[uuid] for uuid in self.cards if uuid in counts})
 
     def of_containers(self, sets: Iterable[frozenset[str]]) -> Units:
@@ -254,29 +275,9 @@ class Facts:
             add(total, self.by_card(ids))
         return total
 
-    def queue(self) -> list[BoundPod]:
-        """All bound pods in the order in which the kubelet hears of them."""
-        return sorted(self.pods.values(), key=lambda bound: bound.turn)
-
-    def was_served(self, uid: str) -> bool:
-        """Whether the book showed the pod since the kubelet started: it does not ask for it again."""
-        held = self.held.get(uid)
-        return held is not None and held.since.order > self.restarted
-
-    def ids_of(self, uid: str, containers: Iterable[str]) -> frozenset[str]:
-        """IDs that these containers of a pod have, each once."""
-        held = self.held.get(uid)
-        return frozenset().union(*(held.ids.get(name, ()) for name in containers)) if held else frozenset()
-
-    def got(self, uid: str, containers: Iterable[str]) -> Units:
-        """Units by card that these containers of a pod have."""
-        held = self.held.get(uid)
-        return self.of_containers(held.ids.get(name, frozenset()) for name in containers) if held else {}
-
-    def missing(self, bound: BoundPod) -> list[ContainerRequest]:
-        """Containers of the pod that the book never showed, in the kubelet's order."""
-        held = self.held.get(bound.pod.key)
-        return [c for c in bound.pod.request.containers if held is None or c.name not in held.ids]
+    def queue(self) -> list[PodFacts]:
+        """All pods that were seen bound, in the order in which the kubelet hears of them."""
+        return sorted((one for one in self.pods.values() if one.bound), key=lambda one: one.turn)
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""
@@ -315,10 +316,3 @@ def add(total: Units, more: Mapping[str, int]) -> None:
     """Add units by card in place."""
     for uuid, units in more.items():
         total[uuid] = total.get(uuid, 0) + units
-
-
-def _costs(pod: Pod, assignment: Assignment | None) -> Units | None:
-    try:
-        return None if assignment is None else charge(pod.request, assignment, pod.sizes)
-    except RequestError:
-        return None

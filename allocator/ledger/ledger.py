@@ -12,9 +12,11 @@ from typing import Any, Final
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, choice, explain, places, release
-from allocator.ledger.facts import BookEntry, BoundPod, Facts, Grant, Held, Mark, Pod, Slot, Units
+from allocator.ledger.choice import Ask
+from allocator.ledger.facts import BookEntry, Facts, Grant, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
+from allocator.request import PodRequest
 
 _ANSWERS: Final = 8
 _SHOWN_IDS: Final = 4
@@ -33,9 +35,7 @@ class Ledger:
         self._order = 0
         self._sick = {card.uuid for card in cards if not card.healthy}
         self._withheld: frozenset[str] = frozenset()
-        self._book_read = False
         self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
-        self._expired: deque[str] = deque(maxlen=4096)
 
     @property
     def facts(self) -> Facts:
@@ -58,6 +58,21 @@ class Ledger:
         """Return every card in word order, with its charged units as used ones."""
         promised = self.promised()
         return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._facts.cards.items())
+
+    def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
+        """Take another list of cards while pods run; see `Facts.install`.
+
+        Returns:
+            Units by UID that pods had on each card that is gone.
+
+        Raises:
+            LedgerError: a UUID twice.
+        """
+        before = self.promises()
+        self._facts.install(cards)
+        self._sick = {card.uuid for card in cards if not card.healthy}
+        self._rate()
+        return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         """Take a card in or out; an unhealthy card counts as full.
@@ -106,76 +121,56 @@ class Ledger:
         count for nobody.
         """
         facts, at = self._facts, self.mark(now_s)
-        before = {slot.uid for slot in facts.book}
-        facts.book = {}
+        book: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
-            slot, ids = Slot(entry.uid, entry.container), facts.known(entry.ids)
-            facts.book[slot] = facts.book.get(slot, frozenset()) | ids
-        self._book_read = True
-        for uid in before - {slot.uid for slot in facts.book}:
-            facts.unlisted[uid] = at
-        for slot, ids in facts.book.items():
-            held = facts.held.setdefault(slot.uid, Held({}, at))
-            if held.ids.get(slot.container) != ids:
-                held.ids[slot.container] = ids
-                held.units = facts.of_containers(held.ids.values())
-        self._settle_grants()
-        self.settle(now_s)
-
-    def _settle_grants(self) -> None:
-        """An Allocate ends when the book shows it, or was written so often without it."""
-        facts = self._facts
-        by_ids: dict[frozenset[str], set[Slot]] = {}
-        for slot, ids in facts.book.items():
-            by_ids.setdefault(ids, set()).add(slot)
+            mine = book.setdefault(entry.uid, {})
+            mine[entry.container] = mine.get(entry.container, frozenset()) | frozenset(entry.ids)
+        facts.read = at.order
+        for uid, one in facts.pods.items():
+            if one.book and uid not in book:
+                one.book, one.unlisted = {}, at
+        shown = set()
+        for uid, mine in book.items():
+            one = self._known(uid, at)
+            shown |= {ids for name, ids in mine.items() if one.book.get(name) != ids}
+            one.book, one.since = mine, one.since or at
+            ids = one.ids | mine
+            if ids != one.ids:
+                one.ids, one.units = ids, facts.of_containers(ids.values())
         for grant in facts.grants:
             grant.writes += 1
-            grant.before &= by_ids.get(grant.ids, set())
-        facts.grants = [g for g in facts.grants if not by_ids.get(g.ids, set()) - g.before]
+        facts.grants = [grant for grant in facts.grants if grant.ids not in shown]
+        self.settle(now_s)
 
-    def expects(
-        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
-    ) -> bool:
-        """Tell whether a living pod is known that the kubelet may be asking for.
+    def _known(self, uid: str, at: Mark) -> PodFacts:
+        """Return what is known of a pod by the kubelet's UID, from now on at least that there is one."""
+        return self._facts.pods.setdefault(uid, PodFacts(Pod(uid, "", "", PodRequest(())), at))
 
-        False means that the view of pods is behind the kubelet's, or the pod is not in the API: wait a little
-        for the view before answering `preferred`.
-        """
-        return choice.is_expected(self._facts, size, frozenset(must_include), now_s, percent=percent)
+    def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
+        """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
-    def displaces(
-        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
-    ) -> bool:
-        """Tell whether the pod that seems to ask cannot be served where the scheduler said.
-
-        Where it goes instead depends on all other pods: wait a little for a fresh list of them.
-        """
-        return choice.is_displaced(self._facts, size, frozenset(must_include), now_s, percent=percent)
-
-    def expects_assigned(
-        self, size: int, must_include: Collection[str], now_s: float, *, percent: bool = False
-    ) -> bool:
-        """Tell whether the pod that the kubelet seems to ask for was bound with cards chosen for it."""
-        slot = choice.asking(self._facts, size, frozenset(must_include), now_s, percent=percent)
-        return slot is not None and self._facts.pods[slot.uid].pod.assigned is not None
-
-    def preferred(
-        self, available: Collection[str], must_include: Collection[str], size: int, now_s: float
-    ) -> tuple[str, ...]:
-        """Answer GetPreferredAllocation: exactly `size` of the available IDs, `must_include` among them.
-
-        They are all of units or all of percent: the kubelet asks for each of its resources by itself.
+        They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
+        cards that this node has no more are not offered.
 
         Raises:
-            LedgerError: no card (or not enough cards) can take the container.
+            LedgerError: an ID that must be included is not available.
         """
-        offered = self._facts.known(available)
-        fixed = frozenset(must_include)
+        offered, fixed = self._facts.known(available), frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
-        answer = choice.prefer(self._facts, offered, fixed, size, now_s)
+        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered))
+
+    def preferred(self, ask: Ask) -> tuple[str, ...]:
+        """Answer GetPreferredAllocation.
+
+        Raises:
+            LedgerError: no card (or not enough cards) can take the container.
+        """
+        self._order += 1
+        self._facts.asked = self._order
+        answer = choice.prefer(ask)
         self._answers.append(frozenset(answer))
         return answer
 
@@ -206,8 +201,7 @@ class Ledger:
         if wanted in self._answers:
             self._answers.remove(wanted)
         shares = tuple((uuid, counts[uuid]) for uuid in facts.cards if uuid in counts)
-        before = frozenset(slot for slot, held in facts.book.items() if held == wanted)
-        grant = Grant(wanted, shares, self.mark(now_s), before)
+        grant = Grant(wanted, shares, self.mark(now_s))
         facts.grants.append(grant)
         return grant
 
@@ -215,8 +209,8 @@ class Ledger:
         """The kubelet takes up all pods that it finds in one batch, the oldest first."""
         self._order += 1
         self._facts.restarted = self._order
-        for bound in self._facts.pods.values():
-            bound.turn = (0, 0, bound.pod.created, bound.pod.uid)
+        for one in self._facts.pods.values():
+            one.turn = (0, 0, one.pod.created, one.pod.uid)
 
     def wants_write(self, now_s: float) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
@@ -225,122 +219,98 @@ class Ledger:
     # The API server.
 
     def remember(self, holds: Mapping[str, Units | None]) -> None:
-        """Take the own Node's `holds` of before this daemon; must come before the first list of pods."""
-        self._facts.remembered = dict(holds)
+        """Take the own Node's `holds` of before this daemon; must come before the first list of pods.
+
+        Where they do not say on which cards a pod is, it counts on all of them.
+        """
+        sizes = {uuid: card.size_units for uuid, card in self._facts.cards.items()}
+        for uid, units in holds.items():
+            self._known(uid, Mark(0, 0.0)).remembered = sizes if units is None else units
 
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
         """Take all pods with our resource bound to this node, as of a list that began at `mark`.
 
-        Known pods that it lacks are gone, except those first seen after the mark. It is believed also with
-        lower versions than those known: then etcd was restored from an older copy.
+        Known pods that it lacks are gone, except those that were not known at the mark. It is believed also
+        with lower versions than those known: then etcd was restored from an older copy.
         """
         facts, at = self._facts, self.mark(mark.at_s)
-        first = facts.view is None
         present = set()
         for pod in pods:
-            present.add(pod.uid)
-            self._update(pod, at, first=first, listed=True)
-        for bound in facts.pods.values():
-            if bound.pod.uid not in present and bound.seen.order <= mark.order:
-                bound.gone = bound.gone or at
+            present.add(pod.key)
+            self._update(pod, at)
+        for uid, one in facts.pods.items():
+            if uid not in present and (one.seen if one.bound else one.known).order <= mark.order:
+                one.over = one.over or at
         if facts.view is None or mark.order > facts.view.order:
             facts.view = mark
-        for uid in facts.held.keys() | facts.remembered.keys():
-            held = facts.held.get(uid)
-            if uid not in facts.pods and (held is None or held.since.order < mark.order):
-                facts.gone.setdefault(uid, at)
         self.settle(mark.at_s)
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
-        """Take a pod that was bound, or changed; states older than the known one are ignored."""
-        self._update(pod, self.mark(now_s), first=False, listed=False)
+        """Take a pod that was bound, or changed."""
+        self._update(pod, self.mark(now_s))
         self.settle(now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
         """Take the deletion of a pod; an unknown UID is ignored."""
-        bound = next((bound for bound in self._facts.pods.values() if bound.pod.uid == uid), None)
-        if bound is not None and bound.gone is None:
-            bound.gone = self.mark(now_s)
+        for one in self._facts.pods.values():
+            if one.bound and one.pod.uid == uid:
+                one.over = one.over or self.mark(now_s)
         self.settle(now_s)
 
-    def _update(self, pod: Pod, at: Mark, *, first: bool, listed: bool) -> None:
-        facts, key = self._facts, pod.key
-        bound = facts.pods.get(key)
-        late = bound is not None and pod.version < bound.pod.version and not listed
-        if late or (pod.uid in self._expired and not listed):
-            return
-        if pod.terminal and bound is None and key not in facts.held and pod.uid not in facts.remembered:
+    def _update(self, pod: Pod, at: Mark) -> None:
+        facts = self._facts
+        words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
+        if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
-        if pod.request.percent:
-            pod = replace(pod, sizes={uuid: card.size_units for uuid, card in facts.cards.items()})
-        facts.gone.pop(key, None)
-        if bound is None or bound.pod.uid != pod.uid:
-            # Before the kubelet heard of us it took its pods by age; later ones as they are bound.
-            turn = (0, 0, pod.created, pod.uid) if first else (1, pod.version, pod.created, pod.uid)
-            bound = facts.pods[key] = BoundPod(pod, at, turn)
-        bound.pod = pod
-        if pod.uid in facts.remembered and key != pod.uid:
-            facts.remembered[key] = facts.remembered.pop(pod.uid)
-        if pod.ran:
-            facts.lived.add(key)
-        bound.admitted |= pod.admitted or key in facts.remembered
-        if pod.terminal and bound.gone is None:
-            bound.gone = at
+        pod = facts.sized(pod)
+        one = self._known(pod.key, at)
+        if words is not None:
+            one.remembered = words.remembered
+        if not one.bound or one.pod.uid != pod.uid:
+            one.bound, one.seen, one.over = True, at, None
+            # A kubelet that starts takes what it finds by age; later ones as they are bound.
+            batch = facts.view is None or facts.asked < facts.restarted
+            one.turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
+        one.pod = pod
+        one.ran |= pod.ran
+        one.admitted |= pod.admitted or one.remembered is not None
+        if pod.terminal:
+            one.over = one.over or at
 
     # The cgroups.
 
     def doubtful(self) -> frozenset[str]:
         """UIDs whose cgroups are to be looked for: of pods that are over, and of those not seen to run."""
-        facts = self._facts
-        over = {uid for uid in charges.charged_uids(facts) if release.over_since(facts, uid) is not None}
-        return frozenset(over | {uid for uid, bound in facts.pods.items() if uid not in facts.lived})
+        pods = self._facts.pods.items()
+        return frozenset(uid for uid, one in pods if one.over is not None or (one.bound and not one.ran))
 
     def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
         """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
-        facts = self._facts
-        for uid in uids:
-            if uid not in alive:
-                facts.deaths[uid] = mark
-                continue
-            facts.deaths.pop(uid, None)
-            facts.lived.add(uid)
-            if uid in facts.pods:
-                facts.pods[uid].admitted = True
+        for uid in self._facts.pods.keys() & frozenset(uids):
+            one = self._facts.pods[uid]
+            if uid in alive:
+                one.death, one.ran, one.admitted = None, True, True
+            else:
+                one.death = mark
         self.settle(mark.at_s)
 
     def settle(self, now_s: float) -> None:
         """End every charge that ends by now, and forget pods of which nothing can come any more."""
         facts = self._facts
-        for uid in release.releasable(facts):
-            facts.held.pop(uid, None)
-            facts.remembered.pop(uid, None)
-            self._forget(uid)
-        charged = charges.charged_uids(facts)
-        for uid in [uid for uid, bound in facts.pods.items() if not bound.live and uid not in charged]:
-            if not release.waits_its_turn(facts, uid, now_s):
-                self._forget(uid)
-        kept = charged | facts.pods.keys()
-        facts.gone = {uid: since for uid, since in facts.gone.items() if uid in charged}
-        facts.lived &= kept
-        facts.unlisted = {uid: since for uid, since in facts.unlisted.items() if uid in charged}
-        facts.deaths = {uid: death for uid, death in facts.deaths.items() if uid in kept}
+        for uid in [uid for uid, one in facts.pods.items() if release.is_over(facts, one, now_s)]:
+            del facts.pods[uid]
         facts.grants = [
             grant
             for grant in facts.grants
             if grant.writes < release.WRITES or now_s < grant.at.at_s + release.LOST_GRANT_S
         ]
 
-    def _forget(self, uid: str) -> None:
-        bound = self._facts.pods.pop(uid, None)
-        if bound is not None:
-            self._expired.append(bound.pod.uid)
-
     # What can be asked.
 
     @property
     def complete(self) -> bool:
         """The book has been read and pods have been listed since start: the words may be published."""
-        return self._book_read and self._facts.view is not None
+        return self._facts.read > 0 and self._facts.view is not None
 
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: the book shows a pod that nobody knows."""
@@ -348,11 +318,8 @@ class Ledger:
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
-        facts = self._facts
-        return bool(facts.grants) or any(
-            bound.live and uid in facts.held and not charges.complete(facts, bound)
-            for uid, bound in facts.pods.items()
-        )
+        waiting = (one for one in self._facts.pods.values() if one.live and not charges.complete(one))
+        return bool(self._facts.grants) or any(one.since is not None for one in waiting)
 
     def promised(self) -> Units:
         """Units by card that containers hold, never more than the card has."""
@@ -370,8 +337,8 @@ class Ledger:
     def promises(self) -> dict[str, Units]:
         """Units by card and UID that pods hold."""
         shares: dict[str, Units] = {uuid: {} for uuid in self._facts.cards}
-        for uid in charges.charged_uids(self._facts):
-            for uuid, count in charges.of_pod(self._facts, uid).items():
+        for uid, one in self._facts.pods.items():
+            for uuid, count in charges.of_pod(self._facts, one).items():
                 shares[uuid][uid] = count
         return shares
 
@@ -388,24 +355,18 @@ class Ledger:
         }
 
     def unsettled(self) -> bool:
-        """Something ends without any event: a pod that is over is charged, or an Allocate not in the book."""
-        return release.unsettled(self._facts)
+        """Something changes without any event: a pod that is over or unknown, an Allocate not in the book."""
+        return bool(self._facts.grants) or any(not one.live for one in self._facts.pods.values())
 
     def unheld(self) -> frozenset[str]:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""
-        return frozenset(
-            bound.pod.uid
-            for bound in self._facts.pods.values()
-            if bound.live and not charges.complete(self._facts, bound)
-        )
+        pods = self._facts.pods.values()
+        return frozenset(one.pod.uid for one in pods if one.live and not charges.complete(one))
 
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        found = {
-            bound.pod.uid: explain.allocation(self._facts, bound)
-            for bound in self._facts.pods.values()
-            if bound.live and not self._facts.missing(bound)
-        }
+        held = [one for one in self._facts.pods.values() if one.live and not one.missing]
+        found = {one.pod.uid: explain.allocation(self._facts, one) for one in held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
     def explain(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts, Units, add
+from allocator.ledger.facts import Facts, PodFacts, Units, add
 from allocator.policy import choose
 from allocator.request import Demand, PodRequest
 
@@ -47,38 +47,37 @@ def shape(request: PodRequest, demand: Demand) -> Hashable:
 class Waiting:
     """A demand with a container that the book does not show yet."""
 
-    uid: str
+    one: PodFacts
     number: int
-    request: PodRequest
     demand: Demand
-    target: tuple[str, ...] | None
 
     @property
     def key(self) -> Key:
         """What names it in `places`."""
-        return (self.uid, self.number)
+        return (self.one.pod.key, self.number)
+
+    @property
+    def shape(self) -> Hashable:
+        """Names its pool."""
+        return shape(self.one.pod.request, self.demand)
 
 
 def waiting(facts: Facts) -> list[Waiting]:
-    """List what is to be served, in the order in which the kubelet hears of the pods.
-
-    Of a pod that is gone the kubelet may not have heard: it keeps its place as long as its turn.
-    """
-    found = []
-    in_book = {slot.uid for slot in facts.book}
-    for bound in facts.queue():
-        unheard = not bound.pod.terminal and (bound.pod.key not in facts.held or bound.pod.key in in_book)
-        if (bound.live or unheard) and not charges.complete(facts, bound):
-            names = {container.name for container in facts.missing(bound)}
-            for number, demand in enumerate(bound.pod.request.demands):
-                if not names.isdisjoint(demand.containers):
-                    target = facts.target(bound.pod, demand)
-                    found.append(Waiting(bound.pod.key, number, bound.pod.request, demand, target))
-    return found
+    """List what is to be served, in the order in which the kubelet hears of the pods."""
+    return [
+        Waiting(one, number, demand)
+        for one in facts.queue()
+        if one.may_ask and not charges.complete(one)
+        for number, demand in enumerate(one.pod.request.demands)
+        if any(container.name in demand.containers for container in one.missing)
+    ]
 
 
 class Draft:
-    """Places under way: targets left in the pools, room left on the cards, what is settled."""
+    """Places under way: targets left in the pools, room left on the cards, what is settled.
+
+    Each step takes one demand and settles it, or leaves it to the next step.
+    """
 
     def __init__(self, facts: Facts) -> None:
         promised = charges.charged(facts)
@@ -90,62 +89,49 @@ class Draft:
         }
         self.settled: dict[Key, Place] = {}
 
-    def settle(self, one: Waiting, units: Units, *, on_target: bool) -> None:
-        """Serve a demand with so many units on these cards."""
+    def where_it_has_something(self, one: Waiting) -> None:
+        """A demand that was served in part goes on there."""
+        mine = one.one
+        got = self.facts.of_containers(mine.ids.get(name, frozenset()) for name in one.demand.containers)
+        if got:
+            most = max(got.values())
+            self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)
+
+    def a_target_of_its_pool(self, one: Waiting) -> None:
+        """One that is left and has room, its own before others."""
+        left, own = self.pools[one.shape], self.facts.target(one.one.pod, one.demand)
+        open_ones = [target for target, count in left.items() if target and count > 0]
+        for target in sorted(open_ones, key=lambda target: (target != own, target)):
+            units = self._units(one, target)
+            if all(self.room[uuid] >= count for uuid, count in units.items()):
+                left[target] -= 1
+                self._settle(one, units, on_target=True)
+                return
+
+    def by_the_card_policy(self, one: Waiting) -> None:
+        """Where the scheduler's policy would put it now."""
+        cards = by_policy(self.facts, self.room, one.one.pod.request, one.demand)
+        if cards is not None:
+            self._settle(one, self._units(one, cards), on_target=False)
+
+    def on_every_card(self, one: Waiting) -> None:
+        """Nobody can say."""
+        self._settle(one, self.facts.eligible(one.one.pod.request, one.demand), on_target=False)
+
+    def _settle(self, one: Waiting, units: Units, *, on_target: bool) -> None:
         self.settled[one.key] = Place(units, on_target)
         for uuid, count in units.items():
             self.room[uuid] -= count
 
-    def units(self, one: Waiting, cards: Iterable[str]) -> Units:
-        """What a demand takes of these cards."""
+    def _units(self, one: Waiting, cards: Iterable[str]) -> Units:
         return {uuid: one.demand.units_on(self.facts.cards[uuid].size_units) for uuid in cards}
-
-    def take(self, one: Waiting, target: tuple[str, ...]) -> bool:
-        """Serve a demand on a target that its pool has left, if it has room; tells whether."""
-        left, units = self.pools[shape(one.request, one.demand)], self.units(one, target)
-        if left[target] <= 0 or any(self.room[uuid] < count for uuid, count in units.items()):
-            return False
-        left[target] -= 1
-        self.settle(one, units, on_target=True)
-        return True
-
-
-def _where_it_has_something(draft: Draft, one: Waiting) -> None:
-    got = draft.facts.got(one.uid, one.demand.containers)
-    if got:
-        most = max(got.values())
-        units = {uuid: max(0, count - most) for uuid, count in draft.units(one, got).items()}
-        draft.settle(one, units, on_target=True)
-
-
-def _its_own_target(draft: Draft, one: Waiting) -> None:
-    if one.target is not None:
-        draft.take(one, one.target)
-
-
-def _a_target_of_its_pool(draft: Draft, one: Waiting) -> None:
-    any(draft.take(one, target) for target in sorted(draft.pools[shape(one.request, one.demand)]))
-
-
-def _by_the_card_policy(draft: Draft, one: Waiting) -> None:
-    """A cordon keeps new pods away; who was bound before it may have to go there."""
-    for cordoned in (False, True):
-        cards = by_policy(draft.facts, draft.room, one.request, one.demand, cordoned=cordoned)
-        if cards is not None:
-            draft.settle(one, draft.units(one, cards), on_target=False)
-            return
-
-
-def _on_every_card(draft: Draft, one: Waiting) -> None:
-    draft.settle(one, draft.facts.eligible(one.request, one.demand), on_target=False)
 
 
 STEPS = (
-    _where_it_has_something,
-    _its_own_target,
-    _a_target_of_its_pool,
-    _by_the_card_policy,
-    _on_every_card,
+    Draft.where_it_has_something,
+    Draft.a_target_of_its_pool,
+    Draft.by_the_card_policy,
+    Draft.on_every_card,
 )
 
 
@@ -161,58 +147,47 @@ def places(facts: Facts) -> dict[Key, Place]:
 
 
 def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
-    """Count the targets that are left by shape: those of all pods less what those served took of them.
+    """Count the targets that are left by shape, by going through what happened.
 
-    Who got another's target leaves it his own, if the other was bound by then: the scheduler knew nothing of
-    it. Who got cards that nobody waited for has used up his own. A pod leaves the pool when its charge ends,
-    not before: until then the cards that it got are not free.
+    Who is served takes the target on those cards, if somebody was bound there by then, and leaves him his
+    own. Who gets cards that nobody waited for has used up his own. A pod leaves the pool when its charge
+    ends, not before: until then the cards that it got are not free.
     """
-    targets: defaultdict[Hashable, list[tuple[str, int, tuple[str, ...]]]] = defaultdict(list)
-    for uid, bound in facts.pods.items():
-        for demand in bound.pod.request.demands:
-            target = facts.target(bound.pod, demand)
-            if target is not None:
-                targets[shape(bound.pod.request, demand)].append((uid, bound.seen.order, target))
-    for uid, held in facts.held.items():
-        for demand in facts.pods[uid].pod.request.demands if uid in facts.pods else ():
-            got = tuple(sorted(facts.by_card(facts.ids_of(uid, demand.containers))))
-            mine = targets[shape(facts.pods[uid].pod.request, demand)]
-            taken = sorted(
-                (other != uid, target != got, seen, other, target)
-                for other, seen, target in mine
-                if got and (other == uid or (target == got and seen <= held.since.order))
-            )
-            exact = [one for one in taken if not one[1]]
-            for _, _, seen, other, target in (exact or taken)[:1]:
-                mine.remove((other, seen, target))
-    return defaultdict(
-        Counter, {kind: Counter(target for *_, target in left) for kind, left in targets.items()}
-    )
+    left: defaultdict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    happened: list[tuple[int, Hashable, tuple[str, ...], tuple[str, ...]]] = []
+    for one in facts.queue():
+        for demand in one.pod.request.demands:
+            kind, target = shape(one.pod.request, demand), facts.target(one.pod, demand) or ()
+            got = tuple(sorted(facts.by_card(one.ids_of(demand.containers))))
+            if target:
+                happened.append((one.seen.order, kind, target, ()))
+            if got and one.since is not None:
+                happened.append((one.since.order, kind, target, got))
+    for _, kind, target, got in sorted(happened, key=lambda event: event[0]):
+        if not got:
+            left[kind][target] += 1
+        else:
+            left[kind][got if left[kind][got] > 0 else target] -= 1
+    return left
 
 
 def by_policy(
-    facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand, *, cordoned: bool = False
+    facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand
 ) -> tuple[str, ...] | None:
-    """Choose cards by the policy that the scheduler uses; None if it does not fit.
+    """Choose cards by the policy that the scheduler uses, from free units by card; None if it does not fit.
 
-    Args:
-        facts: the cards.
-        room: free units by card.
-        request: the pod's.
-        demand: one of its demands.
-        cordoned: take cordoned cards too.
+    A cordon keeps new pods away; who was bound before it, or not by us, may have to go there.
     """
     cards = [
-        replace(
-            card,
-            used_units=card.size_units - max(0, room.get(uuid, 0)),
-            cordoned=card.cordoned and not cordoned,
-        )
+        replace(card, used_units=card.size_units - max(0, room.get(uuid, 0)))
         for uuid, card in facts.cards.items()
     ]
     policy = request.card_policy or facts.policy
-    chosen = choose(cards, demand.asked, demand.cards, policy, request.selector)
-    return None if chosen is None else tuple(cards[position].uuid for position in chosen)
+    for offered in (cards, [replace(card, cordoned=False) for card in cards]):
+        chosen = choose(offered, demand.asked, demand.cards, policy, request.selector)
+        if chosen is not None:
+            return tuple(cards[position].uuid for position in chosen)
+    return None
 
 
 def expected(found: Mapping[Key, Place], but: Key | None = None) -> Units:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts, Mark
+from allocator.ledger.facts import Facts, PodFacts
 
 SETTLE_S: Final = 10.0
 """A container that the kubelet is about to start has its cgroup by then."""
@@ -15,67 +15,50 @@ WRITES: Final = 2
 """Writes of the book that must lack an Allocate: an older copy may overwrite a newer one, once."""
 
 
-def over_since(facts: Facts, uid: str) -> Mark | None:
-    """Tell since when the API server shows that a pod is over; None while it may live."""
-    bound = facts.pods.get(uid)
-    return bound.gone if bound is not None else facts.gone.get(uid)
-
-
-def is_dead(facts: Facts, uid: str) -> bool:
+def is_dead(one: PodFacts) -> bool:
     """Whether nothing of the pod runs any more, nor will.
 
     A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
     none was ever seen, some time must pass before the look.
     """
-    over, death = over_since(facts, uid), facts.deaths.get(uid)
-    if over is None or death is None or death.order < over.order:
+    if one.over is None or one.death is None or one.death.order < one.over.order:
         return False
-    if uid in facts.lived:
-        return True
-    held = facts.held.get(uid)
-    began = max(over.at_s, held.since.at_s if held is not None else over.at_s)
-    return death.at_s >= began + SETTLE_S
+    began_s = max(one.over.at_s, one.since.at_s if one.since is not None else 0.0)
+    return one.ran or one.death.at_s >= began_s + SETTLE_S
 
 
-def is_unlisted(facts: Facts, uid: str) -> bool:
+def is_unlisted(one: PodFacts) -> bool:
     """Whether the kubelet's book had no entry of the pod any more when its cgroups were looked for.
 
     A kubelet that restarts admits its first pods against the book as it finds it: what stands there is not
     free, whatever has ended. And as long as it stands there the kubelet may not have heard of the end.
     """
-    if any(slot.uid == uid for slot in facts.book):
+    if one.book or one.death is None:
         return False
-    unlisted = facts.unlisted.get(uid)
-    return unlisted is None or facts.deaths[uid].order > unlisted.order
+    return one.unlisted is None or one.death.order > one.unlisted.order
 
 
-def releasable(facts: Facts) -> set[str]:
-    """UIDs whose charge ends now."""
-    return {uid for uid in charges.charged_uids(facts) if is_dead(facts, uid) and is_unlisted(facts, uid)}
+def is_over(facts: Facts, one: PodFacts, now_s: float) -> bool:
+    """Whether nothing more can come of a pod: its charge ends now, or it has none and its turn is past."""
+    if charges.is_charged(one):
+        return is_dead(one) and is_unlisted(one)
+    return one.over is not None and not waits_its_turn(facts, one, now_s)
 
 
-def stale(facts: Facts, now_s: float) -> bool:
-    """Whether the kubelet should be made to clean its book and to write it."""
-    return any(is_dead(facts, slot.uid) for slot in facts.book) or any(
-        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
-    )
-
-
-def unsettled(facts: Facts) -> bool:
-    """Whether something ends without any event: see `Ledger.unsettled`."""
-    uids = charges.charged_uids(facts) | facts.pods.keys()
-    return bool(facts.grants) or any(over_since(facts, uid) is not None for uid in uids)
-
-
-def waits_its_turn(facts: Facts, uid: str, now_s: float) -> bool:
+def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
     """Whether the kubelet may still ask for a pod that is gone and has nothing.
 
     It hears of a deletion before it hears of any pod that was bound after it. One that failed it has refused.
     """
-    bound = facts.pods[uid]
-    if bound.gone is None or bound.pod.terminal or uid in facts.held:
+    if one.over is None or one.pod.terminal:
         return False
-    later = any(
-        uid in facts.held and other.seen.order > bound.gone.order for uid, other in facts.pods.items()
+    order = one.over.order
+    later = any(o.bound and o.since is not None and o.seen.order > order for o in facts.pods.values())
+    return not later and now_s < one.over.at_s + SETTLE_S
+
+
+def stale(facts: Facts, now_s: float) -> bool:
+    """Whether the kubelet should be made to clean its book and to write it."""
+    return any(one.book and is_dead(one) for one in facts.pods.values()) or any(
+        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )
-    return not later and now_s < bound.gone.at_s + SETTLE_S

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from deviceplugin.gpus.nodes import DEVICES, node_paths
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.gpus.vendor import Vendor
 
@@ -42,17 +43,18 @@ class CdiNames:
     Args:
         vendor: of the cards.
         folders: of specifications, those that do not exist are passed over; ours goes into the last one.
-        devices: folder of the machine's device nodes.
+        devices: folder of the machine's device nodes; None for cards that are none of its.
     """
 
     def __init__(
-        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path = Path("/dev")
+        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path | None = DEVICES
     ) -> None:
         self._vendor = vendor
         self._folders = tuple(folders)
         self._devices = devices
         self._names: dict[str, str] = {}
         self._told: dict[str, str] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int], set[str]]] = {}
 
     def names(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Name cards, `nvidia.com/gpu=GPU-...`; by the vendor's kind and UUID where nothing else is known."""
@@ -69,7 +71,7 @@ class CdiNames:
         ours = there[-1] / FILE_NAME
         lacking = [card for card in cards if card.uuid not in names and card.error is None]
         if lacking or ours.exists():
-            spec = own_spec(cards, self._vendor, self._there)
+            spec = own_spec(cards, self._vendor, self._devices)
             self._write(ours, spec)
             mine = {device["name"] for device in spec["devices"]}
             for card in lacking:
@@ -86,13 +88,24 @@ class CdiNames:
             if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
                 continue
             try:
-                found |= devices_of(path.read_text("utf-8"), self._vendor.cdi_kind)
+                found |= self._devices_of(path)
             except (OSError, ValueError) as error:
                 self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
         return found
 
-    def _there(self, path: str) -> bool:
-        return (self._devices / path.removeprefix("/dev/")).exists()
+    def _devices_of(self, path: Path) -> set[str]:
+        """Read a specification, unless it is the one that was read before: NVIDIA's takes a second to parse.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
+        status = path.stat()
+        signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._read.get(path)
+        if known is None or known[0] != signature:
+            known = self._read[path] = (signature, set())
+            known = self._read[path] = signature, devices_of(path.read_text("utf-8"), self._vendor.cdi_kind)
+        return known[1]
 
     def _write(self, path: Path, spec: Mapping[str, Any]) -> None:
         text = json.dumps(spec, indent=2) + "\n"
@@ -158,24 +171,22 @@ def device_name(uuid: str) -> str:
     return _NOT_IN_NAMES.sub("_", uuid)
 
 
-def own_spec(cards: Sequence[GpuCard], vendor: Vendor, there: Callable[[str], bool]) -> dict[str, Any]:
+def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
     """Write our specification: one device for each whole card, of its device nodes.
 
     Args:
         cards: of the node.
         vendor: of the cards.
-        there: tells whether a device node exists.
+        devices: as in `CdiNames`.
     """
-    devices = []
+    found = []
     for card in cards:
         if card.error is not None or card.parent is not None:
             continue
-        nodes = [
-            node for node in (vendor.card_node(card.minor), *vendor.control_nodes) if node and there(node)
-        ]
         # A device must change something; people see by the variable what a container was started with.
         edits: dict[str, Any] = {"env": [f"GPUPACK_CDI_CARD_{card.index}={card.uuid}"]}
+        nodes = node_paths(card, vendor, devices)
         if nodes:
             edits["deviceNodes"] = [{"path": node} for node in nodes]
-        devices.append({"name": device_name(card.uuid), "containerEdits": edits})
-    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+        found.append({"name": device_name(card.uuid), "containerEdits": edits})
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": found}

@@ -33,10 +33,15 @@ class EventQueue:
             self._poked = True
             self._ready.notify_all()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds for news, a poke or the closing; tells whether there is any."""
+        with self._ready:
+            return bool(self._ready.wait_for(lambda: self._events or self._poked or self._closed, timeout_s))
+
     def take(self, timeout_s: float) -> list[HealthEvent]:
         """Return all events, after waiting up to `timeout_s` seconds for the first, or for a poke."""
         with self._ready:
-            self._ready.wait_for(lambda: self._events or self._poked or self._closed, timeout_s)
+            self.wait(timeout_s)
             events = [replace(event, count=count) for event, count in self._events.items()]
             self._events.clear()
             self._poked = False

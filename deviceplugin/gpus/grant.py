@@ -5,6 +5,28 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host in the container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node of the host in the container, under the same path.
+
+    Attributes:
+        path: of the node.
+        permissions: what the container may do: some of `r`, `w`, `m`.
+    """
+
+    path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerGrant:
     """What a container gets with its devices.
 
@@ -12,8 +34,22 @@ class ContainerGrant:
         envs: environment variables.
         annotations: for the container runtime.
         cdi_devices: fully qualified CDI names, `example.com/gpu=UUID`.
+        mounts: folders and files.
+        devices: device nodes.
     """
 
-    envs: Mapping[str, str]
+    envs: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+
+    def __add__(self, other: "ContainerGrant") -> "ContainerGrant":
+        """Give both; of equal names what `other` says counts."""
+        return ContainerGrant(
+            {**self.envs, **other.envs},
+            {**self.annotations, **other.annotations},
+            (*self.cdi_devices, *other.cdi_devices),
+            (*self.mounts, *other.mounts),
+            (*self.devices, *other.devices),
+        )

@@ -12,6 +12,7 @@ from typing import Final
 
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.grant import ContainerGrant
+from deviceplugin.gpus.nodes import DeviceNodes
 from deviceplugin.gpus.vendor import Vendor
 
 ENVVAR: Final = "envvar"
@@ -31,14 +32,21 @@ class Handover:
         vendor: of the cards.
         strategies: at least one of STRATEGIES.
         names: the cards' CDI names, needed for the strategies that use them.
+        nodes: give the kubelet the cards' device nodes as well: it tells the runtime again which devices a
+            container may use whenever it changes its cpus, and takes away what it does not know of.
     """
 
     def __init__(
-        self, vendor: Vendor, strategies: Sequence[str] = DEFAULT, names: CdiNames | None = None
+        self,
+        vendor: Vendor,
+        strategies: Sequence[str] = DEFAULT,
+        names: CdiNames | None = None,
+        nodes: DeviceNodes | None = None,
     ) -> None:
         self._vendor = vendor
         self._strategies = frozenset(strategies)
         self._cdi = names
+        self._nodes = nodes
 
     def grant(self, uuids: Sequence[str]) -> ContainerGrant:
         """Describe cards to a container and its runtime.
@@ -47,13 +55,15 @@ class Handover:
             uuids: of the cards, in word order.
         """
         shown = self._vendor.visible(uuids if ENVVAR in self._strategies else ())
+        nodes = self._nodes.of(uuids) if self._nodes is not None else ()
         if self._cdi is None:
-            return ContainerGrant(shown)
+            return ContainerGrant(shown, devices=nodes)
         names = self._cdi.names(uuids)
         return ContainerGrant(
             envs=shown,
             annotations={ANNOTATION: ",".join(names)} if CDI_ANNOTATIONS in self._strategies else {},
             cdi_devices=names if CDI_CRI in self._strategies else (),
+            devices=nodes,
         )
 
 

@@ -5,7 +5,7 @@ fault of form is reported, with its path; where there is none, everything that d
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -15,7 +15,9 @@ import yaml
 from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
+from deviceplugin.gpus.mig import Instance, LayoutError, Wanted, partition
 from deviceplugin.gpus.profile_links import NvLink, linked
+from deviceplugin.gpus.script import Script, read_script
 from deviceplugin.gpus.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
@@ -32,7 +34,7 @@ _Text = Annotated[str, Meta(pattern="^[!-~][ -~]*$")]
 _Uuid = Annotated[str, Meta(pattern="^[A-Z]{2,4}-[0-9A-Za-z][0-9A-Za-z-]{0,47}$")]
 _BusId = Annotated[str, Meta(pattern=_PCI_ADDRESS)]
 _Total = Annotated[int, Meta(ge=_MIB, le=1 << 44)]
-_Count = Annotated[int, Meta(ge=0, le=1 << 44)]
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCard:
-    """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails."""
+    """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
+
+    `instances` is None unless the card is in MIG mode.
+    """
 
     card: GpuCard
     used_mib: int
     processes: tuple[GpuProcess, ...]
     failure: Failure | None
+    instances: tuple[Instance, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class Profile:
     driver_version: str
     cards: tuple[SimulatedCard, ...]
     vendor: Vendor = NVIDIA
+    script: Script = field(default_factory=Script)
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -101,21 +108,43 @@ def load_profile(name_or_file: str) -> Profile:
 
 class _Memory(Struct, frozen=True):
     total_bytes: _Total | None = None
-    reserved_bytes: _Count | None = None
-    used_bytes: _Count | None = None
+    reserved_bytes: _Bytes | None = None
+    used_bytes: _Bytes | None = None
 
 
 class _Pci(Struct, frozen=True):
     bus_id: _BusId | None = None
 
 
+class _Count(Struct, frozen=True):
+    profile: str
+    count: Annotated[int, Meta(ge=1, le=7)] = 1
+
+
+class _Placed(Struct, frozen=True):
+    profile: str
+    placement_start: int | None = None
+
+
 class _Mig(Struct, frozen=True):
-    mode_current: str | bool | None = None
+    """MIG mode and its instances, by their number or one by one."""
+
+    mode_current: Literal["enabled", "disabled"] | bool | None = None
+    gpu_instances: tuple[_Count, ...] = ()
+    instances: tuple[_Placed, ...] = ()
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...] | None:
+        """The layout, None without MIG mode."""
+        if self.mode_current in {None, "disabled", False}:
+            return None
+        counted = (Wanted(one.profile) for one in self.gpu_instances for _ in range(one.count))
+        return (*counted, *(Wanted(one.profile, one.placement_start) for one in self.instances))
 
 
 class _Process(Struct, frozen=True):
     pid: Annotated[int, Meta(ge=1, le=1 << 22)]
-    used_memory_mib: _Count | None = None
+    used_memory_mib: _Bytes | None = None
 
 
 class _Xid(Struct, frozen=True):
@@ -134,7 +163,7 @@ class _Card(Struct, frozen=True):
     name: _Text | None = None
     memory: _Memory = _Memory()
     pci: _Pci = _Pci()
-    mig: _Mig = _Mig()
+    mig: _Mig | tuple[str, ...] = _Mig()
     processes: tuple[_Process, ...] | None = None
     failure: _Failure | None = None
 
@@ -172,6 +201,7 @@ class _Document(Struct, frozen=True):
     pcie_topology: Any = None
     nvlink: Any = None
     vendor: _Vendor | None = None
+    script: Any = None
 
 
 Form = TypeVar("Form")
@@ -220,10 +250,12 @@ def parse_profile(name: str, text: str) -> Profile:
     if not faults:
         with_links = linked([each.card for each in cards], nvlink, faults)
         cards = [replace(each, card=card) for each, card in zip(cards, with_links, strict=True)]
+    script = read_script(document.script or [], {each.card.index: each.card.uuid for each in cards}, faults)
+    _check_partitions(script, {each.card.index: each.card for each in cards}, faults)
     if faults:
         raise ProfileError(name, tuple(faults))
     driver = (document.system or _System()).driver_version
-    return Profile(name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor)
+    return Profile(name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor, script)
 
 
 def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
@@ -254,9 +286,6 @@ def _simulated(
         faults.append(f"{path}.memory.total_bytes: missing, there and in device_defaults")
     elif reserved > total - _MIB or used > total - reserved:
         faults.append(f"{path}.memory: {reserved} bytes reserved and {used} used do not fit into {total}")
-    mig = device.mig.mode_current if device.mig.mode_current is not None else defaults.mig.mode_current
-    if mig not in {None, "disabled", False}:
-        faults.append(f"{path}.mig.mode_current: {mig}; allowed is disabled: no MIG instances here")
     bus_id = sysfs_bus_id(device.pci.bus_id or defaults.pci.bus_id or "")
     card = GpuCard(
         index=device.index,
@@ -268,6 +297,13 @@ def _simulated(
         bus_id=bus_id,
         minor=device.index if device.minor_number is None else device.minor_number,
     )
+    instances = None
+    wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
+    if wanted is not None and not faults:
+        try:
+            instances = partition(card.uuid, card.model, card.schedulable_mib, wanted)
+        except LayoutError as error:
+            faults.append(f"{path}.mig: {error}")
     processes = device.processes if device.processes is not None else defaults.processes or ()
     failure = device.failure or defaults.failure or _Failure()
     return SimulatedCard(
@@ -275,7 +311,23 @@ def _simulated(
         -(-used // _MIB),
         tuple(GpuProcess(process.pid, process.used_memory_mib) for process in processes),
         None if failure.mode == "healthy" else Failure(failure.mode, failure.after_calls, failure.xid.code),
+        instances,
     )
+
+
+def _layout(mig: _Mig | tuple[str, ...]) -> tuple[Wanted, ...] | None:
+    return mig.wanted if isinstance(mig, _Mig) else tuple(map(Wanted, mig))
+
+
+def _check_partitions(script: Script, cards: Mapping[int, GpuCard], faults: list[str]) -> None:
+    """Find steps of the script that partition a card as none can be."""
+    for step in script.steps:
+        card = cards.get(-1 if step.card is None else step.card)
+        if card is not None and isinstance(step.mig, tuple):
+            try:
+                partition(card.uuid, card.model, card.schedulable_mib, list(map(Wanted, step.mig)))
+            except LayoutError as error:
+                faults.append(f"script at {step.at_s:g} s: mig: {error}")
 
 
 def _check_together(cards: Sequence[GpuCard], topology: _Topology, faults: list[str]) -> None:

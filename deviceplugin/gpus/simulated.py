@@ -1,30 +1,91 @@
-"""Simulated GPUs from a profile, for laptops, clusters without GPUs and tests; nothing is read again.
+"""Simulated GPUs from a profile, for laptops, clusters without GPUs and tests.
 
-What happens to the cards is told to the object: `set_used`, `fail` and `heal`.
+What happens to the cards is told to the object, or written in the profile's `script`; a profile file that is
+changed is a changed node.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
-from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile
+from deviceplugin.gpus.listing import Found, renewed, whole
+from deviceplugin.gpus.mig import Instance, LayoutError, Wanted, partition
+from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
+from deviceplugin.gpus.script import Growth, Script, Step
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.vendor import Vendor
 
+POLL_S: Final = 0.5
+"""How often to look whether the profile was changed."""
+
+GONE: Final = "the card is not there any more"
+
 
 @dataclass(slots=True)
-class _State:
-    """What one simulated card is like now; `tripped` once its failure has come."""
+class _Use:
+    """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
 
-    used_mib: int
-    processes: tuple[GpuProcess, ...]
+    used_mib: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+    growing: dict[int, tuple[Growth, float, int]] = field(default_factory=dict)
+
+    def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
+        """The processes with what they have grown to."""
+        found = {process.pid: process for process in self.processes}
+        for pid, (growth, since_s, from_mib) in self.growing.items():
+            part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
+            mib = from_mib + int((growth.to_mib - from_mib) * part)
+            found[pid] = GpuProcess(pid, min(mib, most_mib))
+        return tuple(found[pid] for pid in sorted(found))
+
+
+@dataclass(slots=True)
+class _Board:
+    """A physical card now; `tripped` once its failure has come, `shown` while the driver shows it."""
+
+    card: GpuCard
+    instances: tuple[Instance, ...] | None
     failure: Failure | None
     calls: int = 0
     tripped: bool = False
+    shown: bool = True
+
+    def lay_out(self, layout: Sequence[Wanted] | None) -> None:
+        """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
+
+        Raises:
+            LayoutError: no such card can be partitioned like this.
+        """
+        card, kept = self.card, self.instances or ()
+        self.instances = (
+            None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
+        )
+
+    def cards(self) -> tuple[GpuCard, ...]:
+        """What is listed for it."""
+        if self.instances is None:
+            return (self.card,)
+        if not self.instances:
+            reason = "MIG mode is on and there are no instances: create some or turn it off"
+            return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
+        return tuple(
+            replace(
+                self.card,
+                uuid=one.uuid,
+                model=f"{self.card.model} MIG {one.profile}",
+                total_mib=one.memory_mib,
+                reserved_mib=0,
+                parent=self.card.uuid,
+                links=(),
+            )
+            for one in self.instances
+        )
 
 
 class SimulatedGpus:
@@ -33,22 +94,35 @@ class SimulatedGpus:
     Args:
         profile: the cards and what is to happen to them.
         ignored_xids: XID codes that leave a card healthy.
+        changed: returns the profile when it was changed since it was asked last, else None.
+        clock: monotonic seconds.
 
     Attributes:
         limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
     """
 
-    def __init__(self, profile: Profile, ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS) -> None:
-        self._cards = tuple(simulated.card for simulated in profile.cards)
+    def __init__(
+        self,
+        profile: Profile,
+        ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
+        changed: Callable[[], Profile | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._vendor = profile.vendor
         self._ignored_xids = ignored_xids
-        self._lock = threading.Lock()
+        self._changed = changed
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._works = threading.Condition(self._lock)
+        self._hangs_until_s = float("-inf")
         self._events = EventQueue()
-        self._states = {
-            simulated.card.uuid: _State(simulated.used_mib, simulated.processes, simulated.failure)
-            for simulated in profile.cards
-        }
-        self.limits = SimulatedLimits({card.uuid: card.schedulable_mib for card in self._cards})
+        self._boards: dict[str, _Board] = {}
+        self._uses: dict[str, _Use] = {}
+        self._cards: tuple[GpuCard, ...] = ()
+        self._sizes_mib: dict[str, int] = {}
+        self._script, self._began_s, self._done = Script(), 0.0, 0
+        self.limits = SimulatedLimits(self._sizes_mib)
+        self.become(profile)
 
     @property
     def vendor(self) -> Vendor:
@@ -56,25 +130,61 @@ class SimulatedGpus:
         return self._vendor
 
     def open(self) -> None:
-        """Start taking events."""
+        """Start taking events; the script begins."""
         self._events.open()
+        self._began_s, self._done = self._clock(), 0
 
     def close(self) -> None:
-        """Let a waiting `events` return."""
+        """Let a waiting `events`, or a call that hangs, return."""
         self._events.close()
+        self.resume()
 
     def cards(self) -> Sequence[GpuCard]:
-        """Return the profile's cards by index."""
+        """Return the cards by index, MIG instances in place of their card."""
         return self._cards
 
     def sample(self) -> Sequence[GpuSample]:
-        """Measure every card; a failure that is due trips now."""
+        """Measure every card; what is due happens now."""
         with self._lock:
-            return [self._sample(card.uuid, self._states[card.uuid]) for card in self._cards]
+            self._tick()
+            while (left_s := self._hangs_until_s - self._clock()) > 0:
+                self._works.wait(min(left_s, 3600.0))
+            for board in self._boards.values():
+                self._count(board)
+            return [self._sample(card) for card in self._cards]
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
-        """Wait up to `timeout_s` seconds for news."""
-        return self._events.take(timeout_s)
+        """Wait up to `timeout_s` seconds for news; the script goes on, and a changed profile is read."""
+        end_s = self._clock() + timeout_s
+        while True:
+            with self._lock:
+                self._tick()
+                self._take_changed_profile()
+                due_s = self._script.next_s(self._done)
+            left_s = end_s - self._clock()
+            wait_s = left_s if due_s is None else min(left_s, self._began_s + due_s - self._clock())
+            wait_s = wait_s if self._changed is None else min(wait_s, POLL_S)
+            if self._events.wait(max(0.0, wait_s)) or left_s <= wait_s:
+                return self._events.take(0)
+
+    # --- what can be done to the cards --------------------------------------------------------------
+
+    def become(self, profile: Profile) -> None:
+        """Be another node: of cards that stay all is as the profile says, others vanish or come.
+
+        Raises:
+            GpuError: the vendor is another one.
+        """
+        if profile.vendor != self._vendor:
+            raise GpuError(f"vendor {profile.vendor.domain}: allowed is {self._vendor.domain} while it runs")
+        with self._lock:
+            for board in self._boards.values():
+                board.shown = False
+            for simulated in profile.cards:
+                self._install(simulated)
+            self._boards = dict(sorted(self._boards.items(), key=lambda item: item[1].card.index))
+            self._script, self._began_s, self._done = profile.script, self._clock(), 0
+            self._list()
 
     def set_used(self, uuid: str, used_mib: int, processes: Iterable[GpuProcess] = ()) -> None:
         """Set what the card measures from now on.
@@ -82,21 +192,32 @@ class SimulatedGpus:
         Raises:
             GpuError: no such card, or more than it has.
         """
-        card = next((card for card in self._cards if card.uuid == uuid), None)
-        if card is None:
-            raise self._unknown(uuid)
-        if not 0 <= used_mib <= card.schedulable_mib:
-            raise GpuError(f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB")
         with self._lock:
-            state = self._states[uuid]
-            state.used_mib = used_mib
-            state.processes = tuple(processes)
+            card = self._card(uuid)
+            if not 0 <= used_mib <= card.schedulable_mib:
+                raise GpuError(
+                    f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB"
+                )
+            self._uses[uuid] = _Use(used_mib, tuple(processes))
+
+    def grow(self, uuid: str, growth: Growth) -> None:
+        """Let a process on the card grow.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            card = self._card(uuid)
+            use, now_s = self._uses.setdefault(uuid, _Use()), self._clock()
+            before = {process.pid: process for process in use.now(now_s, card.schedulable_mib)}
+            from_mib = before[growth.pid].used_mib if growth.pid in before else 0
+            use.growing[growth.pid] = (growth, now_s, from_mib or 0)
 
     def fail(self, uuid: str, mode: str = "lost", xid: int | None = None) -> None:
         """Break a card at once.
 
         Args:
-            uuid: the card.
+            uuid: the card, or an instance of it.
             mode: one of FAILURE_MODES; `lost` and `fallen_off_bus` also make its samples fail.
             xid: code of the XID error that comes with it.
 
@@ -105,12 +226,10 @@ class SimulatedGpus:
         """
         if mode not in FAILURE_MODES:
             raise GpuError(f"failure mode {mode[:256]!r}: allowed are {', '.join(FAILURE_MODES)}")
-        if uuid not in self._states:
-            raise self._unknown(uuid)
         with self._lock:
-            state = self._states[uuid]
-            state.failure = Failure(mode, after_calls=0, xid=xid)
-            self._trip(uuid, state, state.failure)
+            board = self._board(uuid)
+            board.failure = Failure(mode, after_calls=0, xid=xid)
+            self._trip(board, board.failure)
 
     def heal(self, uuid: str) -> None:
         """Mend a card; its next good sample ends the trouble.
@@ -118,34 +237,163 @@ class SimulatedGpus:
         Raises:
             GpuError: no such card.
         """
-        if uuid not in self._states:
-            raise self._unknown(uuid)
         with self._lock:
-            state = self._states[uuid]
-            state.failure = None
-            state.tripped = False
-        self._events.put(HealthEvent(uuid, healthy=True, reason="mended"))
+            board = self._board(uuid)
+            board.failure, board.tripped = None, False
+            for card in board.cards():
+                self._events.put(HealthEvent(card.uuid, healthy=True, reason="mended"))
 
-    def _sample(self, uuid: str, state: _State) -> GpuSample:
-        state.calls += 1
-        failure = state.failure
-        if failure is not None and not state.tripped and state.calls > failure.after_calls:
-            self._trip(uuid, state, failure)
-        if failure is not None and state.tripped and failure.mode in LOST_MODES:
-            return GpuSample(uuid, 0, None, error=LOST_MODES[failure.mode])
-        measured = max(state.used_mib, sum(process.used_mib or 0 for process in state.processes))
-        limited = self.limits.processes(uuid)
+    def xid(self, uuid: str, code: int, times: int = 1) -> None:
+        """Let a numbered error of the driver come, of a card or of one instance.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            known = {card.uuid for card in self._cards}
+            uuids = [uuid] if uuid in known else [card.uuid for card in self._board(uuid).cards()]
+        for each in uuids:
+            event = fault_event(each, code, self._ignored_xids, self._vendor)
+            self._events.put(replace(event, count=times))
+
+    def vanish(self, uuid: str) -> None:
+        """Take a card out of what the driver shows.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            self._board(uuid).shown = False
+            self._list()
+
+    def restore(self, uuid: str) -> None:
+        """Show a card again that vanished.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            self._board(uuid).shown = True
+            self._list()
+
+    def partition(self, uuid: str, layout: Sequence[str] | None) -> None:
+        """Partition a card anew, None: end its MIG mode. Instances that the layout has too stay.
+
+        Raises:
+            GpuError: no such card, or it cannot be partitioned like this.
+        """
+        with self._lock:
+            board = self._board(uuid)
+            try:
+                board.lay_out(None if layout is None else list(map(Wanted, layout)))
+            except LayoutError as error:
+                raise GpuError(f"card {board.card.uuid}: {error}") from error
+            self._list()
+
+    def hang(self, seconds: float = float("inf")) -> None:
+        """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
+        with self._lock:
+            self._hangs_until_s = self._clock() + seconds
+        self._events.poke()
+
+    def resume(self) -> None:
+        """Let the driver answer again."""
+        with self._lock:
+            self._hangs_until_s = float("-inf")
+            self._works.notify_all()
+
+    # --- how it works -------------------------------------------------------------------------------
+
+    def _install(self, simulated: SimulatedCard) -> None:
+        card = simulated.card
+        before = self._boards.get(card.uuid)
+        board = self._boards[card.uuid] = _Board(card, simulated.instances, simulated.failure)
+        if before is not None and before.instances and simulated.instances:
+            board.instances = before.instances
+            board.lay_out([Wanted(one.profile) for one in simulated.instances])
+        if before is not None and before.tripped and simulated.failure is None:
+            for each in board.cards():
+                self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))
+        first = board.cards()[0]
+        self._uses[first.uuid] = _Use(simulated.used_mib, simulated.processes)
+
+    def _list(self) -> None:
+        """Make the list of cards of what is shown, and have a sample taken."""
+        found = [Found(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown]
+        self._cards = tuple(renewed(self._cards, found))
+        self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
+        self._events.poke()
+
+    def _tick(self) -> None:
+        """Take the steps of the script that are due."""
+        for step in self._script.due(self._done, self._clock() - self._began_s):
+            self._done += 1
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        if step.hang_s is not None:
+            self.hang(step.hang_s)
+            return
+        uuid = next(uuid for uuid, board in self._boards.items() if board.card.index == step.card)
+        if step.xid is not None:
+            self.xid(uuid, step.xid, step.times)
+        elif step.vanish:
+            self.vanish(uuid)
+        elif step.returns:
+            self.restore(uuid)
+        elif step.mig is not None:
+            self.partition(uuid, None if isinstance(step.mig, str) else step.mig)
+        elif step.grow is not None:
+            self.grow(self._boards[uuid].cards()[0].uuid, step.grow)
+
+    def _take_changed_profile(self) -> None:
+        profile = None if self._changed is None else self._changed()
+        if profile is not None:
+            self.become(profile)
+
+    def _count(self, board: _Board) -> None:
+        """Count a sample of the card; a failure that is due trips now."""
+        board.calls += 1
+        failure = board.failure
+        if failure is not None and not board.tripped and board.calls > failure.after_calls:
+            self._trip(board, failure)
+
+    def _trip(self, board: _Board, failure: Failure) -> None:
+        board.tripped = True
+        if failure.xid is not None:
+            self.xid(board.card.uuid, failure.xid)
+        elif failure.mode not in LOST_MODES:
+            for card in board.cards():
+                event = HealthEvent(card.uuid, healthy=False, reason="uncorrectable ECC errors")
+                self._events.put(event)
+
+    def _sample(self, card: GpuCard) -> GpuSample:
+        board = self._boards[whole(card)]
+        failure = board.failure if board.tripped else None
+        error = card.error if board.shown else GONE
+        if failure is not None and failure.mode in LOST_MODES:
+            error = LOST_MODES[failure.mode]
+        if error is not None:
+            return GpuSample(card.uuid, 0, None, error=error)
+        use = self._uses.setdefault(card.uuid, _Use())
+        processes = use.now(self._clock(), card.schedulable_mib)
+        measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
+        limited = self.limits.processes(card.uuid)
         measured += sum(process.used_mib or 0 for process in limited)
-        return GpuSample(uuid, measured, (*state.processes, *limited))
+        return GpuSample(card.uuid, measured, (*processes, *limited))
 
-    def _trip(self, uuid: str, state: _State, failure: Failure) -> None:
-        state.tripped = True
-        if failure.xid is None:
-            if failure.mode not in LOST_MODES:
-                self._events.put(HealthEvent(uuid, healthy=False, reason="uncorrectable ECC errors"))
-        else:
-            self._events.put(fault_event(uuid, failure.xid, self._ignored_xids, self._vendor))
+    def _board(self, uuid: str) -> _Board:
+        """Find a card by its own UUID or by that of an instance."""
+        found = self._boards.get(uuid) or next(
+            (self._boards[whole(card)] for card in self._cards if card.uuid == uuid), None
+        )
+        if found is None:
+            raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._boards)}")
+        return found
 
-    def _unknown(self, uuid: str) -> GpuError:
-        known = ", ".join(card.uuid for card in self._cards)
-        return GpuError(f"card {uuid[:256]!r}: allowed are {known}")
+    def _card(self, uuid: str) -> GpuCard:
+        found = next((card for card in self._cards if card.uuid == uuid), None)
+        if found is None:
+            known = ", ".join(card.uuid for card in self._cards)
+            raise GpuError(f"card {uuid[:256]!r}: allowed are {known}")
+        return found

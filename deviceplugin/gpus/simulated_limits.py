@@ -5,6 +5,7 @@ with the cgroup, and one that is set below what is used already stops growth onl
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class SimulatedLimits:
     """`MemoryLimits` of simulated cards, and the processes that they hold.
 
     Args:
-        sizes_mib: MiB that processes can use by card UUID.
+        sizes_mib: MiB that processes can use by card UUID; it may change.
         support: what to say of every card.
 
     Attributes:
@@ -51,7 +52,7 @@ class SimulatedLimits:
         self._support = support
         self._lock = threading.Lock()
         self._limits: dict[tuple[str, Path], _Limit] = {}
-        self._processes: dict[str, dict[int, _Process]] = {uuid: {} for uuid in sizes_mib}
+        self._processes: dict[str, dict[int, _Process]] = defaultdict(dict)
         self._sweep_at = _SWEEP
         self.least_mib = 1
 

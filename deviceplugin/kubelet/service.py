@@ -250,6 +250,14 @@ def _granted(grant: ContainerGrant) -> pb.ContainerAllocateResponse:
         envs=grant.envs,
         annotations=grant.annotations,
         cdi_devices=[pb.CDIDevice(name=name) for name in grant.cdi_devices],
+        mounts=[
+            pb.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
+            for each in grant.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=each.path, host_path=each.path, permissions=each.permissions)
+            for each in grant.devices
+        ],
     )
 
 

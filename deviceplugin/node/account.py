@@ -6,14 +6,13 @@ Everything here belongs to one event loop.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
+from allocator.cards import Card
 from allocator.errors import LedgerError
-from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import BookEntry, Grant, Ledger
+from allocator.ledger import Ask, BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
 from deviceplugin.errors import BookError, RefusedError, UnitInUseError
 from deviceplugin.gpus.grant import ContainerGrant
@@ -79,6 +78,7 @@ class Account:
         want_list: asks for a complete list of this node's pods that begins now.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
+        extras: say what else a container is given, by its units on each card's UUID.
         limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
         other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
             ended.
@@ -101,7 +101,10 @@ class Account:
         self.want_list: Callable[[], None] = lambda: None
         self.living: Callable[[], Collection[str] | None] = lambda: None
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
+        self.extras: list[Callable[[Sequence[tuple[str, int]]], ContainerGrant]] = []
         self._withheld: Mapping[str, str] = {}
+        self._cordoned: frozenset[str] = frozenset()
+        self._closed: frozenset[str] = frozenset()
         self.other_units: dict[str, str] = {}
         self._ended: set[str] = set()
         self._book = book
@@ -114,16 +117,6 @@ class Account:
         self._room_wait_s = room_wait_s
         self._followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
-        self._ids = {
-            card.uuid: [device_id(card.uuid, slot) for slot in range(card.size_units)]
-            for card in ledger.installed
-        }
-        self._percent_ids = {
-            card.uuid: [percent_id(card.uuid, slot) for slot in range(PERCENT_IDS)]
-            for card in ledger.installed
-        }
-        self._devices: dict[str, bool] = {}
-        self._percent: dict[str, bool] = {}
         self.percent = Percent(self)
         self.health_changed()
 
@@ -216,11 +209,18 @@ class Account:
         """Return every device ID of a percent with its health."""
         return self._percent
 
+    def install(self, cards: Sequence[Card]) -> dict[str, dict[str, int]]:
+        """Take another list of cards while pods run; see `Ledger.set_cards`."""
+        gone = self.ledger.set_cards(cards)
+        self.health_changed()
+        return gone
+
     def health_changed(self) -> None:
-        """Make the lists of devices anew from the cards' health."""
-        cards = self.ledger.installed
-        self._devices = {text: card.healthy for card in cards for text in self._ids[card.uuid]}
-        self._percent = {text: card.healthy for card in cards for text in self._percent_ids[card.uuid]}
+        """Make the lists of devices from the cards' health."""
+        facts = self.ledger.facts
+        healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
+        self._devices = {text: healthy[uuid] for text, uuid in facts.card_of.items()}
+        self._percent = {text: healthy[uuid] for text, uuid in facts.share_of.items()}
 
     def withhold(self, reasons: Mapping[str, str]) -> None:
         """Give exactly these cards to no container, healthy as they may be; they count as full.
@@ -232,6 +232,18 @@ class Account:
         self.ledger.set_withheld(self._withheld)
         self.health_changed()
 
+    def cordon(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, by people's wish."""
+        self._cordoned = frozenset(uuids)
+        self.ledger.set_cordoned(self._cordoned | self._closed)
+
+    def close(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, because they can take no more."""
+        before, self._closed = self._closed, frozenset(uuids)
+        if self._closed != before:
+            self.ledger.set_cordoned(self._cordoned | self._closed)
+            self.changed()
+
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
         facts = self.ledger.facts
@@ -239,14 +251,9 @@ class Account:
         return self._withheld.get(uuid) or "the card is unhealthy"
 
     async def preferred(
-        self,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-        *,
-        percent: bool = False,
+        self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
-        """Choose `size` of the available IDs, which are those of units, or with `percent` of percent.
+        """Choose `size` of the available IDs, which are all of units or all of percent.
 
         Waits a little for the pod that asks to come into view, and for a fresh list of all pods before it
         goes elsewhere than the scheduler said.
@@ -255,42 +262,34 @@ class Account:
             RefusedError: no card has room.
         """
         self.refresh()
-        ledger, now_s = self.ledger, self.now_s
-        asked_at = ledger.mark(now_s())
+        ledger, asked_at = self.ledger, self.ledger.mark(self.now_s())
+        ask = ledger.ask(available, must_include, size)
 
-        def listed() -> bool:
+        def settled() -> bool:
             view = ledger.facts.view
-            return view is not None and view.order > asked_at.order
+            return (view is not None and view.order > asked_at.order) or not ask.is_displaced()
 
-        def expects() -> bool:
-            return ledger.expects(size, must_include, now_s(), percent=percent)
-
-        def displaces() -> bool:
-            return ledger.displaces(size, must_include, now_s(), percent=percent)
-
-        known = await self._until(expects, self._view_wait_s)
+        known = await self._until(ask.is_expected, self._view_wait_s)
         if not known:
-            what = "percent" if percent else "units"
+            what = "percent" if ask.percent else "units"
             log.warning("container of an unknown pod", waited_s=self._view_wait_s, **{what: size})
-        elif displaces():
+        elif not settled():
             self.want_list()
-            await self._until(lambda: listed() or not displaces(), self._view_wait_s)
+            await self._until(settled, self._view_wait_s)
         try:
-            return ledger.preferred(available, must_include, size, now_s())
-        except LedgerError as error:
-            if known or not await self._until(expects, self._room_wait_s):
-                raise self._no_room(error, size, must_include, percent=percent) from error
-        try:
-            return ledger.preferred(available, must_include, size, now_s())
-        except LedgerError as error:
-            raise self._no_room(error, size, must_include, percent=percent) from error
+            return self._answer(ask)
+        except RefusedError:
+            if known or not await self._until(ask.is_expected, self._room_wait_s):
+                raise
+        return self._answer(ask)
 
-    def _no_room(
-        self, error: LedgerError, size: int, must_include: Sequence[str], *, percent: bool
-    ) -> RefusedError:
-        """Add the likely cause and the way out: this is all that the pod's status will say."""
-        assigned = self.ledger.expects_assigned(size, must_include, self.now_s(), percent=percent)
-        return RefusedError("no-room", f"{error}; {TAKEN if assigned else NOT_OURS}")
+    def _answer(self, ask: Ask) -> Collection[str]:
+        """Choose, or tell the likely cause and the way out: this is all that the pod's status will say."""
+        try:
+            return self.ledger.preferred(ask)
+        except LedgerError as error:
+            cause = TAKEN if ask.is_assigned() else NOT_OURS
+            raise RefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Record what the kubelet hands out and describe it to the container.
@@ -329,7 +328,7 @@ class Account:
             "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
         }
         limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
-        return replace(cards, envs={**cards.envs, **share, **limit})
+        return sum((extra(grant.shares) for extra in self.extras), cards + ContainerGrant({**share, **limit}))
 
 
 class Percent:
@@ -340,22 +339,7 @@ class Percent:
     """
 
     def __init__(self, account: Account) -> None:
-        self._account = account
-
-    def devices(self) -> Mapping[str, bool]:
-        """Return every device ID of a percent with its health."""
-        return self._account.percent_devices()
-
-    def why_not(self, identifier: str) -> str:
-        """Say why a known ID cannot be had, as `Account.why_not`."""
-        return self._account.why_not(identifier)
-
-    async def preferred(
-        self, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Collection[str]:
-        """Choose `size` of the available IDs, as `Account.preferred`."""
-        return await self._account.preferred(available, must_include, size, percent=True)
-
-    async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
-        """Record what the kubelet hands out, as `Account.allocate`."""
-        return await self._account.allocate(ids)
+        self.devices = account.percent_devices
+        self.why_not = account.why_not
+        self.preferred = account.preferred
+        self.allocate = account.allocate

@@ -1,15 +1,18 @@
 """Writes what each pod got into its `allocation` annotation."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
-from allocator.records import Assignment, dump_allocation
+from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
 from deviceplugin.node.account import Account
 from deviceplugin.node.publisher import WRITE_TIMEOUT_S
+from deviceplugin.node.told_use import ToldUse
 from deviceplugin.node.views import PodView, Seat
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -45,12 +48,16 @@ class Annotator:
         client: API server.
         account: the ledger.
         pod_view: the pods and what their annotations say.
+        use: what the pods use, as far as it is worth a write; None: nothing is told of it.
 
     Attributes:
         errors: failed writes so far.
     """
 
-    def __init__(self, client: KubeClient, account: Account, pod_view: PodView) -> None:
+    def __init__(
+        self, client: KubeClient, account: Account, pod_view: PodView, use: ToldUse | None = None
+    ) -> None:
+        self._use = use
         self._client = client
         self._account = account
         self._pod_view = pod_view
@@ -59,6 +66,10 @@ class Annotator:
         self._troubles: dict[str, _Trouble] = {}
         self.errors = 0
         account.follow(self._wake.set)
+
+    def wake(self) -> None:
+        """Look soon whether there is something to write."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Annotate until cancelled."""
@@ -90,7 +101,7 @@ class Annotator:
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for uid, assignment in found.items():
             seat = self._pod_view.seats.get(uid)
-            text = dump_allocation(uid, assignment)
+            text = self._text(uid, seat, assignment)
             if seat is None or text in (seat.allocation_text, self._done.get(uid)):
                 self._troubles.pop(uid, None)
                 continue
@@ -102,6 +113,13 @@ class Annotator:
             await asyncio.sleep(ANNOTATE_GAP_S)
         due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
         return None if due_s is None else max(0.0, due_s - self._account.now_s())
+
+    def _text(self, uid: str, seat: Seat | None, assignment: Assignment) -> str:
+        if self._use is None or seat is None:
+            return dump_allocation(uid, assignment)
+        return dump_allocation(
+            uid, assignment, self._use.of(seat.runtime_uid, assignment, lambda: _told(seat.allocation_text))
+        )
 
     async def _write(self, uid: str, seat: Seat, text: str) -> bool:
         """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
@@ -135,6 +153,14 @@ class Annotator:
 def _is_gone(error: KubeApiError) -> bool:
     """Whether the pod that was meant is no more; every other refusal may end."""
     return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
+
+
+def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
+    """What an annotation says of memory; nothing where it is missing or rubbish."""
+    try:
+        return load_allocation(text).memory if text is not None else {}
+    except AllocatorError:
+        return {}
 
 
 def _cards(assignment: Assignment) -> list[str]:

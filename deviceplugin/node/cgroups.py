@@ -9,12 +9,22 @@ any parent. Pids are those of the host, so the daemon needs the host's pid names
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
+_CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH = 5
 _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """Where a process runs: its pod's UID as the kubelet knows it, its container's ID or empty."""
+
+    uid: str
+    container_id: str
 
 
 def pod_uid(cgroup_text: str) -> str | None:
@@ -23,11 +33,18 @@ def pod_uid(cgroup_text: str) -> str | None:
     The deepest pod counts, so that a cluster inside a pod sees its own pods. A static pod's UID is the
     kubelet's own for it.
     """
+    place = process_place(cgroup_text)
+    return place.uid if place is not None else None
+
+
+def process_place(cgroup_text: str) -> ProcessPlace | None:
+    """Find pod and container in the same text; None for a process of no pod."""
     for line in cgroup_text.splitlines():
         path = line.split(":", 2)[-1].removesuffix(" (deleted)")
-        found = _POD_SEGMENT.findall(path)
+        found = list(_POD_SEGMENT.finditer(path))
         if found:
-            return str(found[-1]).lower().replace("_", "-")
+            below = _CONTAINER_ID.search(path, found[-1].end())
+            return ProcessPlace(found[-1][1].lower().replace("_", "-"), below[0] if below else "")
     return None
 
 
@@ -40,11 +57,15 @@ class ProcessOwners:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._last: dict[int, str | None] = {}
+        self._last: dict[int, ProcessPlace | None] = {}
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return where one of the processes that were asked about last runs; None for one of no pod."""
+        return self._last.get(pid)
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
         """Return pid -> UID of its pod, None where it has none; pids nothing is known of are left out."""
-        found: dict[int, str | None] = {}
+        found: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
                 text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "replace")
@@ -52,9 +73,9 @@ class ProcessOwners:
                 if pid in self._last:
                     found[pid] = self._last[pid]
             else:
-                found[pid] = pod_uid(text)
+                found[pid] = process_place(text)
         self._last = found
-        return found
+        return {pid: place.uid if place is not None else None for pid, place in found.items()}
 
 
 class PodCgroups:

@@ -1,12 +1,14 @@
 """One lane for each card to the driver that holds limits: a call that hangs holds up its own card alone."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from deviceplugin.gpus.limits import MemoryLimits
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.holding import Job, Outcome, hold_all
 
 BATCH: Final = 16
@@ -18,19 +20,16 @@ class Lanes:
 
     Args:
         limits: the driver.
-        cards: UUIDs.
         on_outcome: called in the event loop with a card and what became of a job of it.
     """
 
-    def __init__(
-        self, limits: MemoryLimits, cards: Iterable[str], on_outcome: Callable[[str, Outcome], None]
-    ) -> None:
+    def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, Outcome], None]) -> None:
         self._limits = limits
         self._on_outcome = on_outcome
-        self._urgent: dict[str, dict[Path, Job]] = {uuid: {} for uuid in cards}
-        self._routine: dict[str, dict[Path, Job]] = {uuid: {} for uuid in self._urgent}
+        self._urgent: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._routine: dict[str, dict[Path, Job]] = defaultdict(dict)
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(max(1, len(self._urgent)), thread_name_prefix="memory-limits")
+        self._threads: dict[str, OwnThread] = {}
 
     def add(self, uuid: str, job: Job, *, urgent: bool) -> None:
         """Have a job done; it takes the place of one for the same cgroup that has not begun."""
@@ -46,10 +45,6 @@ class Lanes:
         self._urgent[uuid].pop(cgroup, None)
         self._routine[uuid].pop(cgroup, None)
 
-    def busy(self, uuid: str) -> bool:
-        """Whether a card has jobs that are not done."""
-        return uuid in self._busy
-
     async def close(self) -> None:
         """Begin nothing more; a call that hangs is not waited for."""
         for jobs in (*self._urgent.values(), *self._routine.values()):
@@ -58,18 +53,19 @@ class Lanes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.end()
 
     def _begin(self, uuid: str) -> None:
         if uuid not in self._busy:
             self._busy[uuid] = asyncio.get_running_loop().create_task(self._work(uuid))
 
     async def _work(self, uuid: str) -> None:
-        loop = asyncio.get_running_loop()
+        thread = self._threads.setdefault(uuid, OwnThread(f"limits of {uuid}"))
         try:
             while waiting := self._urgent[uuid] or self._routine[uuid]:
                 jobs = [waiting.pop(cgroup) for cgroup in list(waiting)[:BATCH]]
-                for outcome in await loop.run_in_executor(self._threads, hold_all, self._limits, uuid, jobs):
+                for outcome in await thread.call(partial(hold_all, self._limits, uuid, jobs)):
                     self._on_outcome(uuid, outcome)
         finally:
             del self._busy[uuid]

@@ -1,5 +1,6 @@
 """What is known of the limits of one pod's containers; values, the enforcer changes them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class LimitedPod:
         folder: its cgroup, None before it has one.
         cgroups: IDs of its containers by their cgroups, the sandbox's too.
         known: names of containers by their cgroups, as far as they are known.
+        names: what the pod's status said when that was looked at last.
         limits: by cgroup and card.
     """
 
@@ -52,4 +54,5 @@ class LimitedPod:
     folder: Path | None = None
     cgroups: dict[Path, str] = field(default_factory=dict)
     known: dict[Path, str] = field(default_factory=dict)
+    names: Mapping[str, str] | None = None
     limits: dict[tuple[Path, str], Limit] = field(default_factory=dict)

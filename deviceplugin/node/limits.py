@@ -76,12 +76,12 @@ class Enforcer:
         self._logs = container_logs
         self._tell = tell
         self._rescan_s = rescan_s
-        self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._folders = PodFolders(cgroup_root)
         self._holders: set[Path] = set()
         self._pods: dict[str, LimitedPod] = {}
         self._uids: dict[Path, str] = {}
         self._logged: dict[str, str] = {}
+        self._unnamed: dict[str, str] = {}
         self._inotify = Inotify(self._on_folder, self._on_lost)
         self._lanes: Lanes | None = None
         self._wake = asyncio.Event()
@@ -101,8 +101,10 @@ class Enforcer:
         """Keep limits in force until cancelled."""
         driver = self._supports.driver
         if driver is None:
+            # To return would end the daemon.
+            await asyncio.Event().wait()
             return
-        self._lanes = Lanes(driver, self._cards, self._on_outcome)
+        self._lanes = Lanes(driver, self._on_outcome)
         watching = self._open_watch()
         pause_s = self._rescan_s if watching else min(self._rescan_s, BLIND_RESCAN_S)
         try:
@@ -150,7 +152,9 @@ class Enforcer:
             return
         if (self._logs / name).is_symlink():
             self._logged[found[0]] = found[1]
-            self._account_changed = True
+            uid = self._unnamed.get(found[0])
+            if uid is not None:
+                self._dirty.add(uid)
         else:
             self._logged.pop(found[0], None)
 
@@ -253,7 +257,11 @@ class Enforcer:
             self._plan(uid, pod, cgroup, self._container(uid, pod, cgroup))
 
     def _name(self, uid: str, pod: LimitedPod) -> None:
-        """Plan the limits of cgroups of which it is known by now whose they are."""
+        """Plan the limits of cgroups of which the pod's status says by now whose they are."""
+        names = self._names(uid)
+        if names is pod.names:
+            return
+        pod.names = names
         for cgroup in pod.cgroups:
             if cgroup not in pod.known:
                 container = self._container(uid, pod, cgroup)
@@ -266,7 +274,10 @@ class Enforcer:
         if known is None:
             identifier = pod.cgroups[cgroup]
             known = self._names(uid).get(identifier) or self._logged.get(identifier)
-            if known is not None:
+            if known is None:
+                self._unnamed[identifier] = uid
+            else:
+                self._unnamed.pop(identifier, None)
                 pod.known[cgroup] = known
         return known
 
@@ -277,7 +288,7 @@ class Enforcer:
             pod.folder = None
 
     def _forget(self, pod: LimitedPod, cgroup: Path) -> None:
-        del pod.cgroups[cgroup]
+        self._unnamed.pop(pod.cgroups.pop(cgroup), None)
         pod.known.pop(cgroup, None)
         for key in [key for key in pod.limits if key[0] == cgroup]:
             del pod.limits[key]

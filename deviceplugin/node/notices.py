@@ -4,18 +4,25 @@ Faults that are the application's make no Event: a pod that fails again and agai
 Node may get, and the Events that matter would be held back. /metrics counts them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kubeapi.events import EventType, ObjectRef, node_ref
+from allocator.ledger import Pod
+from kubeapi.events import EventType, ObjectRef, node_ref, pod_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
 NOT_OFFERED: Final = "GPUNotOffered"
 RECOVERED: Final = "GPURecovered"
+GONE: Final = "GPUGone"
+CARDS_CHANGED: Final = "GPUsChanged"
+HANGS: Final = "GPUDriverHangs"
+ANSWERS: Final = "GPUDriverAnswers"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
 OTHER_PLUGIN_GONE: Final = "ConflictingDevicePluginGone"
 OTHER_DAEMON: Final = "ConflictingDaemon"
 WRONG_CORDON: Final = "InvalidCordon"
+
+_NAMED: Final = 8
 
 Record = Callable[[ObjectRef, EventType, str, str], None]
 
@@ -26,7 +33,7 @@ class Notices:
     Args:
         record: `EventRecorder.event`.
         node_name: of the Node.
-        models: names of the cards' models by UUID.
+        models: names of the cards' models by UUID, to begin with.
         fault_event: reason of Events about the driver's numbered errors.
     """
 
@@ -35,25 +42,59 @@ class Notices:
     ) -> None:
         self._record = record
         self._ref = node_ref(node_name)
-        self._models = models
+        self._models = dict(models)
         self._fault_event = fault_event
 
     def fault(self, uuid: str, reason: str) -> None:
         """Tell of a numbered error that makes a card unhealthy."""
         self._record(self._ref, "Warning", self._fault_event, f"{self._card(uuid)}: {reason}")
 
-    def unhealthy(self, uuid: str, reason: str) -> None:
-        """Tell that a card is given to no pod any more."""
+    def know(self, models: Mapping[str, str]) -> None:
+        """Learn the names of more cards' models; those of cards that are gone stay known."""
+        self._models.update(models)
+
+    def unhealthy(self, uuid: str, reason: str, pods: Sequence[Pod] = ()) -> None:
+        """Tell that a card is given to no pod any more, and the pods that are on it."""
         said = f"{self._card(uuid)} is unhealthy and takes no new pods: {reason}"
-        self._record(self._ref, "Warning", UNHEALTHY, said)
+        self._record(self._ref, "Warning", UNHEALTHY, said + _running(pods))
+        for pod in pods:
+            theirs = f"{self._card(uuid)}, which this pod has a share of, is unhealthy: {reason}"
+            self._record(_ref_of(pod), "Warning", UNHEALTHY, theirs)
 
     def not_offered(self, uuid: str, reason: str) -> None:
         """Tell that a card is well and yet given to no pod."""
         self._record(self._ref, "Warning", NOT_OFFERED, f"{self._card(uuid)} takes no new pods: {reason}")
 
-    def recovered(self, uuid: str) -> None:
-        """Tell that a card is given to pods again."""
+    def recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
+        """Tell that a card is given to pods again, and the pods that are on it."""
         self._record(self._ref, "Normal", RECOVERED, f"{self._card(uuid)} is healthy again")
+        for pod in pods:
+            theirs = f"{self._card(uuid)}, which this pod has a share of, is healthy again"
+            self._record(_ref_of(pod), "Normal", RECOVERED, theirs)
+
+    def cards_changed(self, came: Sequence[str], went: Sequence[str]) -> None:
+        """Tell that there are other cards than before."""
+        parts = [
+            f"{what}: {', '.join(self._card(uuid) for uuid in uuids)}"
+            for what, uuids in (("new", came), ("gone", went))
+            if uuids
+        ]
+        self._record(self._ref, "Normal", CARDS_CHANGED, "; ".join(parts))
+
+    def gone(self, uuid: str, pods: Sequence[Pod]) -> None:
+        """Tell that a card went while pods had shares of it."""
+        self._record(self._ref, "Warning", GONE, f"{self._card(uuid)} is gone{_running(pods)}")
+        for pod in pods:
+            said = f"{self._card(uuid)}, which this pod has a share of, is gone: delete the pod"
+            self._record(_ref_of(pod), "Warning", GONE, said)
+
+    def driver_hangs(self, reason: str) -> None:
+        """Tell that the cards' driver does not answer."""
+        self._record(self._ref, "Warning", HANGS, reason)
+
+    def driver_answers(self) -> None:
+        """Tell that the driver answers again."""
+        self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")
 
     def other_plugin(self, said: str) -> None:
         """Tell of another device plugin."""
@@ -75,6 +116,19 @@ class Notices:
     def _card(self, uuid: str) -> str:
         model = self._models.get(uuid)
         return f"card {uuid} ({model})" if model else f"card {uuid}"
+
+
+def _running(pods: Sequence[Pod]) -> str:
+    """Name the first pods on a card; an Event's message is short."""
+    if not pods:
+        return ""
+    names = [f"{pod.namespace}/{pod.name}" for pod in pods[:_NAMED]]
+    more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
+    return f"; pods on it: {', '.join(names)}{more}"
+
+
+def _ref_of(pod: Pod) -> ObjectRef:
+    return pod_ref(pod.namespace, pod.name, pod.uid)
 
 
 def silent() -> Notices:

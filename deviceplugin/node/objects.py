@@ -1,6 +1,6 @@
 """The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,6 @@ from allocator.names import (
     NODE_CORDON,
     NODE_HOLDS,
     PACKED_PREFIX,
-    POD_ALLOCATION,
     POD_ASSIGNED,
 )
 from allocator.packing import NodeWords, read_node
@@ -20,7 +19,6 @@ from allocator.records import (
     Assignment,
     CardRecord,
     Holds,
-    load_allocation,
     load_assigned,
     load_cards,
     load_cordon,
@@ -82,10 +80,11 @@ class PodSpec(msgspec.Struct, rename="camel"):
 
 
 class ContainerStatus(msgspec.Struct, rename="camel"):
-    """Of a Pod: one of its containers."""
+    """Of a Pod: one of its containers; `state` has one key, such as `running`."""
 
     name: str = ""
     container_id: str = msgspec.field(default="", name="containerID")
+    state: dict[str, Any] | None = None
 
 
 class Condition(msgspec.Struct):
@@ -107,12 +106,19 @@ class PodStatus(msgspec.Struct, rename="camel"):
     @property
     def containers(self) -> dict[str, str]:
         """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
-        statuses = (
-            *(self.init_container_statuses or ()),
-            *(self.container_statuses or ()),
-            *(self.ephemeral_container_statuses or ()),
-        )
-        return {each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id}
+        return {
+            each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
+        }
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Names of containers that do not run any more, at least not now."""
+        return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
+
+    def _statuses(self) -> Iterator[ContainerStatus]:
+        yield from self.init_container_statuses or ()
+        yield from self.container_statuses or ()
+        yield from self.ephemeral_container_statuses or ()
 
     @property
     def terminal(self) -> bool:
@@ -171,7 +177,6 @@ class PodObject(msgspec.Struct):
             version=version_of(self.metadata.resource_version),
             created=self.metadata.creation_timestamp,
             assigned=assigned,
-            allocation=self._allocation(),
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,
             ran=self.status.phase in _RAN,
@@ -190,15 +195,6 @@ class PodObject(msgspec.Struct):
             return (None if text is None else load_assigned(text)), None
         except RequestError as error:
             return None, error
-
-    def _allocation(self) -> Assignment | None:
-        """The pod's own `allocation`; one that was copied from another pod, or is rubbish, is none."""
-        text = (self.metadata.annotations or {}).get(POD_ALLOCATION)
-        try:
-            allocation = None if text is None else load_allocation(text)
-        except RequestError:
-            return None
-        return allocation.containers if allocation and allocation.uid == self.metadata.uid else None
 
 
 class NodeInfo(msgspec.Struct):

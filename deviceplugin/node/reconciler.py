@@ -137,10 +137,7 @@ class Reconciler:
             self.read.set()
 
     def _unsettled(self) -> bool:
-        ledger = self._account.ledger
-        if self._account.other_units:
-            return True
-        return ledger.unsettled() or ledger.wants_view() or ledger.wants_write(self._account.now_s())
+        return bool(self._account.other_units) or self._account.ledger.unsettled()
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.

@@ -1,8 +1,9 @@
-"""Measures the cards and follows their health; the driver is only ever called from threads."""
+"""Measures the cards and follows their health; the driver is only ever called from threads of their own."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -12,6 +13,9 @@ from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
+from deviceplugin.node.cardlist import pods_on
+from deviceplugin.node.cgroups import ProcessPlace
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -19,12 +23,36 @@ log = structlog.get_logger(__name__)
 SAMPLE_S: Final = 5.0
 EVENT_WAIT_S: Final = 30.0
 
+SOON_S: Final = 0.5
+"""After news of a card it is measured at once, but not more often than this."""
+
+EVENT_GAP_S: Final = 0.1
+"""So long news are gathered: a storm of them is looked at ten times a second."""
+
+HANGS_S: Final = 10.0
+"""A call of the driver that takes longer is told of; none takes a second as a rule."""
+
+UNMEASURED_S: Final = 30.0
+"""Cards that could not be measured for so long are given to no pod."""
+
+CLOSE_S: Final = 2.0
+
 
 class Owners(Protocol):
     """Which pod a process belongs to, as `cgroups.ProcessOwners` tells. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return pod and container of one of the processes that were asked about last."""
+
+
+class TakeCards(Protocol):
+    """Whoever wants to hear of another list of cards."""
+
+    def __call__(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
+        """Take the source's list; tells whether it is another one."""
 
 
 class Sampler:
@@ -37,13 +65,18 @@ class Sampler:
         health: the cards' health.
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
+        on_cards: called with the source's list of cards after each measurement.
         notices: told of faults and of cards' health.
         every_s: seconds between two measurements.
+        unmeasured_s: see `UNMEASURED_S`.
 
     Attributes:
+        samples: newest measurement of each card.
         uses: newest judgement of each card.
+        memory_errors: what each card counts of its memory's errors.
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
+        health_changes: how often a card became healthy (True) or unhealthy, by UUID.
     """
 
     def __init__(
@@ -55,8 +88,11 @@ class Sampler:
         *,
         unit_mib: int,
         on_health: Callable[[], None],
+        on_cards: TakeCards = lambda _gpus, _healthy: False,
         notices: Notices | None = None,
         every_s: float = SAMPLE_S,
+        unmeasured_s: float = UNMEASURED_S,
+        driver: OwnThread | None = None,
     ) -> None:
         self._account = account
         self._source = source
@@ -64,53 +100,150 @@ class Sampler:
         self._health = health
         self._unit_mib = unit_mib
         self._on_health = on_health
+        self._on_cards = on_cards
         self._notices = notices or silent()
         self._every_s = every_s
-        self._inventory: tuple[GpuCard, ...] | None = None
+        self.samples: Sequence[GpuSample] = ()
+        self._unmeasured_s = unmeasured_s
+        self._driver = driver or OwnThread("gpu-driver")
+        self._news = OwnThread("gpu-news")
+        self._wake = asyncio.Event()
+        self._hang_told = False
+        self._measured_s = account.now_s()
+        self._unmeasured: dict[str, str] = {}
+        self._unusable: set[str] = set()
         self.uses: dict[str, CardUse] = {}
+        self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()
+        self.health_changes: Counter[tuple[str, bool]] = Counter()
+
+    @property
+    def hangs_s(self) -> float:
+        """Seconds that the driver has not answered; 0 while it does."""
+        busy_s = self._driver.busy_s
+        return busy_s if busy_s >= min(HANGS_S, self._unmeasured_s) else 0.0
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cards are not measured; None while they are."""
+        if self.hangs_s:
+            return f"the cards' driver has not answered for {self.hangs_s:.0f} s"
+        return next(iter(self._unmeasured.values()), None)
 
     async def run(self) -> None:
         """Measure until cancelled.
 
         Raises:
-            GpuError: a card that could not be read at the start can be now. Sizes and IDs are fixed while the
-                daemon runs, so it must start over to take the card in.
+            DeviceListError: the cards have changed, and no kubelet could take their devices.
         """
         while True:
+            self._wake.clear()
             await self._once()
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(min(SOON_S, self._every_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._every_s - SOON_S)):
+                    await self._wake.wait()
 
     async def follow_events(self) -> None:
         """Take health events as they come, until cancelled."""
         while True:
-            events = await asyncio.to_thread(self._source.events, EVENT_WAIT_S)
+            events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))
             for event in events:
                 self._on_event(event)
+            self._wake.set()
+            await asyncio.sleep(EVENT_GAP_S)
 
     async def _once(self) -> None:
         before = self._promises()
         try:
-            samples = await asyncio.to_thread(self._source.sample)
-            pids = {process.pid for sample in samples for process in sample.processes or ()}
-            owners = await asyncio.to_thread(self._owners.owners, pids)
+            samples, gpus = await self._measure()
         except GpuError as error:
             self.errors += 1
             log.warning("cards cannot be measured", error=str(error))
+            self._not_measured(str(error))
             return
+        pids = {process.pid for sample in samples for process in sample.processes or ()}
+        owners = await asyncio.to_thread(self._owners.owners, pids)
+        self._measured_again(samples)
+        # The list first: the samples are of these cards.
+        self._on_cards(gpus, lambda uuid: self._health.state(uuid).healthy)
+        self._note_mended(gpus)
+        known = {card.uuid for card in self._account.ledger.installed}
+        samples = [sample for sample in samples if sample.uuid in known]
+        self.samples = samples
         self._judge(samples, owners, _larger(before, self._promises()))
         for sample in samples:
+            self.memory_errors[sample.uuid] = sample.memory_errors
             if self._health.on_sample(sample, self._account.now_s()):
                 self._apply(sample.uuid)
-        self._check_inventory(tuple(self._source.cards()))
 
-    def _check_inventory(self, inventory: tuple[GpuCard, ...]) -> None:
-        if self._inventory not in {None, inventory}:
-            raise GpuError(
-                "a card that could not be read at the start can be now: starting over to take it in"
-            )
-        self._inventory = inventory
+    # --- a driver that does not answer --------------------------------------------------------------
+
+    async def _measure(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
+        """Measure all cards; while the driver does not answer, say so.
+
+        Raises:
+            GpuError: they cannot be measured.
+        """
+        call = asyncio.ensure_future(self._driver.call(self._look))
+        try:
+            while not (await asyncio.wait({call}, timeout=min(self._every_s, 1.0)))[0]:
+                self._say_hanging()
+            return call.result()
+        finally:
+            call.cancel()
+
+    def _look(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
+        """In the driver's thread."""
+        try:
+            samples = self._source.sample()
+            return samples, tuple(self._source.cards())
+        except GpuError:
+            raise
+        except Exception as error:
+            log.exception("measuring the cards failed")
+            raise GpuError(f"measuring the cards failed: {type(error).__name__}: {error}") from error
+
+    def _say_hanging(self) -> None:
+        if self.hangs_s and not self._hang_told:
+            self._hang_told = True
+            log.error("the cards' driver does not answer", seconds=round(self.hangs_s, 1))
+            self._notices.driver_hangs("the cards' driver does not answer: look at dmesg")
+        if self.hangs_s:
+            self._not_measured("the driver does not answer")
+
+    def _not_measured(self, why: str) -> None:
+        """Take cards out of use that could not be measured for long, those that are not already."""
+        if self._account.now_s() - self._measured_s < self._unmeasured_s:
+            return
+        reason = f"not measured for more than {self._unmeasured_s:.0f} s: {why}"
+        for card in self._account.ledger.installed:
+            if self._health.state(card.uuid).healthy:
+                self._unmeasured[card.uuid] = reason
+                self._take_event(HealthEvent(card.uuid, healthy=False, reason=reason))
+
+    def _measured_again(self, samples: Sequence[GpuSample]) -> None:
+        """Let cards recover that were out of use only because nobody could measure them."""
+        self._measured_s = self._account.now_s()
+        if self._hang_told:
+            self._hang_told = False
+            log.info("the cards' driver answers again")
+            self._notices.driver_answers()
+        for sample in samples:
+            reason = self._unmeasured.pop(sample.uuid, None)
+            if reason is not None and self._health.state(sample.uuid).reason == reason:
+                self._take_event(HealthEvent(sample.uuid, healthy=True, reason="measured again"))
+        self._unmeasured.clear()
+
+    def _note_mended(self, gpus: Sequence[GpuCard]) -> None:
+        """A card that could not be used at all, and now can, has nothing to prove."""
+        for gpu in gpus:
+            if gpu.error is None and gpu.uuid in self._unusable:
+                self._health.on_event(HealthEvent(gpu.uuid, True, "can be used"), self._account.now_s())
+        self._unusable = {gpu.uuid for gpu in gpus if gpu.error is not None}
+
+    # --- use and health -----------------------------------------------------------------------------
 
     def _judge(
         self,
@@ -118,9 +251,9 @@ class Sampler:
         owners: Mapping[int, str | None],
         promises: Mapping[str, Mapping[str, int]],
     ) -> None:
-        pressure = {}
+        pressure, before, self.uses = {}, self.uses, {}
         for sample in samples:
-            use = card_use(sample, owners, promises.get(sample.uuid, {}), self.uses.get(sample.uuid))
+            use = card_use(sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid))
             self.uses[sample.uuid] = use
             pressure[sample.uuid] = use.extra_units(self._unit_mib)
         if self._account.ledger.set_pressure(pressure):
@@ -141,17 +274,25 @@ class Sampler:
                 log.info("an application's fault", card=event.uuid, reason=event.reason, count=event.count)
             else:
                 self._notices.fault(event.uuid, event.reason)
+        self._take_event(event)
+
+    def _take_event(self, event: HealthEvent) -> None:
         if self._health.on_event(event, self._account.now_s()):
             self._apply(event.uuid)
 
     def _apply(self, uuid: str) -> None:
+        if all(card.uuid != uuid for card in self._account.ledger.installed):
+            return
         state = self._health.state(uuid)
+        pods = pods_on(self._account, uuid)
         note = log.info if state.healthy else log.error
-        note("card is healthy" if state.healthy else "card is unhealthy", card=uuid, reason=state.reason)
+        what = "card is healthy" if state.healthy else "card is unhealthy"
+        note(what, card=uuid, reason=state.reason, pods=[f"{pod.namespace}/{pod.name}" for pod in pods])
         if state.healthy:
-            self._notices.recovered(uuid)
+            self._notices.recovered(uuid, pods)
         else:
-            self._notices.unhealthy(uuid, state.reason or "no reason given")
+            self._notices.unhealthy(uuid, state.reason or "no reason given", pods)
+        self.health_changes[uuid, state.healthy] += 1
         self._account.ledger.set_healthy(uuid, state.healthy)
         self._account.health_changed()
         self._on_health()

@@ -17,27 +17,28 @@ class Shares:
     def __init__(self, account: Account, unit_mib: int) -> None:
         self._account = account
         self._unit_mib = unit_mib
-        self._book: object = None
+        self._read = 0
         self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
 
     def follow(self) -> tuple[set[str], set[str]]:
         """Take the book's present state; tells which pods are new or changed, and which are gone."""
         facts, news = self._account.ledger.facts, set()
-        if facts.book is self._book and len(facts.held) == len(self._ids):
+        held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
+        if facts.read == self._read and len(held) == len(self._ids):
             # A pod comes with another book only, and one that goes is one less.
             return set(), set()
-        self._book = facts.book
-        for uid, held in facts.held.items():
-            if self._ids.get(uid) == held.ids:
+        self._read = facts.read
+        for uid, mine in held.items():
+            if self._ids.get(uid) == mine:
                 continue
-            self._ids[uid] = dict(held.ids)
+            self._ids[uid] = mine
             self._grants[uid] = {
                 name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items()}
-                for name, ids in held.ids.items()
+                for name, ids in mine.items()
             }
             news.add(uid)
-        gone = self._ids.keys() - facts.held.keys()
+        gone = self._ids.keys() - held.keys()
         for uid in gone:
             del self._ids[uid], self._grants[uid]
         return news, gone

@@ -1,13 +1,14 @@
 """How the memory of each card's containers is held, and what `--memory-limits` makes of it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from deviceplugin.gpus.limits import Enforcement, MemoryLimits, Support
 from deviceplugin.node.account import Account
+from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,7 @@ class Supports:
     Attributes:
         driver: the same.
         fallback: how a card is held on which the driver holds nothing.
+        covers: whether that holds a container there, by the card's UUID, its MiB, and how many cards it has.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Supports:
         self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._found = dict.fromkeys(self._cards, NOT_ASKED)
         self._asking: asyncio.Task[None] | None = None
+        self._thread = OwnThread("support of limits")
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
+        self.covers: Callable[[str, int, int], bool] = lambda *_: True
         account.limit_envs = self.container_envs
         self._withhold()
 
@@ -67,6 +71,18 @@ class Supports:
     def enforcement(self, uuid: str) -> Enforcement:
         """Tell how the memory of a card's containers is held."""
         return Enforcement.DRIVER if self.of(uuid).held else self.fallback(uuid)
+
+    def holding(self, uuid: str, mib: int, cards: int) -> Enforcement:
+        """Tell how one container is held on a card.
+
+        Args:
+            uuid: of the card.
+            mib: what the container has there.
+            cards: how many cards it has in all.
+        """
+        found = self.enforcement(uuid)
+        held = found is Enforcement.DRIVER or self.covers(uuid, mib, cards)
+        return found if held else Enforcement.ACCOUNTED
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
         """Name the variables for the vendor's toolkit; none where the driver does not hold all the cards.
@@ -87,15 +103,27 @@ class Supports:
 
     async def ask(self) -> None:
         """Ask the driver about every card, and tell what is new."""
-        found = await asyncio.to_thread(self._ask)
-        before, self._found = self._found, found
-        if found == before:
+        found = await self._thread.call(self._ask)
+        # The cards may have changed meanwhile.
+        before, self._found = self._found, {**self._found, **found}
+        self._found = {uuid: self._found[uuid] for uuid in self._cards}
+        if self._found == before:
             return
+        news: dict[Support, list[str]] = {}
         for uuid in self._cards:
-            if found[uuid] != before[uuid]:
-                self._tell(uuid, found[uuid])
+            if self._found[uuid] != before.get(uuid):
+                news.setdefault(self._found[uuid], []).append(uuid)
+        for support, cards in news.items():
+            self._tell(cards, support)
         self._withhold()
         self._account.changed()
+
+    def cards_changed(self) -> None:
+        """Take the ledger's cards as they are now; new ones are asked about, and until then not held."""
+        self._cards = tuple(card.uuid for card in self._account.ledger.installed)
+        self._found = {uuid: self._found.get(uuid, NOT_ASKED) for uuid in self._cards}
+        self._withhold()
+        self.ask_again()
 
     def ask_again(self) -> None:
         """The same beside other work; a driver that does not answer is asked once."""
@@ -107,7 +135,7 @@ class Supports:
             return dict.fromkeys(self._cards, SWITCHED_OFF)
         if self.driver is None:
             return dict.fromkeys(self._cards, NO_LIMITS)
-        return {uuid: self.driver.support(uuid) for uuid in self._cards}
+        return {uuid: self.driver.support(uuid) for uuid in list(self._cards)}
 
     def _withhold(self) -> None:
         """Offer only cards on which limits are held, where they are required."""
@@ -118,11 +146,13 @@ class Supports:
             )
             self._on_offer()
 
-    def _tell(self, uuid: str, support: Support) -> None:
+    def _tell(self, cards: Sequence[str], support: Support) -> None:
+        """Say once what is true of several cards, with what it takes for more."""
         if support.held:
-            log.info("memory limits are held by the driver", card=uuid)
-        elif self._mode == REQUIRE:
-            log.error("card is not offered: --memory-limits require", card=uuid, reason=str(support))
-            self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+            log.info("memory limits are held by the driver", cards=cards)
+        elif self._mode != REQUIRE:
+            log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
         else:
-            log.info("memory is accounted, not limited by the driver", card=uuid, reason=str(support))
+            log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
+            for uuid in cards:
+                self._notices.not_offered(uuid, f"--memory-limits require, and {support}")

@@ -25,15 +25,19 @@ class Seat:
         namespace: of the pod.
         name: of the pod.
         allocation_text: what its `allocation` annotation says.
+        uid: the API server's.
         runtime_uid: the UID under which the kubelet runs it.
         containers: their names by the runtime's IDs.
+        ended: names of those that do not run any more.
     """
 
     namespace: str
     name: str
     allocation_text: str | None
+    uid: str = ""
     runtime_uid: str = ""
     containers: Mapping[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
 
 
 class PodView:
@@ -158,8 +162,10 @@ class PodView:
             metadata.namespace,
             metadata.name,
             (metadata.annotations or {}).get(self._allocation_key),
+            metadata.uid,
             item.runtime_uid,
             item.status.containers,
+            item.status.ended,
         )
         self._running[item.runtime_uid] = metadata.uid
 
@@ -233,7 +239,7 @@ class NodeView:
         if problem is not None:
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
-        self._account.ledger.set_cordoned(cordoned)
+        self._account.cordon(cordoned)
         cards = [card.uuid for card in self._account.ledger.installed]
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
         self._cordon_is_wrong(

@@ -73,7 +73,12 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
 
 
 def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
-    """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None."""
+    """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None.
+
+    Other cards than before are as urgent as units that are free again.
+    """
+    if (wanted.layout, wanted.sizes) != (written.layout, written.sizes):
+        return "released"
     if _released(wanted, written.used, _holds(written), owed):
         return "released"
     return None if replace(written, seen=wanted.seen) == wanted else "gained"

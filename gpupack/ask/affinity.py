@@ -79,14 +79,19 @@ class Neighbours:
         """Pods that keep others away."""
         return [(pod, found) for pod in self._living if (found := apart(pod))]
 
-    def wanted(self, pod: AskPod) -> bool:
-        """Tell whether any running pod's required affinity, or anti-affinity, means this one."""
+    def wanted_near(self, pod: AskPod) -> bool:
+        """Tell whether any other running pod wants this one near."""
         return any(
             term.matches(each, pod)
-            for each in self._living
-            if each.spec.affinity is not None and each.metadata.uid != pod.metadata.uid
-            for term in (*near(each), *apart(each))
+            for each, found in self._fond
+            if each.metadata.uid != pod.metadata.uid
+            for term in found
         )
+
+    @cached_property
+    def _fond(self) -> list[tuple[AskPod, list[Term]]]:
+        """Pods that want others near."""
+        return [(pod, found) for pod in self._living if (found := near(pod))]
 
     def blocked(self, pod: AskPod, gone: Collection[str] = ()) -> Callable[[str, AskNode], str] | None:
         """Make a function that says of a node why a pod may not run there.

@@ -123,8 +123,9 @@ class CardUse(Answer, frozen=True):
         promised_units: Of this pod.
         share: Who says so, see docs/top.md.
         neighbours: The other pods on the card.
-        used_mib: What the pod's processes use, None where nothing tells.
-        limit_mib: What they can use at most, None where nothing tells.
+        used_mib: What the pod used lately, None where the node has not said.
+        limit_mib: What it can use at most, None where nothing refuses more.
+        held: What holds it to that, see docs/limits.md; empty where the node has not said.
     """
 
     card: int
@@ -138,6 +139,7 @@ class CardUse(Answer, frozen=True):
     neighbours: tuple[PodUnits, ...]
     used_mib: int | None = None
     limit_mib: int | None = None
+    held: str = ""
 
 
 class Why(Answer, frozen=True):
@@ -210,6 +212,38 @@ class FitAnswer(Answer, frozen=True):
     nodes: tuple[NodePods, ...]
     asked: str = ""
     after: Fit | None = None
+    notes: tuple[str, ...] = ()
+    unit_mib: int = 1024
+
+
+class Pods(Answer, frozen=True):
+    """A number of pods."""
+
+    pods: int
+
+
+class Advice(Answer, frozen=True):
+    """A list of moves, and what it is for. Nothing of it has been done.
+
+    Attributes:
+        gained: Pods more that start; cards that become empty.
+        moves: In this order.
+        before: Pods of the size that fit now; pods on the cards that are to be empty.
+        after: The same once the moves are done.
+        optimal: No shorter list reaches as much.
+        at_least: Moves that any list needs at least.
+        text: In a sentence.
+        notes: What else to know, a sentence each.
+        unit_mib: MiB of a unit.
+    """
+
+    gained: int
+    moves: tuple[Move, ...]
+    before: Pods
+    after: Pods
+    optimal: bool
+    at_least: int = 0
+    text: str = ""
     notes: tuple[str, ...] = ()
     unit_mib: int = 1024
 

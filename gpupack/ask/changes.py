@@ -14,7 +14,9 @@ from gpupack.top.objects import no_node
 from scheduler_plugin.placement.reasons import memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
-_MANY: Final = 1_000_000
+_MILLI: Final = 128_000
+_BYTES: Final = 1 << 40
+"""Thousandths of a core and bytes of host memory of an added node, where no node of the cluster has more."""
 
 
 def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tuple[Cluster | None, list[str]]:
@@ -82,6 +84,7 @@ def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
     sizes = [card.schedulable_mib // cluster.unit_mib for card in cards]
     if not any(sizes):
         raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
+    arrays = cluster.state.nodes
     made: list[AskNode] = []
     number = 0
     while len(made) < count:
@@ -95,8 +98,8 @@ def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
         ]
         words = NodeWords.of(cluster.unit_mib, sizes, [0] * len(sizes), 1)
         amounts: dict[str, str | int] = {
-            "cpu": str(_MANY),
-            "memory": f"{_MANY}Gi",
+            "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
+            "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
             cluster.state.resource: str(sum(sizes)),
             PERCENT_RESOURCE: str(200 * len(sizes)),
             **{key: str(value) for key, value in node_resources(words).items()},

@@ -13,7 +13,7 @@ from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, unit_o
 from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
-from gpupack.ask.objects import AskNode, AskPod, load
+from gpupack.ask.objects import AskNode, AskPod, load_all
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
@@ -99,8 +99,8 @@ class Cluster:
         Raises:
             InputError: the text is something else.
         """
-        nodes, pods = load(text)
-        return cls.of(nodes, pods, unit_mib=unit_mib, source=source)
+        nodes, pods, budgets = load_all(text)
+        return cls.of(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
 
     def in_unit(self, unit_mib: int) -> "Cluster":
         """The same cluster as pods see it that ask in units of so many MiB."""

@@ -106,8 +106,14 @@ async def _nothing() -> None:
     """Read nothing."""
 
 
-async def _budgets(client: "KubeClient") -> Sequence[BudgetLite]:
-    return await list_all(client, BUDGETS_PATH, BudgetLite, "PodDisruptionBudgets")
+async def _budgets(client: "KubeClient") -> Sequence[BudgetLite] | None:
+    """All PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
+    from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
+
+    try:
+        return await list_all(client, BUDGETS_PATH, BudgetLite, "PodDisruptionBudgets")
+    except (Forbidden, NotFound):
+        return None
 
 
 class _Event(Struct):

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
 from allocator.place import place
@@ -16,10 +17,10 @@ from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.hosts import Wish, any_pod
 from gpupack.errors import InputError
-from scheduler_plugin.cluster.arrays import LongArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.placement.cardcosts import card_costs
-from scheduler_plugin.placement.filtering import take_many
+from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
+from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 from scheduler_plugin.placement.reasons import demanded
 from scheduler_plugin.placement.verdicts import takes
@@ -81,11 +82,8 @@ def fit(
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    if not cluster.has_words and (changed is None or not changed.has_words):
-        raise InputError(
-            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
-            "is gpupack node running on them?"
-        )
+    if changed is None or not changed.has_words:
+        need_words(cluster)
     request = request_of(ask, cluster.state.resource)
     now = count(cluster, request)
     return FitAnswer(
@@ -97,6 +95,19 @@ def fit(
         notes=tuple(notes),
         unit_mib=cluster.unit_mib,
     )
+
+
+def need_words(cluster: Cluster) -> None:
+    """Check that a cluster has cards at all.
+
+    Raises:
+        InputError: no node offers any in this unit.
+    """
+    if not cluster.has_words:
+        raise InputError(
+            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
+            "is gpupack node running on them?"
+        )
 
 
 def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fit:
@@ -153,10 +164,14 @@ def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[st
 
 
 def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
-    """Place pods on many nodes at once, until none takes another."""
+    """Place pods on many nodes at once, until none takes another.
+
+    As `allocator.policy.choose` does it, but for how near cards are to each other: that decides between cards
+    that the policy finds equally good.
+    """
     nodes = cluster.state.nodes
     costs = card_costs(query.ask.card_policy)
-    if costs is None:
+    if costs is None or len(query.ask.demands) > 1:
         return Counter(
             {
                 nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
@@ -167,7 +182,7 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
-        placed = take_many(nodes, query.ask, left, costs, free)
+        placed = _take(query.ask, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
         found.update(nodes.names[row] for row in left.tolist())
         more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
@@ -175,15 +190,35 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
     return found
 
 
+def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts) -> BoolArray:
+    """Take one pod's cards off what is free on every row; tells which rows had them."""
+    units, cards = ask.demands[0]
+    fits = free >= units
+    if ask.admits is not None:
+        fits &= ask.admits[rows]
+    costs = costs_of(size, free, units)
+    costs[~fits] = np.inf
+    # The best cards first, all of them different.
+    order = np.argsort(costs, axis=1, kind="stable")[:, :cards]
+    placed: BoolArray = np.count_nonzero(fits, axis=1) >= cards
+    np.put_along_axis(free, order, np.take_along_axis(free, order, axis=1) - units, axis=1)
+    return placed
+
+
 def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
     """Place pods on one node, until it takes no other."""
-    cards = list(cards_of(cluster.state.nodes, row))
+    return one_by_one(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
+
+
+def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
+    """Place pods on cards one after the other, until they take no other; at most so many."""
+    left = list(cards)
     for number in range(most):
-        placement = place(cards, query.request, query.ask.card_policy)
+        placement = place(left, request, card_policy)
         if placement is None:
             return number
         for card, units in placement.charge.items():
-            cards[card] = replace(cards[card], used_units=cards[card].used_units + units)
+            left[card] = replace(left[card], used_units=left[card].used_units + units)
     return most
 
 

@@ -134,6 +134,12 @@ class Hosts:
             return known if only is None else {name: known[name] for name in only if name in known}
         return self._blocks(wish, gone, self._cluster.nodes if only is None else only)
 
+    def lets(self, wish: Wish, name: str, gone: frozenset[str]) -> bool:
+        """Tell whether kube-scheduler would offer a node on which enough of everything is left."""
+        if self._by_node(name, wish) is not None:
+            return False
+        return not (wish.ports and wish.ports & self._ports(name, gone))
+
     def _known(self, wish: Wish) -> dict[str, Block]:
         """What was found for a wish before: one pod is asked about many times."""
         for each, known in self._asked:

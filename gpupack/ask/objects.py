@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.errors import shown
 from gpupack.errors import InputError
+from scheduler_plugin.cluster.budgets import BudgetLite
 from scheduler_plugin.cluster.objects import ContainerLite, Struct
 from scheduler_plugin.queue.pods import (
     NodeAffinity,
@@ -130,8 +131,28 @@ class PodCondition(Struct):
     message: str = ""
 
 
+class Terminated(Struct):
+    """How a container ended."""
+
+    finished_at: str | None = None
+
+
+class ContainerState(Struct):
+    """`state` of a container."""
+
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Struct):
+    """One of a pod's `containerStatuses`."""
+
+    state: ContainerState | None = None
+
+
 class AskPodStatus(QueueStatus):
     """`status` of a pod."""
+
+    container_statuses: list[ContainerStatus] | None = None
 
     conditions: list[PodCondition] | None = None  # type: ignore[assignment]
     reason: str = ""
@@ -151,8 +172,12 @@ class AskPod(QueuePod, tag_field="kind", tag="Pod"):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
+class AskBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
+    """A PodDisruptionBudget."""
+
+
 class _List(msgspec.Struct):
-    items: list[AskNode | AskPod]
+    items: list[AskNode | AskPod | AskBudget]
 
 
 class _Kind(msgspec.Struct):
@@ -165,7 +190,13 @@ class _Kind(msgspec.Struct):
 
 
 def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
-    """Read the output of `kubectl get nodes,pods -A -o json`.
+    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_all`."""
+    nodes, pods, _ = load_all(text)
+    return nodes, pods
+
+
+def load_all(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
 
     Raises:
         InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
@@ -180,7 +211,7 @@ def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
     pods = [item for item in items if isinstance(item, AskPod)]
     if not nodes:
         raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}: {_ALLOWED}")
-    return nodes, pods
+    return nodes, pods, [item for item in items if isinstance(item, AskBudget)]
 
 
 def _wrong(text: str | bytes, error: Exception) -> str:
@@ -189,7 +220,7 @@ def _wrong(text: str | bytes, error: Exception) -> str:
         msgspec.json.decode(text)
         found = msgspec.json.decode(text, type=_Kind)
         for item in [msgspec.json.decode(raw, type=_Kind) for raw in found.items or ()]:
-            if item.kind not in {"Node", "Pod"}:
+            if item.kind not in {"Node", "Pod", "PodDisruptionBudget"}:
                 return f"the input holds a {shown(item.kind or 'thing')}, {shown(item.metadata.name)}"
     except msgspec.ValidationError:
         return f"the input does not hold nodes and pods ({error})"

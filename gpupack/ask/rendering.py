@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpupack.ask.answers import CardUse, Fit, FitAnswer, Why
+from gpupack.ask.answers import Advice, CardUse, Fit, FitAnswer, Why
 from gpupack.top.records import printable
 from scheduler_plugin.placement.reasons import memory
 
@@ -57,10 +57,18 @@ def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
         f"{memory(card.size_units, unit_mib)}, {memory(card.used_units, unit_mib)} taken by all together, "
         f"{memory(card.free_units, unit_mib)} free"
     )
-    used = "not known here (see the metrics of the node's daemon)"
-    used = used if card.used_mib is None else f"{card.used_mib} MiB"
-    limit = "not known here" if card.limit_mib is None else f"{card.limit_mib} MiB"
-    yield f"    it uses {used}; its limit is {limit}"
+    used = (
+        "what it uses the node has not said"
+        if card.used_mib is None
+        else f"it used {card.used_mib} MiB lately"
+    )
+    if card.limit_mib is not None:
+        limit = f"and can use {card.limit_mib} MiB at most ({card.held})"
+    else:
+        limit = (
+            "and nothing refuses more than the promise" if card.held else "and not what holds it to its share"
+        )
+    yield f"    {used}, {limit}"
     for other in card.neighbours:
         yield f"    beside {other.namespace}/{other.pod}: {memory(other.units, unit_mib)}"
 
@@ -93,3 +101,20 @@ def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
     if len(shown) > _NODES_SHOWN:
         rest = sum(node.pods for node in shown[_NODES_SHOWN:])
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
+
+
+def advice_text(answer: Advice) -> str:
+    """Write a list of moves."""
+    return "\n".join(printable(line) if line.strip() else "" for line in _advice(answer))
+
+
+def _advice(answer: Advice) -> Iterator[str]:
+    yield f"{answer.text}."
+    if answer.moves:
+        yield ""
+        yield "Moves, in this order; nothing has been done:"
+        yield from (f"  {number}. {move.text}" for number, move in enumerate(answer.moves, start=1))
+        yield ""
+        if answer.optimal:
+            yield "No shorter list reaches as much."
+    yield from _listed("Also:", answer.notes)

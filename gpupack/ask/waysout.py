@@ -11,6 +11,7 @@ from gpupack.ask.answers import PodUnits, WayOut
 from gpupack.ask.ends import fewest_ends
 from gpupack.ask.groups import Verdicts
 from gpupack.ask.hosts import CORDONED, SELECTOR, SYSTEM, TAINT
+from gpupack.ask.making import moves_for
 from gpupack.ask.tries import Held, Trial, numbers
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.placement.reasons import memory
@@ -37,6 +38,9 @@ def ways_out(trial: Trial, verdicts: Verdicts, held: Held) -> Iterator[WayOut]:
     yield from _other_cards(trial)
     yield from _other_nodes(trial, verdicts)
     yield from _ends(trial, verdicts, held)
+    moves = moves_for(trial, held)
+    if moves is not None:
+        yield moves
 
 
 def _with_units(request: PodRequest, number: int, units: int) -> PodRequest:

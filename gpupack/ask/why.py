@@ -200,7 +200,7 @@ class _About:
             node = self._pod.status.nominated_node_name
             notes.append(f"node {node} is kept for it while pods of lower priority leave")
         broken = [group for group in found.groups if group.reason == "CorruptWords"]
-        notes += [f"{group.count} nodes publish words that cannot be read" for group in broken]
+        notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
         return tuple(notes)
 
 

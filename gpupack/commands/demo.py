@@ -15,9 +15,15 @@ from gpupack.policies import all_policies
 )
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True)
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
+@click.option(
+    "--dashboard", is_flag=True, help="In place of the story: the dashboard, on pods that come and go."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8913, show_default=True, help="Of --dashboard."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all parts.")
 @version_option
-def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> None:
+def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port: int, verbose: bool) -> None:
     """Run the main job on this machine: 3 simulated nodes, the extender, 20 pods, each with its card.
 
     The parts are the real ones: node daemons speak gRPC to an embedded kubelet and HTTP to an embedded
@@ -33,6 +39,12 @@ def demo(seed: int, node_policy: str, card_policy: str, *, verbose: bool) -> Non
 
     configure("info" if verbose else "error")
     prepare(all_policies())
+    if dashboard:
+        from gpupack.commands.common import serve
+        from gpupack.demo.load import watch
+
+        serve(lambda stop: watch(seed, node_policy, card_policy, port, stop), SettingsError, GpupackError)
+        return
     try:
         asyncio.run(run(seed, node_policy, card_policy))
     except SettingsError as error:

@@ -1,12 +1,13 @@
 """`gpupack node`: the daemon of one node."""
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY
-from gpupack.commands.common import card_policy_parameter, log_format, prepare, serve, version_option
+from gpupack.commands.common import FAILED, card_policy_parameter, log_format, prepare, serve, version_option
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
 
@@ -38,9 +39,7 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command(help=NODE_HELP, cls=PolicyCommand, lists=card_policies)
-@click.option(
-    "--node-name", required=True, envvar="NODE_NAME", help="Name of the Node object. Also $NODE_NAME."
-)
+@click.option("--node-name", envvar="NODE_NAME", help="Name of the Node object, required. Also $NODE_NAME.")
 @click.option(
     "--gpus", default="nvml", show_default=True, metavar="nvml|simulated", help="Where cards come from."
 )
@@ -86,6 +85,16 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     callback=_comma_list,
     help="Folders of CDI specifications; one of ours is written into the last where cards lack one.",
 )
+@click.option(
+    "--pass-device-specs/--no-pass-device-specs",
+    default=False,
+    help="Give the kubelet the cards' device nodes too: for its static cpu manager.",
+)
+@click.option(
+    "--advise-frameworks/--no-advise-frameworks",
+    default=False,
+    help="Where nothing holds a container to its share, set variables of JAX and TensorFlow.",
+)
 @click.option("--cdi/--no-cdi", default=False, help="Old name of --device-list-strategy envvar,cdi-cri.")
 @click.option(
     "--cgroup-root",
@@ -100,6 +109,39 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     show_default=True,
     metavar="auto|off|require",
     help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other cards.",
+)
+@click.option(
+    "--sharing",
+    default="time-slicing",
+    show_default=True,
+    metavar="time-slicing|mps",
+    help="With mps, gpupack mps holds containers to their shares where the driver does not.",
+)
+@click.option(
+    "--mps-root",
+    type=click.Path(path_type=Path),
+    default=Path("/run/gpupack/mps"),
+    show_default=True,
+    help="Folder of the host where gpupack mps is met.",
+)
+@click.option(
+    "--mps-threads/--no-mps-threads",
+    default=False,
+    help="Limit a container's share of the multiprocessors like that of the memory.",
+)
+@click.option(
+    "--over-use-mib",
+    type=int,
+    default=512,
+    show_default=True,
+    help="MiB beyond its share that a container may use before an Event tells of it.",
+)
+@click.option(
+    "--evict-over-use-after-s",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Evict a pod that uses more for so many seconds; 0: never. Needs the component evict-over-use.",
 )
 @click.option(
     "--container-logs",
@@ -130,6 +172,19 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     show_default=True,
     help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Run no daemon: say what this node offers, what would be used and why not more. Exits 0 or 1.",
+)
+@click.option(
+    "-o",
+    "--output",
+    default="table",
+    show_default=True,
+    metavar="table|json",
+    help="How --check says it.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option
@@ -137,8 +192,13 @@ def node(**options: Any) -> None:
     """Run the daemon of one node."""
     from gpupack.logs import configure
 
+    only_check, output = options.pop("check"), options.pop("output")
     options["device_list_strategy"] = _strategy(options)
     options["cdi_dirs"] = tuple(map(Path, options["cdi_dirs"]))
+    if only_check:
+        _check(options, output)
+    if options["node_name"] is None:
+        raise click.MissingParameter(param_hint="'--node-name'", param_type="option")
     # First: it loads structlog without what a daemon has no use for.
     configure(options["log_level"], options["log_format"])
 
@@ -149,3 +209,21 @@ def node(**options: Any) -> None:
 
     prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
+
+
+def _check(options: dict[str, Any], output: str) -> NoReturn:
+    """Say what the node offers, and exit."""
+    from deviceplugin.check import check, served
+    from deviceplugin.settings import Settings
+    from gpupack.nodecheck import render
+
+    if output not in {"table", "json"}:
+        raise click.BadParameter(f"{output!r}: allowed are table, json", param_hint="'--output'")
+    options.pop("card_policy_parameters")
+    settings = Settings(**{**options, "node_name": options["node_name"] or "this-node"})
+    faults = settings.gpu_faults()
+    if faults:
+        raise click.UsageError("; ".join(faults))
+    findings = check(settings)
+    click.echo(render(findings, output, colour=sys.stdout.isatty()))
+    sys.exit(0 if served(findings) else FAILED)

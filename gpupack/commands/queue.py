@@ -40,12 +40,18 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
 
     configure(options["log_level"], options["log_format"])
 
+    import uvloop  # half of what asyncio's own loop costs
+
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.queue.app import run
     from scheduler_plugin.queue.settings import QueueSettings
 
-    serve(lambda stop: run(QueueSettings(config=config, **options), stop=stop), SchedulerError, KubeApiError)
+    serve(
+        lambda stop: run(QueueSettings(config=config, **options), stop=stop),
+        *(SchedulerError, KubeApiError),
+        new_loop=uvloop.new_event_loop,
+    )
 
 
 @queue.command(short_help="Show who has what, who waits and why.")

@@ -5,16 +5,21 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from gpupack.commands.asking import ask, source_of, source_options
 from gpupack.commands.common import card_policy_parameter, fail, prepare, version_option
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
 
 @click.command(help=SIMULATE_HELP, cls=PolicyCommand, lists=all_policies)
-@click.option("--nodes", required=True, metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
+@click.option("--nodes", metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
+@click.option("--pods", metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli.")
+@click.option("--cluster", is_flag=True, help="The nodes and pods of your cluster, in place of files.")
+@click.option("--without", multiple=True, metavar="NODE", help="With --cluster: also as if it were gone.")
 @click.option(
-    "--pods", required=True, metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli."
+    "--add", multiple=True, metavar="PROFILE[xN]", help="With --cluster: also with N more nodes of a profile."
 )
+@source_options
 @click.option("--policy", default=DEFAULT_NODE_POLICY, show_default=True, metavar="NAME[,NAME]")
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @card_policy_parameter
@@ -61,6 +66,7 @@ from gpupack.policies import PolicyCommand, all_policies
 @version_option
 def simulate(**options: Any) -> None:
     """Run node policies over a trace of nodes and pods."""
+    from gpupack.errors import InputError
     from scheduler_plugin.errors import SettingsError, TraceError
     from scheduler_plugin.simulator.app import run
     from scheduler_plugin.simulator.options import (
@@ -72,28 +78,64 @@ def simulate(**options: Any) -> None:
         parse_seeds,
     )
 
+    live = _is_live(options)
     prepare(all_policies())
     try:
-        run(
-            Options(
-                nodes=options["nodes"],
-                pods=options["pods"],
-                policies=parse_names(options["policy"]),
-                card_policy=options["card_policy"],
-                card_policy_parameters=options["card_policy_parameters"],
-                workloads=parse_names(options["workload"]),
-                replay=options["replay"],
-                queues=options["queues"],
-                load=parse_load(options["load"]),
-                max_pods=options["max_pods"],
-                inflation=options["inflation"],
-                seeds=parse_seeds(options["seeds"]),
-                jobs=default_jobs() if options["jobs"] is None else options["jobs"],
-                card_units=options["card_units"],
-                plot=options["plot"],
-                json=options["json_file"],
-                parameters=parse_parameters(options["parameters"]),
-            )
+        asked = Options(
+            nodes=options["nodes"] or "",
+            pods=options["pods"] or "",
+            policies=parse_names(options["policy"]),
+            card_policy=options["card_policy"],
+            card_policy_parameters=options["card_policy_parameters"],
+            workloads=parse_names(options["workload"]),
+            replay=options["replay"],
+            queues=options["queues"],
+            load=parse_load(options["load"]),
+            max_pods=options["max_pods"],
+            inflation=options["inflation"],
+            seeds=parse_seeds(options["seeds"]),
+            jobs=default_jobs() if options["jobs"] is None else options["jobs"],
+            card_units=options["card_units"],
+            plot=options["plot"],
+            json=options["json_file"],
+            parameters=parse_parameters(options["parameters"]),
         )
-    except (SettingsError, TraceError) as error:
+        if live:
+            _on_cluster(asked, options)
+        else:
+            run(asked)
+    except (InputError, SettingsError, TraceError) as error:
         fail(error)
+
+
+def _is_live(options: dict[str, Any]) -> bool:
+    """Whether a cluster is to be simulated, not files.
+
+    Raises:
+        UsageError: options that contradict each other.
+    """
+    live = options["cluster"] or options["filename"] is not None
+    files = [name for name in ("nodes", "pods") if options[name] is not None]
+    if live and files:
+        raise click.UsageError(f"--{files[0]} with a cluster: allowed is one of the two")
+    if not live and len(files) < 2:  # noqa: PLR2004
+        raise click.UsageError("no nodes and pods: allowed are --nodes FILE with --pods FILE, or --cluster")
+    for name in ("without", "add", "unit_mib", "context", "kubeconfig"):
+        if options[name] and not live:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for a cluster: allowed with --cluster")
+    return bool(live)
+
+
+def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
+    """Simulate the cluster, as it is and changed."""
+    import gc
+    from functools import partial
+
+    from gpupack.ask.fetching import read
+    from gpupack.ask.simulating import scenarios, simulate_all
+
+    source = source_of({**options, "unit_mib": None})
+    cluster = ask(lambda: read(source))
+    gc.enable()
+    found = scenarios(cluster, options["without"], options["add"], options["unit_mib"])
+    simulate_all(found, asked, partial(click.echo, err=asked.json == "-"))

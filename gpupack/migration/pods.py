@@ -28,7 +28,7 @@ NODE_POLICIES: Final = {"binpack": "best-fit", "spread": "least-requested"}
 CARD_POLICIES: Final = {"binpack": "most-used", "spread": "least-used"}
 WITHOUT_PEER: Final = {
     "nvidia.com/vgpu-mode": "how memory is limited is not the pod's choice",
-    "nvidia.com/numa-bind": "cards are not chosen by NUMA node",
+    "nvidia.com/numa-bind": "of equally good cards those of one NUMA node are taken, it is not required",
 }
 WRITTEN_BY_PEERS: Final = (
     "hami.io/bind-phase",

@@ -45,6 +45,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "held_units": card.held_units,
         "healthy": card.healthy,
         "cordoned": card.cordoned,
+        "held": card.held or None,
         "cordon_reason": card.cordon_reason or None,
         **({"pods": _pods(card.pods)} if pods else {}),
     }
@@ -52,6 +53,14 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
 
 def _pods(pods: Sequence[PodRow]) -> list[dict[str, Any]]:
     return [
-        {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid, "units": pod.units, "share": pod.share}
+        {
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+            "units": pod.units,
+            "share": pod.share,
+            "used_mib": pod.used_mib,
+            "held": pod.held or None,
+        }
         for pod in pods
     ]

@@ -20,6 +20,8 @@ class PodRow:
         uid: of the pod.
         units: on the card; of the whole pod where the card is not known.
         share: how it stands to the card.
+        used_mib: MiB that it uses there as of lately, None where nobody tells.
+        held: what holds it to its share: `driver`, `mps`, `accounted`; empty where nobody tells.
     """
 
     namespace: str
@@ -27,6 +29,8 @@ class PodRow:
     uid: str
     units: int
     share: Share
+    used_mib: int | None = None
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class CardRow:
         healthy: as the inventory says; the daemon calls every card unhealthy when it stops.
         cordoned: by `gpupack.io/cordon`.
         cordon_reason: why, as the person said who did it; empty where nobody said.
+        held: what holds its containers to their shares, as `PodRow.held`.
         held_units: what the words hold of pods there, None where the node does not say.
         pods: on this card; empty unless they were asked for.
     """
@@ -54,6 +59,7 @@ class CardRow:
     healthy: bool = True
     cordoned: bool = False
     cordon_reason: str = ""
+    held: str = ""
     held_units: int | None = None
     pods: tuple[PodRow, ...] = ()
 

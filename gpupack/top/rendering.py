@@ -75,21 +75,22 @@ def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
         size = sum(card.size_units for card in row.cards)
         bars = [Cell(f"{_fill(card)}{_mark(row, card)}", _style(row, card)) for card in row.cards]
         total = Cell(f"{used}/{size}" if row.cards else "-")
-        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], _remark(row, look))
+        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], remark(row, look))
 
 
 def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     """Lay out one line per card."""
-    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MODEL", "UUID")
+    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
-        tail = _remark(row, look)
+        tail = remark(row, look)
         for card in row.cards:
             cells = [
                 *_node_cells(row),
                 Cell(str(card.index)),
                 Cell(_unit(row.unit_mib)),
                 *_card_cells(row, card),
+                Cell(card.held or "-"),
                 *_inventory_cells(card),
             ]
             why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
@@ -102,10 +103,22 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
 def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     """Lay out one line for each pod on each card; cards without pods have one, too."""
     inventory = ("MODEL", "UUID") if look.output == "wide" else ()
-    titles = ("NODE", "CARD", "USED", "STATE", "NAMESPACE", "POD", "UNITS", "SHARE", *inventory)
+    titles = (
+        "NODE",
+        "CARD",
+        "USED",
+        "STATE",
+        "NAMESPACE",
+        "POD",
+        "UNITS",
+        "SHARE",
+        "USED MIB",
+        "MEMORY",
+        *inventory,
+    )
     yield _titles(*titles)
     for row in rows:
-        tail = _remark(row, look)
+        tail = remark(row, look)
         for card in row.cards:
             for pod in card.pods or (_NOBODY,):
                 cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
@@ -127,8 +140,7 @@ def _dashes(count: int) -> list[Cell]:
 
 
 def _node_cells(row: NodeRow) -> list[Cell]:
-    status = _status(row)
-    return [Cell(row.node), Cell(status, PLAIN if row.takes_pods else _OUT)]
+    return [Cell(row.node), Cell(status(row), PLAIN if row.takes_pods else _OUT)]
 
 
 def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
@@ -142,12 +154,20 @@ def _inventory_cells(card: CardRow) -> list[Cell]:
 
 def _pod_cells(pod: PodRow) -> list[Cell]:
     if not pod.uid:
-        return _dashes(4)
+        return _dashes(6)
     name = pod.name or f"UID {pod.uid}"
-    return [Cell(pod.namespace or "-"), Cell(name), Cell(str(pod.units)), Cell(pod.share)]
+    used = "-" if pod.used_mib is None else str(pod.used_mib)
+    return [
+        Cell(pod.namespace or "-"),
+        Cell(name),
+        Cell(str(pod.units)),
+        Cell(pod.share),
+        Cell(used),
+        Cell(pod.held or "-"),
+    ]
 
 
-def _status(row: NodeRow) -> str:
+def status(row: NodeRow) -> str:
     """Write a node's status as kubectl does, with our own word for a node that no daemon serves."""
     words = ["Unknown" if row.ready is None else "Ready" if row.ready else "NotReady"]
     if row.unschedulable:
@@ -157,7 +177,7 @@ def _status(row: NodeRow) -> str:
     return ",".join(words)
 
 
-def _remark(row: NodeRow, look: Look) -> str:
+def remark(row: NodeRow, look: Look) -> str:
     """What a person has to know besides the cards; empty where there is nothing."""
     remarks = [row.error or ""]
     if row.without_daemon:

@@ -109,7 +109,8 @@ def _cards(
         problems.append(str(error))
     if NODE_CARDS in annotations:
         try:
-            joined = join_cards(words, load_cards(annotations[NODE_CARDS]), cordoned)
+            inventory = load_cards(annotations[NODE_CARDS])
+            joined = join_cards(words, inventory, cordoned)
         except PackingError as error:
             problems.append(str(error))
         else:
@@ -123,8 +124,9 @@ def _cards(
                     healthy=card.healthy,
                     cordoned=card.cordoned,
                     cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
+                    held=printable(record.held),
                 )
-                for card in joined
+                for card, record in zip(joined, inventory, strict=True)
             )
     if NODE_HOLDS in annotations:
         try:

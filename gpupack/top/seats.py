@@ -70,7 +70,10 @@ def join_pods(
             share, units = _by_annotations(pod, request, position_of)
             if not units:
                 nowhere.append(replace(row, units=request.effective_units))
+        memory = _memory(pod)
         for position, count in units.items():
+            used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
+            row = replace(row, used_mib=used_mib, held=by)
             on_card.setdefault(position, []).append(replace(row, units=count, share=share))
     for uid, units in held.items():
         for position, count in units.items():
@@ -96,6 +99,20 @@ def _request(pod: PodLite, resource: str) -> PodRequest | None:
         )
     except AllocatorError:  # a pod that no scheduler of ours placed
         return None
+
+
+def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
+    """MiB used and what holds it, by card, as `allocation` tells; None where it does not of one container."""
+    found: dict[str, tuple[int | None, str]] = {}
+    with suppress(AllocatorError):
+        allocation = load_allocation((pod.metadata.annotations or {}).get(POD_ALLOCATION, ""))
+        cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
+        for uuid, record in (pair for card in cards for pair in card.items()):
+            before_mib, _ = found.get(uuid, (0, ""))
+            known = before_mib is not None and record.used is not None
+            used_mib = (before_mib or 0) + (record.used or 0) if known else None
+            found[uuid] = used_mib, printable(record.held)
+    return found
 
 
 def _by_annotations(

@@ -6,6 +6,7 @@ needed. All are pure; a `NodeRecord` is what is known of one node name, and time
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allocator.errors import RequestError
 from allocator.records import Assignment, charge
@@ -46,8 +47,7 @@ class Tombstone:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Units that a pod takes on a node and that the node's words do not show for certain."""
 
     uid: str
@@ -162,9 +162,10 @@ class Rules:
         """
         if claim.assigned is None:
             return None
+        # What a share costs depends on the cards that the node has now; what units cost does not.
+        sizes = dict(zip(book.uuids, book.sizes, strict=False)) if claim.request.percent else {}
         try:
-            # What a share costs depends on the cards that the node has now.
-            units_of = charge(claim.request, claim.assigned, dict(zip(book.uuids, book.sizes, strict=False)))
+            units_of = charge(claim.request, claim.assigned, sizes)
         except RequestError:
             return None
         charges: dict[int, int] = {}

@@ -15,8 +15,9 @@ class ShapeIndex:
     def update(self, book: NodeRecord, claims: Iterable[Claim]) -> None:
         """Take the claims on a node, which replace those of before."""
         found: set[tuple[Size, Shape]] = set()
-        for claim in claims:
-            found |= shapes(claim.request)
+        # Pods that ask alike share one request.
+        for request in {id(claim.request): claim.request for claim in claims}.values():
+            found |= shapes(request)
         if found == book.shapes:
             return
         for units, shape in book.shapes - found:

@@ -106,6 +106,12 @@ class Binder:
         self._opening = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._sending = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether Bindings are on their way to the API server."""
+        return self._sending > 0
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
         """Bind the pod of this name and UID to a node.
@@ -199,6 +205,7 @@ class Binder:
     async def _send(self, commitment: Commitment) -> str:
         pod = commitment.pod
         annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
+        self._sending += 1
         try:
             await self.api.bind(
                 pod.namespace,
@@ -220,6 +227,8 @@ class Binder:
                 await self._read(commitment)
             self._roll_back(commitment)
             return f"Binding refused: {error.message}"
+        finally:
+            self._sending -= 1
         return ""
 
     async def _read(self, commitment: Commitment) -> Outcome:

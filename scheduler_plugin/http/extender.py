@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.names import POD_NODE_POLICY
+from allocator.names import POD_NODE_POLICY, POD_PLANNED
 from allocator.request import PodRequest
-from scheduler_plugin.cluster.arrays import BoolArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
 from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
 from scheduler_plugin.cluster.signals import Signal
@@ -125,7 +125,7 @@ class Extender:
         rows, at = self._known(candidates)
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
-        scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
+        scores = self._scores(pod, query, rows, fitting_rows)
         ranks_by_itself = _ranks_by_itself(pod)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
@@ -138,6 +138,12 @@ class Extender:
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
         return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
+
+    def _scores(self, pod: PodLite, query: Query, rows: RowArray, fitting_rows: RowArray) -> FloatArray:
+        """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
+        if len(rows) == 1 and POD_PLANNED in (pod.metadata.annotations or {}):
+            return np.zeros(len(fitting_rows), dtype=np.float64)
+        return score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.

@@ -11,10 +11,11 @@ from aiohttp import web
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
+from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.options import elector_of
+from scheduler_plugin.options import EVENTS, elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.configfile import ConfigFile
@@ -56,7 +57,7 @@ async def run(
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(
-            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue")
+            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
         queue = Queue(config, state, Policies(settings.node_policy, settings.card_policy))
@@ -65,7 +66,7 @@ async def run(
         elector = elector_of(settings, client)
         term = Term(elector, watcher, clock, settings.write_timeout_s)
         writer = Writer(client, term.may_write, settings.write_timeout_s)
-        recorder = EventRecorder(client, "gpupack-queue")
+        recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
         metrics = QueueMetrics()
         controller = Controller(queue, writer, recorder, clock, term.is_open, metrics.decisions.observe)
         sink = NamespaceSink(queue, controller.note)

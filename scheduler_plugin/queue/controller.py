@@ -113,6 +113,11 @@ class Controller:
         """Something changed: decide again."""
         self._news.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether releases are on their way to the API server."""
+        return bool(self._writes)
+
     async def run(self) -> None:
         """Decide until cancelled."""
         next_tick = self._clock()

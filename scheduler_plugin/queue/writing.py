@@ -20,6 +20,7 @@ from scheduler_plugin.queue.labels import NodeTerm
 from scheduler_plugin.queue.pods import Affinities, QueuePod
 
 JSON_PATCH: Final = "application/json-patch+json"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _decode_pod = msgspec.json.Decoder(QueuePod).decode
 
 
@@ -164,23 +165,31 @@ def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+def only_node(node: str) -> dict[str, Any]:
+    """Write the node affinity of a pod that may run on one node."""
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(node)]}]}}
+
+
 def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
-    field = {"key": "metadata.name", "operator": "In", "values": [node]}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    terms: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    affinity = only_node(node)
     match entry.ticket.affinity:
         case Affinities.NONE:
-            return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": {required: terms}}}]
+            return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
         case Affinities.SOME:
-            return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": {required: terms}}]
+            return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": affinity}]
         case Affinities.NODES:
-            return [{"op": "add", "path": f"/spec/affinity/nodeAffinity/{required}", "value": terms}]
+            path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+            return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
     own = entry.wants.rules.terms if entry.wants is not None else None
-    path = f"/spec/affinity/nodeAffinity/{required}/nodeSelectorTerms"
+    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
     return [
-        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), field]}
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}
         for at, term in enumerate(own or ())
     ]
+
+
+def _field(node: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
 
 
 def _fields(term: NodeTerm) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def run(options: Options, out: Callable[[str], None] = print, progress: Progress
         for path in paths:
             out(f"wrote {path}")
     if options.json is not None:
-        _write(options.json, json.dumps(everything, indent=1))
+        write_json(options.json, json.dumps(everything, indent=1))
 
 
 def simulate(options: Options, warn: Callable[[str], None], progress: Progress) -> dict[str, Any]:
@@ -204,7 +204,12 @@ def _each(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _write(target: str, text: str) -> None:
+def write_json(target: str, text: str) -> None:
+    """Write to a file, or with `-` to standard output.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
     if target == "-":
         sys.stdout.write(text + "\n")
         return

@@ -61,7 +61,7 @@ def causes(cluster: Cluster, workload: Workload) -> dict[str, float]:
             left &= holds
         amounts[RESTS] += share.popularity * float(rests[left].sum())
         amounts[USABLE] += share.popularity * float((node_free - rests)[left].sum())
-    whole = cluster.gpus * cluster.card_units
+    whole = cluster.units
     return {cause: 100.0 * amount / whole for cause, amount in amounts.items()}
 
 

@@ -42,7 +42,11 @@ class Cluster:
 
     Args:
         nodes: Sorted by name, so that the first of equal rows has the smallest name.
-        card_units: Units a card has; requests are rounded up to whole units.
+        card_units: Units a card has whose node does not say; requests are rounded up to whole units.
+
+    Attributes:
+        units: Of all cards together.
+        even: All cards have one size.
     """
 
     def __init__(self, nodes: Sequence[TraceNode], card_units: int = CARD) -> None:
@@ -54,8 +58,13 @@ class Cluster:
         for node in nodes:
             row = self.arrays.add(node.name)
             self.arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
-            cards = [card_units] * node.cards
+            cards = [node.card_units or card_units] * node.cards
             self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
+        self.units = int(self.arrays.size.sum())
+        sizes = {node.card_units or card_units for node in nodes if node.cards}
+        self.even = len(sizes) <= 1
+        if self.even:
+            self.card_units = next(iter(sizes), card_units)
         self._model_of_row = np.array(
             [self.arrays.model[row, 0] if self.arrays.cards[row] else -1 for row in range(len(nodes))],
             dtype=np.int64,
@@ -63,14 +72,22 @@ class Cluster:
 
     def kind(self, pod: TracePod, card_policy: str) -> PodKind:
         """Make a pod's request ready; the same object for equal requests."""
-        key = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_milli, pod.models, card_policy)
+        key = (
+            pod.cpu_milli,
+            pod.memory_mib,
+            pod.cards,
+            pod.gpu_milli,
+            pod.gpu_units,
+            pod.models,
+            card_policy,
+        )
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = self._kind(pod, card_policy)
         return kind
 
     def _kind(self, pod: TracePod, card_policy: str) -> PodKind:
-        units = -(-pod.gpu_milli * self.card_units // CARD)
+        units = pod.gpu_units or -(-pod.gpu_milli * self.card_units // CARD)
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
         admits: BoolArray | None = None

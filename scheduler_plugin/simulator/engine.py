@@ -86,7 +86,7 @@ def run(
     outcome = Outcome(pods=len(pods))
     asked_of = [pod.asked for pod in pods]
     total = cluster.gpus * CARD
-    whole = cluster.gpus * cluster.card_units
+    whole = cluster.units
     asked = taken = 0
     next_point = 1
     placer = Placer(cluster, policy, card_policy)

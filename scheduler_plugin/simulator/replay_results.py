@@ -70,7 +70,7 @@ def replay_result(story: Story, replay: Replay, cluster: Cluster, wall_s: float)
     away = [number for number in story.turned_away if number in mine]
     edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
     times = [sample.at_s for sample in story.samples]
-    whole = 100.0 / (cluster.gpus * cluster.card_units)
+    whole = 100.0 / cluster.units
     asked = _asked(replay, edges) * (100.0 / cluster.gpus)
     used = step_means(times, [sample.used * whole for sample in story.samples], edges)
     waiting = step_means(times, [float(sample.waiting) for sample in story.samples], edges)

@@ -23,12 +23,17 @@ def run_result(outcome: Outcome, cluster: Cluster, split: dict[str, float]) -> R
     Returns:
         `pods, placed, allocated_percent {"100": x, "130": y}, whole_percent` (cards free as a
         whole when half of the GPUs had been asked for, or null), `failed {reason: n},
-        free_percent, unavoidable_percent` (of all GPUs: free in every placement of the same pods),
+        free_percent, unavoidable_percent` (of all GPUs: free in every placement of the same pods; 0 where the
+        cards differ in size),
         `fragmentation {cause: percent}, curve [[arrived, allocated, fragmented or null]], wall_s`.
     """
-    whole = cluster.gpus * cluster.card_units
+    whole = cluster.units
     free = 100.0 * (whole - int(cluster.arrays.gpu_used.sum())) / whole
-    waste = unavoidable_waste(cluster.card_units, cluster.gpus, outcome.placed_units, outcome.failed_units)
+    waste = 0.0
+    if cluster.even:
+        waste = unavoidable_waste(
+            cluster.card_units, cluster.gpus, outcome.placed_units, outcome.failed_units
+        )
     return {
         "pods": outcome.pods,
         "placed": outcome.placed,

@@ -23,6 +23,8 @@ QUEUE_COLUMN: Final = "queue"
 DATA_COLUMN: Final = "data"
 JOB_COLUMN: Final = "job"
 RACK_COLUMN: Final = "rack"
+CARD_UNITS_COLUMN: Final = "card_units"
+GPU_UNITS_COLUMN: Final = "gpu_units"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
 SCHEDULED_COLUMN: Final = "scheduled_time"
@@ -30,6 +32,7 @@ SCHEDULED_COLUMN: Final = "scheduled_time"
 _MAX_CPU: Final = 10**8
 _MAX_MEMORY: Final = 10**9
 _MAX_CARDS: Final = 64
+_MAX_UNITS: Final = 1 << 17
 _MAX_TIME: Final = 10**12
 _SHOWN: Final = 64
 
@@ -38,13 +41,17 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node: thousandths of a core, MiB of host memory, number of cards, their model, its data and rack."""
+    """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said).
+
+    With the names of the data that it has, and its rack, where there are any.
+    """
 
     name: str
     cpu_milli: int
     memory_mib: int
     cards: int
     model: str
+    card_units: int = 0
     data: frozenset[str] = frozenset()
     rack: str = ""
 
@@ -58,9 +65,10 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times; its queue.
+    """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
 
-    With the names of the data that it reads, and the job that it belongs to, where there are any.
+    Where `gpu_units` is not 0 it asks for so many units of each card, whatever that is in thousandths. With
+    the names of the data that it reads, and the job that it belongs to, where there are any.
     """
 
     name: str
@@ -71,6 +79,7 @@ class TracePod:
     models: tuple[str, ...] = ()
     times: Times | None = None
     queue: str = ""
+    gpu_units: int = 0
     data: frozenset[str] = frozenset()
     job: str = ""
 
@@ -84,7 +93,8 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
     """Read the node list, sorted by name.
 
     Args:
-        path: CSV file with the columns of `NODE_COLUMNS`; `data` (names, `A|B`) and `rack` where they are.
+        path: CSV file with the columns of `NODE_COLUMNS`; `card_units` where cards differ in size, `data`
+            (names, `A|B`) and `rack` where they are.
         warn: Called with a line for each row that is left out.
 
     Raises:
@@ -98,6 +108,8 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
         for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
             numbers[column], wrong = _number(where, column, row, most)
             fault = fault or wrong
+        units, wrong = _units(where, CARD_UNITS_COLUMN, row)
+        fault = fault or wrong
         if fault:
             warn(f"{fault}; the node is left out")
             continue
@@ -107,6 +119,7 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
             numbers["memory_mib"],
             numbers["gpu"],
             (row["model"] or "").strip(),
+            units,
             _names(row.get(DATA_COLUMN)),
             (row.get(RACK_COLUMN) or "").strip(),
         )
@@ -119,8 +132,8 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`, and `gpu_spec` (models, `A|B`), `queue`, `data`
-            (names, `A|B`) and `job` where they are.
+        path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
+            `queue`, `gpu_units` (units of each card, in place of `gpu_milli`), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -130,7 +143,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     known = {node.model for node in nodes}
-    possible: dict[tuple[int, int, int, tuple[str, ...]], bool] = {}
+    possible: dict[tuple[int, int, int, int, tuple[str, ...]], bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
     for where, row in _rows(path, columns):
@@ -146,7 +159,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
             if model not in known:
                 what = f"{where}: {MODELS_COLUMN} names {_quote(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
-        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.models)
+        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_units, pod.models)
         if shape not in possible:
             possible[shape] = any(_could_run(pod, node) for node in nodes)
         if not possible[shape]:
@@ -210,9 +223,12 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
         return None, fault
     models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
+    units, fault = _units(where, GPU_UNITS_COLUMN, row)
+    if fault:
+        return None, fault
     queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
     data = _names(row.get(DATA_COLUMN))
-    return replace(pod, queue=queue, job=job, data=data) if queue or job or data else pod, ""
+    return replace(pod, queue=queue, job=job, data=data, gpu_units=units if cards else 0), ""
 
 
 def _names(text: str | None) -> frozenset[str]:
@@ -241,6 +257,7 @@ def _could_run(pod: TracePod, node: TraceNode) -> bool:
         and pod.memory_mib <= node.memory_mib
         and pod.cards <= node.cards
         and (not pod.models or node.model in pod.models)
+        and (not node.card_units or pod.gpu_units <= node.card_units)
     )
 
 
@@ -258,6 +275,11 @@ def _number(where: str, column: str, row: Mapping[str, str | None], most: int) -
     if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
         return int(text), ""
     return 0, f"{where}: {column} is {_quote(text)}; allowed is a whole number from 0 to {most}"
+
+
+def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
+    """Read units of a card, 0 where the file does not say."""
+    return _number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 
 def _quote(text: str) -> str:

@@ -360,6 +360,31 @@ def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluste
     until(lambda: told(cluster, forgetful) == "", "the name is set again")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA_GPU_MEMORY_LIMIT",
+        "NVIDIA_GPU_MEMORY_REQUEST",
+        "NVIDIA_VISIBLE_DEVICES",
+        "GPUPACK_CARDS",
+        "CUDA_MPS_PIPE_DIRECTORY",
+    ],
+)
+def test_no_pod_writes_its_own_limits(cluster: Cluster, name: str) -> None:
+    """What it writes would come after what the node daemon gives it."""
+    variable = {"env": [{"name": name, "value": "1"}]}
+    said = f'container "{{}}" sets {name}, which says what it was given'
+    assert said.format("main") in told(cluster, w.pod("p", {**w.container(gib=1), **variable}))
+    beside = {**w.container("side"), **variable}
+    assert said.format("side") in told(cluster, w.pod("p", w.container(gib=1), beside))
+    assert said.format("side") in told(cluster, w.pod("p", w.container(limits={PERCENT: 5}), init=[beside]))
+    # Pods that ask for no memory are not ours to judge.
+    assert told(cluster, w.pod("p", beside)) == ""
+    assert (
+        told(cluster, w.pod("p", {**w.container(gib=1), "env": [{"name": f"MY_{name}", "value": "1"}]})) == ""
+    )
+
+
 def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
     """The component for clusters where a card that was given to one pod alone must have no other user."""
 

@@ -26,6 +26,13 @@ OVERLAYS = {
     "scheduler-name-v1beta1": ["schedulerName=v1beta1"],
     "simulated-gpus": ["simulatedGpus.enabled=true"],
 }
+# And for components that have no overlay.
+COMPONENTS = {
+    "cdi": ["cdi.enabled=true"],
+    "evict-over-use": ["evictOverUse.enabled=true"],
+    "mps": ["mps.enabled=true"],
+    "visible-devices": ["visibleDevices.enabled=true"],
+}
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -70,6 +77,14 @@ def test_each_overlay_is_a_value(overlay: str) -> None:
     assert template("namespace.create=true", *OVERLAYS[overlay]) == by_name(
         build(MANIFESTS / "overlays" / overlay)
     )
+
+
+@pytest.mark.parametrize("component", sorted(path.name for path in MANIFESTS.glob("components/*")))
+def test_each_component_is_a_value(component: str) -> None:
+    if component in OVERLAYS:
+        return
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / component)
+    assert template("namespace.create=true", *COMPONENTS[component]) == by_name(built)
 
 
 def test_another_namespace_is_meant_everywhere() -> None:

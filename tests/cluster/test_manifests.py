@@ -287,6 +287,40 @@ def test_daemon_annotates_pods_of_its_own_node_only(cluster, node_daemon):
             cluster.delete(name)
 
 
+def test_daemon_evicts_where_it_may_and_by_uid_only(cluster, node_daemon):
+    """The base gives it no such right, the component does; a pod that has the name by then is left alone."""
+    uid = cluster.create(w.pod("evictee", w.container()))
+    path = f"{PODS}/evictee/eviction"
+
+    def eviction(uid: str | None) -> dict:
+        meta = {"name": "evictee", "namespace": "default"}
+        named = {} if uid is None else {"deleteOptions": {"preconditions": {"uid": uid}}}
+        return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, **named}
+
+    with pytest.raises(ApiError) as error:
+        node_daemon.post(path, eviction(uid))
+    assert "cannot create resource" in error.value.message
+    added = [
+        one
+        for one in build(MANIFESTS / "base", MANIFESTS / "components" / "evict-over-use")
+        if one["metadata"]["name"] == "gpupack-node-evict"
+    ]
+    apply_all(cluster.api, added)
+    assert "must name the UID" in until(lambda: denied(node_daemon, path, eviction(None)), "right to evict")
+    with pytest.raises(ApiError) as error:
+        node_daemon.post(path, eviction("another"))
+    assert error.value.status == 409
+    node_daemon.post(path, eviction(uid))
+    cluster.wait_gone("evictee")
+
+
+def denied(api: Api, path: str, body: dict) -> str:
+    """What the policy says to a POST; empty while RBAC still refuses it."""
+    with pytest.raises(ApiError) as error:
+        api.post(path, body)
+    return error.value.message if "ValidatingAdmissionPolicy" in error.value.message else ""
+
+
 def test_token_without_a_node_may_write_nothing(cluster):
     homeless = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
     path = f"/api/v1/nodes/{cluster.node_name}/status"

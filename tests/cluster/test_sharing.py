@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from allocator.names import NODE_CARDS
+from allocator.records import load_cards
 from deviceplugin.node.account import NOT_OURS
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
@@ -15,6 +17,7 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.harness.views import granted, grants, wait_agree
+from tests.mps_world import make_program
 
 pytestmark = pytest.mark.telling
 
@@ -43,7 +46,8 @@ def test_container_names_exactly_the_card_of_the_words(cluster):
     assert [card.size for card in state.cards] == [8, 8]
     assert state.holds == {uid}
     until(lambda: cluster.allocation("one"), "allocation annotation")
-    assert cluster.allocation("one") == {"uid": uid, "containers": {"main": [[card.uuid, 5]]}}
+    assert cluster.allocation("one")["uid"] == uid
+    assert cluster.allocation("one")["containers"] == {"main": [[card.uuid, 5]]}
 
 
 def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(cluster):
@@ -225,6 +229,38 @@ def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluste
     finally:
         cluster.daemon.flags = flags
         cluster.daemon.start()
+
+
+def test_a_client_of_mps_gets_its_mounts_on_a_real_runtime(cluster):
+    """The control daemon is a stand-in; what the runtime makes of the grant is not."""
+    root = cluster.home / "mps"
+    program = make_program(cluster.home)
+    command = [sys.executable, "-m", "gpupack", "mps", f"--root={root}", f"--control-program={program}"]
+    command += ["--gpus=simulated", f"--profile={cluster.daemon.profile}"]
+    flags = cluster.daemon.flags
+    cluster.daemon.stop()
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as mps:
+        try:
+            cluster.daemon.flags = ["--sharing=mps", f"--mps-root={root}", "--memory-limits=off"]
+            cluster.daemon.start()
+            looks = "touch /dev/shm/from-the-container; ls /run/gpupack/mps; exec sleep 1000"
+            until(lambda: {card.held for card in cards_of(cluster)} == {"mps"}, "MPS on both cards")
+            cluster.create(w.pod("client", w.container(gib=5, command=["sh", "-c", looks])))
+            cluster.wait_running("client")
+            assert cluster.environment("client")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5G"
+            until(
+                lambda: "control" in cluster.output("client", "main").split(), "the control daemon's socket"
+            )
+            assert (root / "shm" / "from-the-container").exists()
+        finally:
+            mps.terminate()
+            cluster.daemon.stop()
+            cluster.daemon.flags = flags
+            cluster.daemon.start()
+
+
+def cards_of(cluster):
+    return load_cards(cluster.node_object()["metadata"]["annotations"][NODE_CARDS])
 
 
 def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):

@@ -14,7 +14,9 @@ from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.farewell import Patience
+from deviceplugin.node.sampling import SAMPLE_S
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
@@ -71,6 +73,9 @@ class KubeletCgroups:
     def alive(self, uids: Collection[str]) -> frozenset[str]:
         return frozenset(uids) & self.kubelet.running_pods()
 
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return None: nobody runs here."""
+
     def owners(self, pids: Collection[int]) -> Mapping[int, str | None]:
         return dict.fromkeys(pids)
 
@@ -78,13 +83,16 @@ class KubeletCgroups:
 class NodeWorld:
     """One node; `start_daemon` and `stop_daemon` may come often."""
 
-    def __init__(self, folder: Path, sizes_gib: Sequence[int], **kubelet: Any) -> None:
+    def __init__(
+        self, folder: Path, sizes_gib: Sequence[int], profile: str | None = None, **kubelet: Any
+    ) -> None:
         self.folder = folder
-        self.source = SimulatedGpus(parse_profile("test", profile_text(*sizes_gib)))
+        self.source = SimulatedGpus(parse_profile("test", profile or profile_text(*sizes_gib)))
         self.api = ApiServer(seed=1)
         self.kubelet_options = kubelet
         self.kubelet: Kubelet
         self.daemon: Daemon
+        self.sample_s = SAMPLE_S
         self.stop = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
 
@@ -117,6 +125,7 @@ class NodeWorld:
             source=self.source,
             cgroups=fake,
             owners=fake,
+            sample_s=self.sample_s,
             patience=Patience(late_s=0.05),
         )
         self.running = asyncio.create_task(self.daemon.run(self.stop))

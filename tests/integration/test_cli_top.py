@@ -80,6 +80,7 @@ def card(used, size=14, uuid=None, model=None):
         "healthy": True,
         "cordoned": False,
         "cordon_reason": None,
+        "held": None,
     }
 
 
@@ -242,7 +243,7 @@ def test_pods_of_a_file(run):
     text = json.dumps({"items": [*CLUSTER["items"], POD]}).encode()
     status, out, _ = run("-f", "-", "--pods", stdin=text)
     assert status == 0
-    assert "gpu-0  -     -           -      ns         p    4      unknown" in out.splitlines()
+    assert "gpu-0  -     -           -      ns         p    4      unknown  -         -" in out.splitlines()
 
 
 def test_what_is_asked_of_a_cluster(run, tmp_path, monkeypatch):

@@ -21,7 +21,11 @@ async def test_a_pods_whole_life():
         }
         await world.settled([0, 3], {uid})
         await until(lambda: world.allocation("a"))
-        assert world.allocation("a") == {"uid": uid, "containers": {"main": [[card(1), 3]]}}
+        assert world.allocation("a") == {
+            "uid": uid,
+            "containers": {"main": [[card(1), 3]]},
+            "memory": {"main": {card(1): {"held": "driver"}}},
+        }
         world.api.delete_pod("default", "a")
         await world.settled([0, 0], set())
 
@@ -144,13 +148,10 @@ async def test_a_cordon_that_cannot_be_read_changes_nothing():
 async def test_a_lost_card_is_full_until_it_is_mended():
     async with node_world(8, 8) as world:
         await world.settled([0, 0], set())
-        world.source.fail(card(1))
-        await world.daemon._sampler._once()
+        world.source.fail(card(1), xid=79)
         await world.settled([0, 8], set())
         await until(lambda: world.kubelet.allocatable()[GIB] == 8)
         world.source.heal(card(1))
-        await until(lambda: world.daemon._sampler._health._troubles[card(1)][1] < 0)
-        await world.daemon._sampler._once()
         await world.settled([0, 0], set())
         await until(lambda: world.kubelet.allocatable()[GIB] == 16)
 

@@ -42,8 +42,6 @@ async def test_an_xid_a_card_out_of_use_and_its_return_are_events_of_the_node():
             ),
         }
         world.source.heal(card(1))
-        await until(lambda: world.daemon._sampler._health._troubles[card(1)][1] < 0)
-        await world.daemon._sampler._once()
         await until(lambda: "GPURecovered" in events(world))
         assert events(world)["GPURecovered"] == f"Normal {name} is healthy again"
 

@@ -25,6 +25,17 @@ pytestmark = pytest.mark.skipif(
     not MOCK, reason="GPUPACK_NVML_MOCK names no folder with nvml-mock's libnvidia-ml.so.1 and its profiles"
 )
 
+MEMORY_ERRORS = (
+    "ecc_uncorrected",
+    "rows_remapped_corrected",
+    "rows_remapped_uncorrected",
+    "row_remap_pending",
+    "row_remap_failed",
+    "pages_retired_corrected",
+    "pages_retired_uncorrected",
+    "page_retirement_pending",
+)
+
 CHILD = """
 import dataclasses, json, sys
 import pynvml
@@ -167,7 +178,7 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
         "used_mib": 0,
         "processes": [],
         "error": None,
-        "memory_errors": {},
+        "memory_errors": dict.fromkeys(MEMORY_ERRORS, 0),
     }
     processes = [
         {"pid": 4242, "type": "C", "name": "train", "used_memory_mib": 4096},
@@ -187,6 +198,20 @@ def test_a_driver_without_the_calls_for_limits_is_accounted(start: Callable[...,
     assert not held
     assert "has no call for memory limits" in reason
     assert "615" in since
+
+
+def test_the_nodes_check_names_what_the_driver_lacks() -> None:
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": MOCK,
+        "MOCK_NVML_CONFIG": str(Path(MOCK) / "profiles" / "t4.yaml"),
+    }
+    command = [sys.executable, "-m", "gpupack", "node", "--check", "-o", "json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    findings = {each["what"]: each for each in json.loads(done.stdout)}
+    assert findings["call nvmlDeviceSetMemoryLimits_v1"]["found"] == "missing"
+    assert findings["call nvmlDeviceGetMemoryInfo_v2"]["found"] == "there"
+    assert "has no call for memory limits; it takes driver 615" in findings["memory of 4 cards"]["found"]
+    assert findings["memory of 4 cards"]["verdict"] == "less"
 
 
 def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child]) -> None:

@@ -7,12 +7,13 @@ out what docs/accounting.md calls outside the invariant.
 
 import os
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from tests.property.undercount.mutants import MUTANTS, Mutant
 from tests.property.undercount.scene import ViolationError
-from tests.property.undercount.simulation import run
+from tests.property.undercount.simulation import Simulation, run
 
 STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "100000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_UNDERCOUNT_FIRST_SEED", "0"))
@@ -20,8 +21,9 @@ DENSITY = float(os.environ.get("GPUPACK_UNDERCOUNT_DENSITY", "1"))
 HISTORY = 1500
 PARTS = 8
 
+pytestmark = pytest.mark.timeout(0 if STEPS > 100_000 else 300)
 
-@pytest.mark.timeout(0 if STEPS > 100_000 else 300)
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_invariant_holds_in_every_interleaving(part: int) -> None:
     done = 0
@@ -42,6 +44,15 @@ def test_invariant_holds_where_trouble_comes_twice_as_often(part: int) -> None:
 def test_pods_get_the_cards_chosen_for_their_like_where_nothing_goes_wrong(part: int) -> None:
     for seed in range(FIRST_SEED + part, FIRST_SEED + 12, 2):
         run(seed, HISTORY, density=0.0)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_invariant_holds_whatever_comes_more_often(part: int) -> None:
+    events = [action.__name__[1:] for _, action in Simulation(0).actions]
+    for seed in range(FIRST_SEED + part, FIRST_SEED + max(40, STEPS // HISTORY // 10), 4):
+        random = Random(seed)
+        more = {event: random.choice((0.1, 0.3, 3, 4, 8)) for event in events if random.random() < 0.35}
+        run(seed, HISTORY, density=1.0 + seed % 3, more=more, percent=0.25 * (seed % 2))
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -15,11 +15,15 @@ from gpupack.cli import cli
 
 CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpupack"
 SCHEMA: Final = CHART / "values.schema.json"
-COMMANDS: Final = {"node": "node", "scheduler": "scheduler", "queue": "queue"}
+
+ADMISSION_LISTS: Final = ("schedulerNames", "nodePolicies", "cardPolicies", "visibleDevicesNamespaces")
 
 _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
 _OBJECT: Final = {"type": "object"}
+
+_NO_VALUES = {"version", "help", "node_name", "check", "output"}
+"""Options that are for people at a terminal, or that the chart sets itself."""
 
 
 def said(text: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def arguments(command: str) -> dict[str, Any]:
     options = {
         option.opts[0].removeprefix("--"): said(option.help or "", _kind(option))
         for option in cli.commands[command].params
-        if isinstance(option, click.Option) and option.name not in {"version", "help", "node_name"}
+        if isinstance(option, click.Option) and option.name not in _NO_VALUES
     }
     return closed(dict(sorted(options.items())), f"Options of `gpupack {command}`, without the dashes.")
 
@@ -120,11 +124,24 @@ def schema() -> dict[str, Any]:
             {
                 "enabled": _BOOL,
                 "lists": closed(
-                    dict.fromkeys(("schedulerNames", "nodePolicies", "cardPolicies"), _TEXT),
+                    dict.fromkeys(ADMISSION_LISTS, _TEXT),
                     "Comma lists of the ConfigMap gpupack-admission that differ from the manifests'.",
                 ),
             },
             "ValidatingAdmissionPolicies.",
+        ),
+        "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
+        "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
+        "mps": closed(
+            workload(
+                "mps",
+                enabled=_BOOL,
+                runtimeClassName=said("nvidia, where NVIDIA's runtime is not the default.", _TEXT),
+            ),
+            "CUDA's Multi-Process Service.",
+        ),
+        "evictOverUse": closed(
+            {"enabled": _BOOL}, "The right to evict pods that use more than they asked for."
         ),
         "queue": closed(
             workload(

@@ -16,8 +16,12 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from deviceplugin.gpus.limits import Enforcement
+from deviceplugin.memorymetrics import MemoryMetrics
+from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
+from deviceplugin.node.memory import ContainerMemory
 from deviceplugin.status import Status
 from gpupack.cli import cli
 from scheduler_plugin.http.metrics import ClusterMetrics
@@ -55,8 +59,14 @@ def _options(command: click.Command, context: click.Context) -> str:
 def node_metrics() -> str:
     """The metrics of `gpupack node`."""
     metrics = NodeMetrics()
-    card, node = _filled(CardState), _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1})
-    metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(MagicMock()), "XID")
+    card, node = (
+        _filled(CardState, memory_errors={"x": 1}),
+        _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1}, health_changes={("x", True): 1}),
+    )
+    status = MagicMock(memory=MagicMock(counts=lambda: MemoryParts.counts(MagicMock())))
+    metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(status), "XID")
+    row = ContainerMemory("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
+    metrics.also(MemoryMetrics(lambda: [row], lambda _: True, lambda: {"x": Enforcement.DRIVER}))
     metrics.call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 

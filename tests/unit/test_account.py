@@ -280,7 +280,7 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
     node.account.refresh()
     node.book.contents = None
     node.account.refresh()
-    assert (node.account.book_problem, node.ledger.facts.book) == (None, {})
+    assert (node.account.book_problem, node.ledger.facts.pods["a"].book) == (None, {})
     assert node.ledger.promised() == {"c0": 2}
 
 
@@ -318,7 +318,7 @@ def test_other_resources_are_not_looked_at():
     node.book.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
     node.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
     node.account.refresh()
-    assert (node.ledger.promised(), node.ledger.facts.held) == ({"c0": 0}, {})
+    assert (node.ledger.promised(), node.ledger.facts.pods) == ({"c0": 0}, {})
 
 
 # What a container gets.

@@ -1,5 +1,6 @@
 """CDI names of cards: the vendor's where its specification has them, else those of one that we write."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -7,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_mock import MockerFixture
 
-from deviceplugin.gpus import handover
+from deviceplugin import giving
+from deviceplugin.gpus import cdi, handover
 from deviceplugin.gpus.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
 from deviceplugin.gpus.handover import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
+from deviceplugin.gpus.nodes import DeviceNodes
 from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.vendor import NVIDIA, UNNAMED
+from deviceplugin.kubelet.service import _granted
+from deviceplugin.settings import Settings
 
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
 UUIDS = [card.uuid for card in CARDS]
@@ -196,3 +203,58 @@ def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, 
     both = (f"{KIND}=a", f"{KIND}=b")
     assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
     assert grant.cdi_devices == (both if in_cri else ())
+
+
+def test_device_nodes_for_a_kubelet_that_tells_the_runtime_again(tmp_path: Path) -> None:
+    for node in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / node).touch()
+    nodes = DeviceNodes(NVIDIA, lambda: CARDS, tmp_path)
+    grant = Handover(NVIDIA, nodes=nodes).grant(UUIDS)
+    assert [node.path for node in grant.devices] == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia1"]
+    unnamed = Handover(UNNAMED, nodes=DeviceNodes(UNNAMED, lambda: CARDS, tmp_path))
+    assert unnamed.grant(UUIDS).devices == ()
+    answer = _granted(grant)
+    first = answer.devices[0]
+    assert (first.host_path, first.container_path, first.permissions) == (
+        "/dev/nvidia0",
+        "/dev/nvidia0",
+        "rw",
+    )
+
+
+@pytest.mark.parametrize(("gpus", "given"), [("nvml", ["/dev/nvidia0", "/dev/nvidiactl"]), ("simulated", [])])
+def test_simulated_cards_give_no_nodes_of_the_machines_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, given: list[str]
+) -> None:
+    for node in ("nvidia0", "nvidiactl"):
+        (tmp_path / node).touch()
+    (tmp_path / "cdi").mkdir()
+    monkeypatch.setattr(giving, "DEVICES", tmp_path)
+    settings = Settings(
+        node_name="n1",
+        gpus=gpus,
+        pass_device_specs=True,
+        device_list_strategy=(CDI_CRI,),
+        cdi_dirs=(tmp_path / "cdi",),
+    )
+    made = giving.Giving(settings, SimulatedGpus(load_profile("2xt4")))
+    asyncio.run(made.prepare())
+    assert [node.path for node in made.hand_over(UUIDS[:1]).devices] == given
+    spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
+    assert [node["path"] for node in spec["devices"][0]["containerEdits"].get("deviceNodes", [])] == given
+
+
+def test_a_specification_is_parsed_once_as_long_as_it_stays(
+    folders: tuple[Path, Path], mocker: MockerFixture
+) -> None:
+    """NVIDIA's has thousands of lines, and the folders are looked at every ten seconds."""
+    toolkit(folders[0], *UUIDS)
+    (folders[0] / "rubbish.yaml").write_text("[")
+    parsing = mocker.spy(cdi, "devices_of")
+    found = names(folders)
+    found.refresh(CARDS)
+    assert parsing.call_count == 2
+    toolkit(folders[0], UUIDS[0], "other-name")
+    found.refresh(CARDS)
+    assert parsing.call_count == 3
+    assert found.names(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")

@@ -166,15 +166,18 @@ def test_every_environment_variable_has_its_line(page: str) -> None:
             continue  # what others set, and what messages name
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                used |= set(re.findall(r"^GPUPACK_[A-Z_]+$", node.value))
+                used |= set(re.findall(r"^(?:GPUPACK|CUDA_MPS|TF|XLA)_[A-Z_]+$", node.value))
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.environ.get", "os.getenv"}:
                 used.add(ast.literal_eval(node.args[0]))
     chart = ROOT / "manifests" / "helm"  # leads to the same files
     for path in (one for one in (ROOT / "manifests").rglob("*.yaml") if not one.is_relative_to(chart)):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             used |= set(variables(document))
-    # What NVIDIA's container toolkit reads in the daemon's own container.
-    assert set(reference.names_of(page, "Environment")) == used - {"NVIDIA_DRIVER_CAPABILITIES"}
+    # What NVIDIA's container toolkit reads in the daemon's own container, and MPS in its own.
+    assert set(reference.names_of(page, "Environment")) == used - {
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "CUDA_MPS_LOG_DIRECTORY",
+    }
 
 
 def variables(value: object) -> Iterator[str]:
@@ -193,7 +196,9 @@ def test_every_key_of_explain_has_its_line(page: str) -> None:
 
 def test_every_path_has_its_line(page: str) -> None:
     served = {
-        ast.literal_eval(call.args[0]) if isinstance(call.args[0], ast.Constant) else "/status"
+        ast.literal_eval(call.args[0]).partition("{")[0]
+        if isinstance(call.args[0], ast.Constant)
+        else "/status"
         for _, tree in sources()
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "web.get"

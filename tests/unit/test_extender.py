@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
@@ -366,3 +368,20 @@ def test_rubbish_is_told_in_one_line(world: World, body: bytes, status: int, mes
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
         assert caught.value.status == status
+
+
+def test_the_queue_has_asked_the_policy_for_a_pod_that_it_placed() -> None:
+    world = World(policy="weighted-balance")
+    names = ["n1", "n2"]
+    for name in names:
+        world.node(name, (16,))
+    asked: list[int] = []
+    policy = world.policies.of(PodRequest((ContainerRequest("main", 8, "main"),)))
+    policy.score = lambda _view, _ask, rows: asked.append(len(rows)) or np.full(len(rows), np.inf)  # type: ignore[func-returns-value]
+    plan = {"gpupack.io/planned": uuid("n1", 0)}
+    assert world.filter(pod_object("p", 8, annotations=plan), ["n1"])["NodeNames"] == ["n1"]
+    assert world.filter(pod_object("p", 17, annotations=plan), ["n1"])["NodeNames"] == []
+    assert asked == []
+    assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == []
+    assert world.filter(pod_object("p", 8), ["n1"])["NodeNames"] == []
+    assert asked == [2, 1]

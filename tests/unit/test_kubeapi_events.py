@@ -2,7 +2,7 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, Correlator
-from kubeapi.events import QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
+from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
 
@@ -220,3 +220,21 @@ async def test_drain_gives_up_in_time(api) -> None:
 def test_a_bucket_that_never_fills_is_refused(burst, refill_s) -> None:
     with pytest.raises(ValueError, match=f"token bucket of {burst}, one each {refill_s} s"):
         TokenBucket(burst, refill_s, lambda: 0.0)
+
+
+async def test_events_wait_while_there_is_something_more_urgent_to_write(api) -> None:
+    urgent = iter((True, True))
+    async with recording(api, busy=lambda: next(urgent, False)) as recorder:
+        for number in range(4):
+            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+        assert await recorder.drain(5)
+    assert api.sleeps == [BUSY_S, BUSY_S]
+    assert len(api.objects) == 4
+
+
+async def test_a_longer_queue_drops_later(api) -> None:
+    async with recording(api, most=QUEUE + 30) as recorder:
+        for number in range(QUEUE + 31):
+            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+        assert await recorder.drain(30)
+    assert (recorder.written, recorder.dropped) == (QUEUE + 30, 1)

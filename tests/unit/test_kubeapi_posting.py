@@ -1,4 +1,4 @@
-"""POST on kept connections, against a server that answers byte by byte what the test says."""
+"""POST and PATCH on kept connections, against a server that answers byte by byte what the test says."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -70,6 +70,10 @@ async def test_requests_share_a_connection(server: Server, client: KubeClient) -
     assert server.connections == 1
     assert server.heads[0].startswith(b"POST /base/x?dryRun=All HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nAuthorization: Bearer t0\r\n" in server.heads[0]
+    assert await client.patch("/x", b"[]", "application/json-patch+json") == b"{}"
+    assert server.connections == 1
+    assert server.heads[3].startswith(b"PATCH /base/x HTTP/1.1\r\n")
+    assert b"\r\nContent-Type: application/json-patch+json\r\n" in server.heads[3]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_h10_a_container_that_starts_again_has_only_its_new_ids():
     world.drop("a")
     world.allocate(ids("c0", 5, 6, 7), ("a", "two"))
     assert world.promised == [5]
-    assert world.ledger.facts.held["a"].ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
+    assert world.ledger.facts.pods["a"].ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
 
 
 def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
@@ -107,7 +107,6 @@ def lost(uid: str = "a", wanted=5, **more) -> World:
     ("more", "promised"),
     [
         pytest.param({}, [5, 0, 0], id="assigned"),
-        pytest.param({"allocation": {"main": (("c1", 5),)}}, [0, 5, 0], id="allocation before assigned"),
         pytest.param({"assigned": None}, [5, 5, 0], id="every card that could have it"),
         pytest.param({"assigned": {"main": (("c9", 5),)}}, [5, 5, 0], id="no such card"),
         pytest.param({"assigned": {"main": (("c1", 1),)}}, [5, 5, 0], id="cannot be true"),
@@ -130,9 +129,9 @@ def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     assert world.ledger.holds() == {"a": {"c0": 3, "c1": 3}}
 
 
-def test_h1_what_the_words_had_goes_before_the_annotations():
+def test_h1_what_the_words_had_goes_before_the_annotation():
     world = World.of(8, 8)
-    world.run(pod("a", 5, "c0", allocation={"main": (("c0", 5),)}))
+    world.run(pod("a", 5, "c0"))
     world.restart_daemon()
     world.ledger.remember({"a": {"c1": 5}})
     world.book.clear()
@@ -194,15 +193,6 @@ def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
     assert world.promised == [2, 3]
 
 
-def test_h1_words_without_cards_add_nothing_to_an_entry():
-    world = World(Ledger(cards(8, 8)))
-    world.ledger.remember({"a": None})
-    world.book["a", "one"] = ids("c0", 0, 1)
-    world.write()
-    world.sync()
-    assert world.promised == [2, 0]
-
-
 def test_h1_containers_of_a_lost_pod_that_start_again_are_not_counted_twice():
     world = lost("a", TWO)
     assert world.promised == [5, 0, 0]
@@ -210,28 +200,17 @@ def test_h1_containers_of_a_lost_pod_that_start_again_are_not_counted_twice():
     assert world.promised == [5, 0, 0]
 
 
-def test_h1_a_lost_init_container_is_on_the_card_of_the_rest():
-    world = lost("a", INIT_AND_MAIN, assigned=None)
-    assert world.promised == [6, 6, 0]
-    world.allocate(ids("c1", 0, 1), ("a", "main"))
-    assert world.promised == [0, 6, 0]
-    # The kubelet decides; more than what was asked for is not counted twice.
-    world.book["a", "main"] = ids("c1", 0, 1, 2, 3, 4, 5, 6)
-    world.write()
-    assert world.promised == [0, 7, 0]
-
-
-def test_h1_only_the_missing_containers_of_an_unknown_card_count_everywhere():
+def test_h1_a_lost_pod_of_which_nobody_knows_the_cards_counts_on_every_one():
     world = World.of(8, 8, 2)
     world.bind(pod("a", TWO))
     world.allocate(ids("c0", 0, 1), ("a", "one"))
     world.look("a")
-    assert world.promised == [5, 3, 0]
+    assert world.promised == [5, 5, 2]
 
 
 def test_an_allocation_admits_nobody():
     world = World.of(8)
-    world.bind(pod("a", 5, "c0", allocation={"main": (("c0", 5),)}))
+    world.bind(pod("a", 5, "c0"))
     assert world.promised == [0]
     assert world.ledger.holds() == {}
 

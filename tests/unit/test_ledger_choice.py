@@ -2,7 +2,6 @@
 
 import pytest
 
-from allocator.ledger.choice import asking
 from allocator.selector import Selector
 from tests.ledger_world import World, ids, pod
 
@@ -10,16 +9,22 @@ TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
 def expects(world: World, size: int) -> bool:
-    return world.ledger.expects(size, (), world.now)
+    return world.ledger.ask(world.offered(), (), size).is_expected()
 
 
 def displaces(world: World, size: int) -> bool:
-    return world.ledger.displaces(size, (), world.now)
+    return world.ledger.ask(world.offered(), (), size).is_displaced()
 
 
 def asks(world: World, size: int) -> tuple[str, str] | None:
     """Whose container the kubelet seems to be asking for."""
-    return asking(world.ledger.facts, size, frozenset(), world.now)
+    return whose(world, size, frozenset())
+
+
+def whose(world: World, size: int, must: frozenset[str]) -> tuple[str, str] | None:
+    """The same for a container that must have some IDs."""
+    found = world.ledger.ask(world.offered() | must, must, size).whose()
+    return None if found is None else (found[0].pod.uid, found[1].name)
 
 
 # Who is asking.
@@ -99,11 +104,11 @@ def test_ids_that_must_be_included_tell_whose_container_it_is():
     world.allocate(ids("c0", 0, 1), ("a", "setup"))
     world.allocate(ids("c1", 0, 1), ("b", "setup"))
     world.bind(pod("c", 4, "c1"))
-    facts = world.ledger.facts
-    assert asking(facts, 5, ids("c0", 0, 1), world.now) == ("a", "main")
-    assert asking(facts, 5, ids("c1", 0, 1), world.now) == ("b", "main")
-    assert asking(facts, 5, ids("c1", 6), world.now) == ("b", "main")
-    assert not world.ledger.displaces(5, ids("c1", 0, 1), world.now)
+    assert whose(world, 5, ids("c0", 0, 1)) == ("a", "main")
+    assert whose(world, 5, ids("c1", 0, 1)) == ("b", "main")
+    assert whose(world, 5, ids("c1", 6)) == ("b", "main")
+    must = ids("c1", 0, 1)
+    assert not world.ledger.ask(world.offered() | must, must, 5).is_displaced()
 
 
 def test_h5_a_pod_that_is_gone_may_be_asking_and_its_place_is_kept_for_who_was_not():
@@ -147,20 +152,6 @@ def test_a_pod_that_was_dropped_from_the_book_does_not_ask_again():
     assert asks(world, 4) == ("y", "main")
     assert world.hand(4, "y") == {"c1": 4}
     assert world.used == [4, 4]
-
-
-def test_a_pod_that_was_served_before_asks_after_those_that_never_were():
-    """x has ended, its status is on its way; y would be served where x was, which it does not accept."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.hand(4, "x")
-    world.drop("x")
-    assert asks(world, 4) == ("x", "main")
-    assert not expects(world, 4)  # it may be over: look first
-    world.bind(pod("y", 4, "c1", selector=Selector.parse(None, "c1")))
-    assert asks(world, 4) == ("y", "main")
-    assert expects(world, 4)
-    assert world.hand(4, "y") == {"c1": 4}
 
 
 def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn():

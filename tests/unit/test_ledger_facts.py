@@ -38,10 +38,9 @@ def test_the_kubelet_knows_a_static_pod_by_another_uid():
         pytest.param(None, None, id="nothing"),
     ],
 )
-def test_what_the_annotations_say_counts_only_when_it_can_be_true(assigned, costs):
-    bound = Pod("a", "ns", "a", request(5), assigned=assigned, allocation=assigned)
+def test_what_the_annotation_says_counts_only_when_it_can_be_true(assigned, costs):
+    bound = Pod("a", "ns", "a", request(5), assigned=assigned)
     assert bound.assigned_costs == costs
-    assert bound.allocation_costs == costs
 
 
 @pytest.mark.parametrize(
@@ -75,19 +74,18 @@ def test_missing_is_what_the_book_never_showed():
     world = World.of(8)
     bound = world.ledger.facts.pods
     world.bind(pod("a", TWO, "c0"))
-    assert [c.name for c in world.ledger.facts.missing(bound["a"])] == ["one", "two"]
+    assert [c.name for c in bound["a"].missing] == ["one", "two"]
     world.allocate(ids("c0", 0, 1), ("a", "one"))
-    assert [c.name for c in world.ledger.facts.missing(bound["a"])] == ["two"]
+    assert [c.name for c in bound["a"].missing] == ["two"]
     world.drop("a")
-    assert [c.name for c in world.ledger.facts.missing(bound["a"])] == ["two"]
-    assert world.ledger.facts.ids_of("a", ["one", "two"]) == ids("c0", 0, 1)
-    assert world.ledger.facts.ids_of("b", ["one"]) == frozenset()
+    assert [c.name for c in bound["a"].missing] == ["two"]
+    assert bound["a"].ids_of(["one", "two"]) == ids("c0", 0, 1)
 
 
 def test_ids_of_a_pod_count_once():
     world = World.of(8)
     world.run(pod("a", [("setup", 3, "init"), ("main", 2, "main")], "c0"))
-    assert world.ledger.facts.held["a"].union == ids("c0", 0, 1, 2)
+    assert world.ledger.facts.pods["a"].ids_of(["setup", "main"]) == ids("c0", 0, 1, 2)
 
 
 def queue(world: World) -> list[str]:

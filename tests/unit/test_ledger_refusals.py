@@ -11,7 +11,7 @@ INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
 
 def test_h1_a_lost_pod_that_asks_again_stays_where_it_was():
     world = World.of(8, 8)
-    world.run(pod("a", 3, "c0", allocation={"main": (("c1", 3),)}))
+    world.run(pod("a", 3, "c0"))
     world.restart_daemon()
     world.ledger.remember({"a": {"c1": 3}})
     world.book.clear()
@@ -96,7 +96,7 @@ def test_a_shared_pod_that_fits_nowhere_is_served_for_its_first_container():
 def test_no_card_with_room_is_refused_with_the_numbers():
     world = World.of(4, 4)
     with pytest.raises(LedgerError, match=r"no card has 5 free units, by card they have \[4, 4\]"):
-        world.ledger.preferred(world.offered(), (), 5, world.now)
+        world.prefer(world.offered(), (), 5)
 
 
 def test_too_few_cards_are_refused_with_the_numbers():
@@ -104,19 +104,19 @@ def test_too_few_cards_are_refused_with_the_numbers():
     world.allocate(ids("c1", 0, 1), ("x", "main"))
     world.bind(pod("a", 6, "c0", "c1", count=2))
     with pytest.raises(LedgerError, match=r"no 2 cards each have 3 free units, by card they have \[4, 2\]"):
-        world.ledger.preferred(world.offered(), (), 6, world.now)
+        world.prefer(world.offered(), (), 6)
 
 
 def test_ids_of_two_cards_that_must_be_included_are_refused():
     world = World.of(8, 8)
     with pytest.raises(LedgerError, match=r"must stay on .*c0.*c1.*allowed is what one card has free"):
-        world.ledger.preferred(world.offered(), ids("c0", 1) | ids("c1", 1), 4, world.now)
+        world.prefer(world.offered(), ids("c0", 1) | ids("c1", 1), 4)
 
 
 def test_ids_that_must_be_included_on_a_card_without_room_are_refused():
     world = World.of(4, 8)
     with pytest.raises(LedgerError, match=r"6 units that must stay on .*c0.*'c0': 4"):
-        world.ledger.preferred(world.offered(), ids("c0", 1), 6, world.now)
+        world.prefer(world.offered(), ids("c0", 1), 6)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_ids_that_must_be_included_on_a_card_without_room_are_refused():
 )
 def test_ids_that_must_be_included_and_are_none_of_ours_are_refused(must, offered):
     with pytest.raises(LedgerError, match=f'must_include has "{must}": allowed are available IDs'):
-        World.of(8).ledger.preferred(offered, [must], 2, 1000.0)
+        World.of(8).prefer(offered, [must], 2)
 
 
 def test_offered_ids_of_cards_that_are_not_there_are_ignored():
     world = World.of(8)
-    assert world.ledger.preferred(["c9::0", "c0::5"], (), 1, world.now) == ("c0::5",)
+    assert world.prefer(["c9::0", "c0::5"], (), 1) == ("c0::5",)
 
 
 @pytest.mark.parametrize(

@@ -239,20 +239,6 @@ def test_a_list_ends_pods_that_it_lacks(running):
     assert running.promised == [0]
 
 
-def test_a_pod_that_is_late_comes_not_back_to_life(running):
-    last = running.pods["a"]
-    running.end("a")
-    running.bind(last)
-    assert known(running) == []
-
-
-def test_an_older_state_of_a_pod_is_ignored(running):
-    old = running.pods["a"]
-    running.change("a", terminal=True)
-    running.ledger.pod_changed(old, running.now)
-    assert running.ledger.facts.pods["a"].pod.terminal
-
-
 def test_a_static_pods_new_mirror_is_another_pod():
     """The kubelet makes it anew when somebody deletes it; the containers run on under the same UID."""
     world = World.of(8)
@@ -271,7 +257,7 @@ def test_the_end_of_an_unknown_pod_is_nothing():
     world.ledger.pod_gone("nobody", world.now)
     world.ledger.looked(["nobody"], [], world.ledger.mark(world.now))
     assert known(world) == []
-    assert world.ledger.facts.deaths == {}
+    assert world.ledger.facts.pods == {}
 
 
 def test_a_second_deletion_does_not_move_the_end(admitted):
@@ -395,6 +381,4 @@ def test_a_pod_that_only_the_words_had_asks_for_a_list_of_pods():
 
 def test_nothing_is_kept_of_a_pod_that_has_ended(running):
     running.end("a")
-    facts = running.ledger.facts
-    kept = (facts.pods, facts.held, facts.gone, facts.lived, facts.unlisted, facts.deaths)
-    assert not any(kept)
+    assert running.ledger.facts.pods == {}

@@ -1,10 +1,12 @@
 """Every container's cgroup gets its limit, whoever made it and whenever; never another pod's."""
 
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.limits import Enforcement, Support
 from tests.kubelet_world import until
@@ -83,6 +85,8 @@ async def test_the_kubelets_link_tells_sooner_than_the_status(world: LimitsWorld
     world.account.changed()
     await world.settle()
     assert world.limit(cgroup) == 5 * GIB
+    found = {limit.cgroup: limit.container for limit in world.enforcer.limits()}
+    assert found[cgroup] == "main"
 
 
 async def test_links_from_before_the_daemon_started_are_read(world: LimitsWorld) -> None:
@@ -145,7 +149,7 @@ async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     cgroup = world.container("a")
     await world.limited(cgroup, 5)
     shutil.rmtree(world.pod())
-    world.account.ledger.facts.held.clear()
+    world.account.ledger.facts.pods.clear()
     world.account.changed()
     await until(lambda: not list(world.enforcer.limits()))
 
@@ -232,7 +236,9 @@ async def test_a_driver_that_fails_for_a_moment_is_asked_again(world: LimitsWorl
     await world.limited(cgroup, 5)
 
 
-async def test_a_driver_that_goes_on_failing_is_told_of_once(world: LimitsWorld, mocker) -> None:
+async def test_a_driver_that_goes_on_failing_is_told_of_once(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
     mocker.patch("deviceplugin.node.limits.RETRY_S", 0.0)
     await world.start()
     world.driver.failing["c0"] = "the driver is busy"
@@ -291,6 +297,28 @@ async def test_a_cgroup_that_vanishes_while_its_limit_is_set(world: LimitsWorld)
     assert (world.enforcer.faults, world.told) == (0, [])
 
 
+async def test_a_call_that_hangs_holds_up_its_own_card_alone(world: LimitsWorld) -> None:
+    answers, answered = threading.Event(), []
+    original = world.driver.set
+
+    def hang(uuid: str, cgroup: Path, hard_mib: int) -> None:
+        if uuid == "c0":
+            answered.append(answers.wait(60))
+        original(uuid, cgroup, hard_mib)
+
+    world.driver.set = hang  # type: ignore[method-assign]
+    await world.start()
+    world.give(UID, "main", range(5))
+    world.give(OTHER, "main", range(3), "c1")
+    stuck, free = world.container("a"), world.container("b", OTHER)
+    await world.limited(free, 3, "c1")
+    assert world.limit(stuck) is None
+    # The end does not wait for it either.
+    await world.end()
+    assert answered == []
+    answers.set()
+
+
 # What the driver can
 
 
@@ -311,8 +339,8 @@ async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
     world.give(UID, "main", range(5))
     world.container("a")
     await world.start()
-    assert world.running is not None
-    assert world.running.done()
+    await world.settle()
+    await world.end()
     assert (world.driver.reads, world.supports.enforcement("c0")) == (0, Enforcement.ACCOUNTED)
     assert str(world.supports.of("c0")) == "--memory-limits off"
     assert world.supports.container_envs({"c0": 5}) == {}

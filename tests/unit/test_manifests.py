@@ -13,6 +13,9 @@ import yaml
 
 from allocator import names
 from deviceplugin.gpus.cdi import FOLDERS
+from deviceplugin.mps.folder import SHM
+from deviceplugin.mps.supervisor import Options as SupervisorOptions
+from deviceplugin.settings import Settings as NodeSettings
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness.manifests import build
 
@@ -332,8 +335,8 @@ def test_rights_are_few() -> None:
         "nodes": read,
         "nodes/status": {"patch"},
         "pods": read | {"patch"},
+        "events": {"create", "patch"},
     }
-    assert rights(base["Role", "gpupack-node-events"]) == {"events": {"create", "patch"}}
     assert rights(joined["ClusterRole", "gpupack-extender"]) == {
         "nodes": read,
         "pods": read,
@@ -418,3 +421,22 @@ def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> No
     hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
     assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
     assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
+
+
+def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
+    objects_there = build(MANIFESTS / "base", MANIFESTS / "components" / "mps")
+    built = {one["metadata"]["name"]: one for one in objects_there if one["kind"] == "DaemonSet"}
+    node, mps = built["gpupack-node"], built["gpupack-mps"]
+    root = str(SupervisorOptions(root=Path("/run/gpupack/mps")).root)
+    assert "--sharing=mps" in container(node)["args"]
+    assert container(mps)["args"] == ["mps", f"--root={root}"]
+    assert NodeSettings(node_name="n1").mps_root == Path(root)
+    for one in (node, mps):
+        (volume,) = [each for each in pod_template(one)["volumes"] if each["name"] == "mps"]
+        mounts = [each for each in container(one)["volumeMounts"] if each["name"] == "mps"]
+        assert volume["hostPath"]["path"] == mounts[0]["mountPath"] == root
+    # Memory that containers share with the servers: the same folder, under the same name in each.
+    assert mounts[1] == {"name": "mps", "mountPath": "/dev/shm", "subPath": SHM}
+    # Never by a rollout: what containers depend on would end.
+    assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert mps["spec"]["template"]["spec"]["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]

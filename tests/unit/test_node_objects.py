@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED, POD_CARDS
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARDS
 from allocator.packing import Layout, NodeWords, node_resources
 from deviceplugin.node.objects import MIRROR, NodeObject, PodObject, version_of
 
@@ -54,7 +54,7 @@ def test_a_pod_as_the_ledger_wants_it():
     assert (read.uid, read.namespace, read.name, read.version) == ("u1", "ns", "a", 17)
     assert read.request.effective_units == 3
     assert read.assigned == {"main": (("c0", 3),)}
-    assert (read.admitted, read.ran, read.terminal, read.allocation) == (False, False, False, None)
+    assert (read.admitted, read.ran, read.terminal) == (False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,6 @@ def test_init_containers_and_sidecars_are_told_apart():
         read, _ = pod(init=restart).read(GIB)
         assert read is not None
         assert read.request.shared is shared
-
-
-@pytest.mark.parametrize(
-    ("text", "known"),
-    [
-        pytest.param('{"uid":"u1","containers":{"main":[["c0",3]]}}', True, id="own"),
-        pytest.param('{"uid":"u2","containers":{"main":[["c0",3]]}}', False, id="copied"),
-        pytest.param("rubbish", False, id="rubbish"),
-    ],
-)
-def test_only_the_pods_own_allocation_counts(text, known):
-    read, problem = pod({POD_ALLOCATION: text}).read(GIB)
-    assert read is not None
-    assert problem is None
-    assert (read.allocation is not None) is known
 
 
 def test_the_kubelet_runs_a_static_pod_under_another_uid():

@@ -18,6 +18,8 @@ from deviceplugin.gpus.source import GpuProcess, GpuSource, HealthEvent
 
 MIB = 1 << 20
 LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+XID_EVENTS = pynvml.nvmlEventTypeXidCriticalError
+MIG_EVENTS = pynvml.nvmlEventMigConfigChange
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 
@@ -41,6 +43,8 @@ class Card:
     mps: list[SimpleNamespace] = field(default_factory=list)
     ecc: int = 0
     action: int = 0
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    pages: tuple[int, int, int] = (0, 0, 0)
     mig: list["Card"] | None = None
     instance: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -76,6 +80,9 @@ class Driver:
             "DeviceGetMigDeviceHandleByIndex",
             "DeviceRegisterEvents",
             "DeviceGetTotalEccErrors",
+            "DeviceGetRemappedRows",
+            "DeviceGetRetiredPages",
+            "DeviceGetRetiredPagesPendingStatus",
             "DeviceGetFieldValues",
             "DeviceGetComputeRunningProcesses_v3",
             "DeviceGetComputeRunningProcesses_v2",
@@ -163,11 +170,20 @@ class Driver:
         return card.instance
 
     def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
-        assert kinds == pynvml.nvmlEventTypeXidCriticalError
+        assert kinds in (XID_EVENTS | MIG_EVENTS, XID_EVENTS)
         self.registered.append(card.uuid)
 
     def DeviceGetTotalEccErrors(self, card: Card, kind: int, counter: int) -> int:
         return card.ecc
+
+    def DeviceGetRemappedRows(self, card: Card) -> tuple[int, int, int, int]:
+        return card.rows
+
+    def DeviceGetRetiredPages(self, card: Card, cause: int) -> list[int]:
+        return list(range(card.pages[cause]))
+
+    def DeviceGetRetiredPagesPendingStatus(self, card: Card) -> int:
+        return card.pages[2]
 
     def DeviceGetFieldValues(self, card: Card, fields: list[int]) -> list[SimpleNamespace]:
         assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
@@ -429,7 +445,7 @@ def test_an_xid_of_a_card_that_cannot_be_named_concerns_all(driver: Driver, gpus
 
 
 def test_watching_survives_a_lost_card(driver: Driver, gpus: NvmlGpus, mocker: MockerFixture) -> None:
-    mocker.patch("deviceplugin.gpus.nvml._EVENT_WAIT_MS", 1)
+    mocker.patch("deviceplugin.gpus.nvml_events.EVENT_WAIT_MS", 1)
     driver.news = [LOST, pynvml.NVML_ERROR_UNKNOWN, xid(driver.cards[0], 79)]
     gpus.open()
     assert [event.uuid for event in gpus.events(30)] == ["GPU-a"]
@@ -494,7 +510,7 @@ def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -
 def test_an_xid_finds_its_mig_instances(
     driver: Driver, gpus: NvmlGpus, mocker: MockerFixture, fields: dict[str, int], uuids: set[str]
 ) -> None:
-    mocker.patch("deviceplugin.gpus.nvml._address", side_effect=id)
+    mocker.patch("deviceplugin.gpus.nvml_calls.address", side_effect=id)
     driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-5", instance=5)]
     driver.news = [xid(driver.cards[0], 79, **fields)]
     gpus.open()

@@ -124,7 +124,7 @@ class World:
         return frozenset(every.difference(*self.book.values()))
 
     def ask(self, size: int, *, percent: bool = True) -> frozenset[str]:
-        return frozenset(self.ledger.preferred(self.offered(percent=percent), (), size, 0.0))
+        return frozenset(self.ledger.preferred(self.ledger.ask(self.offered(percent=percent), (), size)))
 
     def card(self, size: int, *, percent: bool = True) -> str:
         (card,) = {text.partition("::")[0] for text in self.ask(size, percent=percent)}

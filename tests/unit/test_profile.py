@@ -136,7 +136,11 @@ def test_versions_that_are_read(version: str) -> None:
         ('["0000:1B:00.0"]', "7", "pcie_topology.root_complexes[0].devices: expected `array`, got `int`"),
         ('["0000:1B:00.0"]', "[7]", "pcie_topology.root_complexes[0].devices[0]: expected `str`"),
         ("numa_node: 1,", "numa_node: x,", "pcie_topology.root_complexes[0].numa_node: expected `int`"),
-        ("  name:", "  mig: {mode_current: enabled}\n  name:", "devices[0].mig.mode_current: enabled; allow"),
+        (
+            "  name:",
+            "  mig: {mode_current: enabled}\n  name:",
+            "devices[0].mig: Card of 10239 MiB; allow",
+        ),
         ("  name:", "  processes: 3\n  name:", "device_defaults.processes: expected `array | null`"),
         ("  name:", "  processes: [{pid: 0}]\n  name:", "device_defaults.processes[0].pid: expected `int`"),
         (

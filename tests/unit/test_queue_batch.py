@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_PLANNED
+from benchmarks import floors
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -108,3 +109,9 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
     running.cancel()
     assert sorted(said) == [f"p{at} Waiting" for at in range(5)]
     assert {1, 2, 3, 4} & set(seen)
+
+
+def test_the_benchmark_s_bare_client_writes_what_batch_mode_writes() -> None:
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
+    entry = world.queue.entries[world.pod("p")]
+    assert floors.release(entry.uid, "n") == release_patch(entry, "n")

@@ -156,7 +156,7 @@ async def test_an_ended_pods_book_is_cleaned_once_its_cgroups_are_gone_and_then_
     bench.cgroups.running = set()
     bench.cleaned = lambda: bench.book.drop("a")
     assert await bench.once() == ["read", "cgroups", "read", "clean", "read"]
-    assert (bench.promised, bench.ledger.facts.book) == (3, {})
+    assert (bench.promised, bench.ledger.facts.pods["a"].book) == (3, {})
     assert await bench.once() == ["read", "cgroups", "read"]
     assert bench.promised == 0
     assert await bench.once() == ["read"]
@@ -266,7 +266,7 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     task = await running(bench)
     bench.list_pods(pod("a", 3, "c0"))
     bench.account.changed()
-    await until(lambda: "a" in bench.ledger.facts.lived)
+    await until(lambda: bench.ledger.facts.pods["a"].ran)
     await end(task)
 
 

@@ -1,11 +1,12 @@
 """The sampler judges what the source measures, and notices cards that come back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from allocator.cards import Card
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
@@ -43,6 +44,8 @@ class Ledger:
     def __init__(self) -> None:
         self.pressure: dict[str, int] = {}
         self.health: dict[str, bool] = {}
+        self.installed = [Card(0, "GPU-a", "Card", 10, 0)]
+        self.facts = SimpleNamespace(pods={})
 
     def promises(self) -> dict[str, dict[str, int]]:
         return {"GPU-a": {"pod": 2}}
@@ -60,6 +63,7 @@ class World:
 
     def __init__(self) -> None:
         self.source, self.ledger, self.now_s = Source(), Ledger(), 0.0
+        self.lists: list[list[tuple[str, bool]]] = []
         account = SimpleNamespace(
             ledger=self.ledger,
             now_s=lambda: self.now_s,
@@ -73,7 +77,12 @@ class World:
             HealthTracker(quiet_s=60),
             unit_mib=1024,
             on_health=lambda: None,
+            on_cards=self.take,
         )
+
+    def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
+        self.lists.append([(gpu.uuid, healthy(gpu.uuid)) for gpu in gpus])
+        return True
 
 
 @pytest.fixture
@@ -105,10 +114,13 @@ async def test_a_source_that_fails_as_a_whole_is_counted(world: World) -> None:
     assert world.sampler.errors == 1
 
 
-async def test_a_card_that_can_be_read_again_makes_the_daemon_start_over(world: World) -> None:
-    world.source.card = replace(CARD, total_mib=0, error="GPU is lost")
+async def test_each_measurement_brings_the_list_of_cards_and_their_health(world: World) -> None:
+    world.source.measured = replace(world.source.measured, error="GPU is lost")
     await world.sampler._once()
+    world.source.card = replace(CARD, uuid="GPU-b")
+    await world.sampler._once()
+    assert world.lists == [[("GPU-a", True)], [("GPU-b", True)]]
     await world.sampler._once()
     world.source.card = CARD
-    with pytest.raises(GpuError, match="starting over to take it in"):
-        await world.sampler._once()
+    await world.sampler._once()
+    assert world.lists[-1] == [("GPU-a", False)]

@@ -201,12 +201,12 @@ def test_table():
 
 def test_wide():
     assert render([replace(MIXED[0], error="layout header"), *MIXED[1:]], "wide").splitlines() == [
-        "NODE    STATUS   CARD  UNIT     USED       STATE      MODEL        UUID",
-        "broken  Unknown  -     -        -          -          -            -      layout header",
-        "half    Ready    0     1 GiB    ██░░ 7/14  ok         -            -      annotation bad",
-        "node-1  Ready    0     512 MiB  ░░░░ 0/44  ok         NVIDIA L40S  GPU-a",
-        "node-1  Ready    1     512 MiB  ▎░░░ 4/44  unhealthy  NVIDIA L40S  GPU-b",
-        "node-1  Ready    2     512 MiB  ████ 0/0   cordoned   NVIDIA L40S  GPU-c",
+        "NODE    STATUS   CARD  UNIT     USED       STATE      MEMORY  MODEL        UUID",
+        "broken  Unknown  -     -        -          -          -       -            -      layout header",
+        "half    Ready    0     1 GiB    ██░░ 7/14  ok         -       -            -      annotation bad",
+        "node-1  Ready    0     512 MiB  ░░░░ 0/44  ok         -       NVIDIA L40S  GPU-a",
+        "node-1  Ready    1     512 MiB  ▎░░░ 4/44  unhealthy  -       NVIDIA L40S  GPU-b",
+        "node-1  Ready    2     512 MiB  ████ 0/0   cordoned   -       NVIDIA L40S  GPU-c",
         *SUMS,
     ]
 
@@ -231,6 +231,7 @@ def test_json_is_the_documented_form():
         "healthy": True,
         "cordoned": False,
         "cordon_reason": None,
+        "held": None,
     }
     assert json.loads(render(MIXED[1:], "json")) == [
         {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
@@ -248,6 +249,7 @@ def test_json_is_the_documented_form():
                     "healthy": index != 1,
                     "cordoned": index == 2,
                     "cordon_reason": None,
+                    "held": None,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],

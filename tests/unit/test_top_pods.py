@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
+from allocator.records import Holds, MemoryRecord, dump_allocation, dump_assigned, dump_holds
 from gpupack.errors import InputError
 from gpupack.top import PodRow, load_nodes, render, rows
 from tests.unit.test_top import CARDS, INVENTORY, node
@@ -103,17 +103,37 @@ ROW = read(
 
 def test_the_table_has_a_line_for_each_pod_on_each_card():
     assert render([ROW], "table", pods=True).splitlines() == [
-        "NODE  CARD  USED        STATE      NAMESPACE  POD      UNITS  SHARE",
-        "n     4     ▎░░░ 4/44   ok         default    a        3      allocated",
-        "n     4     ▎░░░ 4/44   ok         default    b        4      assigned",
-        "n     5     ▉░░░ 10/44  unhealthy  -          UID u-x  9      ending",
-        "n     5     ▉░░░ 10/44  unhealthy  default    a        1      allocated",
-        "n     -     -           -          default    none     5      unknown",
+        "NODE  CARD  USED        STATE      NAMESPACE  POD      UNITS  SHARE      USED MIB  MEMORY",
+        "n     4     ▎░░░ 4/44   ok         default    a        3      allocated  -         -",
+        "n     4     ▎░░░ 4/44   ok         default    b        4      assigned   -         -",
+        "n     5     ▉░░░ 10/44  unhealthy  -          UID u-x  9      ending     -         -",
+        "n     5     ▉░░░ 10/44  unhealthy  default    a        1      allocated  -         -",
+        "n     -     -           -          default    none     5      unknown    -         -",
         f"{GIB}: 14/88 in use, whole cards free: 0, largest request: 40",
     ]
     wide = render([ROW], "wide", pods=True).splitlines()
     assert wide[0].split()[-2:] == ["MODEL", "UUID"]
-    assert wide[1].endswith("allocated  NVIDIA L40S  GPU-a")
+    assert wide[1].endswith("allocated  -         -       NVIDIA L40S  GPU-a")
+
+
+def test_what_pods_really_use_is_told_by_their_annotation():
+    driver, accounted = MemoryRecord("driver", 700), MemoryRecord("accounted")
+    memory = {"main": {"GPU-a": driver, "GPU-b": driver}, "side": {"GPU-a": driver, "GPU-b": accounted}}
+
+    def told(uid: str) -> str:
+        return dump_allocation(uid, {"main": (("GPU-a", 4),)}, memory)
+
+    row = read(
+        pod("p", **{ALLOCATION: told("u-p")}),
+        pod("copy", **{ALLOCATION: told("u-p")}),
+        holds={"u-p": {0: 4, 1: 4}, "u-copy": {0: 4}},
+    )
+    used = [{each.name: (each.used_mib, each.held) for each in card.pods} for card in row.cards]
+    # One container of which nobody can tell makes the pod's use unknown.
+    assert used == [{"p": (1400, "driver"), "copy": (None, "")}, {"p": (None, "accounted")}]
+    assert render([row], "table", pods=True).splitlines()[2].endswith("allocated  1400      driver")
+    (record,) = json.loads(render([row], "json", pods=True))
+    assert record["cards"][0]["pods"][1]["used_mib"] == 1400
 
 
 def test_cards_and_nodes_without_pods_have_a_line_too():
@@ -127,6 +147,7 @@ def test_cards_and_nodes_without_pods_have_a_line_too():
 def test_json():
     (record,) = json.loads(render([ROW], "json", pods=True))
     first = {"namespace": "default", "name": "a", "uid": "u-a", "units": 3, "share": "allocated"}
+    first |= {"used_mib": None, "held": None}
     assert record["cards"][0]["pods"][0] == first
     assert record["pods"] == [{**first, "name": "none", "uid": "u-none", "units": 5, "share": "unknown"}]
     (without,) = json.loads(render([ROW], "json"))

@@ -1,11 +1,13 @@
 """Of equally good cards those that lie near each other: NUMA nodes first, then NVLinks, then positions."""
 
 from itertools import combinations, product
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator import topology
 from allocator.cards import Card
 from allocator.place import place
 from allocator.policy import choose
@@ -86,6 +88,18 @@ def test_the_choice_is_the_best_of_all_sets(scene, near):
 
     sets = (sum(parts, ()) for parts in product(*(combinations(members, n) for members, n in groups)))
     assert nearest(cards, groups, near) == min(map(rank, sets))[2]
+
+
+@given(scenes(), st.sets(st.integers(0, 2)))
+def test_sets_that_are_too_many_to_compare_are_grown_and_fit_all_the_same(scene, near):
+    cards, groups = scene
+    with patch.object(topology, "MOST_SETS", 0):
+        chosen = nearest(cards, groups, near)
+    assert [sum(at in members for at in chosen) for members, _ in groups] == [count for _, count in groups]
+    best = nearest(cards, groups, near)
+    nodes = [len({cards[at].numa for at in each} - near) for each in (chosen, best)]
+    assert nodes[0] == nodes[1]
+    assert links_between(cards, chosen) <= links_between(cards, best)
 
 
 def test_many_cards_are_grown_and_no_server_has_so_many_nodes():

@@ -21,6 +21,8 @@ class _Daemon:
 
     Attributes:
         flags: Added to the arguments at the next start.
+        module: What runs at the next start.
+        environment: Its variables besides ours.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path, port: int) -> None:
@@ -28,14 +30,16 @@ class _Daemon:
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.flags: list[str] = []
+        self.module = "gpupack"
+        self.environment: dict[str, str] = {}
         self._arguments = arguments
         self._process: Process | None = None
 
     def start(self, *, ready: bool = True) -> None:
         """Start it; with `ready` return when /readyz says so."""
         assert self._process is None, f"{self.name} already runs"
-        command = [sys.executable, "-m", "gpupack", *self._arguments, *self.flags]
-        self._process = Process(self.name, command, self.log, cwd=REPOSITORY)
+        command = [sys.executable, "-m", self.module, *self._arguments, *self.flags]
+        self._process = Process(self.name, command, self.log, cwd=REPOSITORY, environment=self.environment)
         if ready:
             self.wait_ready()
 

@@ -14,7 +14,8 @@ from deviceplugin.node.views import NodeView, PodView
 from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
-from .kubelet import Book, ModelKubelet, Plugin
+from .kubelet import ModelKubelet
+from .plugin import Book, Plugin
 from .world import RESOURCE, UNIT_MIB, World
 
 
@@ -90,12 +91,12 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        percent = any("::p" in text for text in available)
-        if not self.away and not self.ledger.expects(size, must_include, self.now, percent=percent):
+        ask = self.ledger.ask(available, must_include, size)
+        if not self.away and not ask.is_expected():
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and self.ledger.displaces(size, must_include, self.now, percent=percent):
+        if not self.away and ask.is_displaced():
             self._catch_up(relist=True)
-        return self.ledger.preferred(available, must_include, size, self.now)
+        return self.ledger.preferred(ask)
 
     def _catch_up(self, *, relist: bool) -> None:
         if relist:

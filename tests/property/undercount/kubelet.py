@@ -7,7 +7,6 @@ pods is admitted before anything is dropped.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from random import Random
 
 from allocator.errors import AllocatorError
@@ -15,6 +14,7 @@ from allocator.ledger import BookEntry
 from allocator.names import PERCENT_RESOURCE
 
 from .deviceids import card_of, joined
+from .plugin import Admission, Book, Plugin
 from .world import RESOURCE, ModelPod, World
 
 AWAITED_S = 9.0
@@ -22,22 +22,6 @@ AWAITED_S = 9.0
 
 START_S = 8.0
 """A container that the kubelet has begun to start runs by then, though its pod was deleted."""
-
-
-@dataclass(frozen=True, eq=False)
-class Book:
-    """The file's content; a new object for each write."""
-
-    entries: tuple[BookEntry, ...]
-
-
-@dataclass
-class Admission:
-    """A pod that is being admitted, and the next of its containers."""
-
-    pod: ModelPod
-    next: int = 0
-    reusable: set[str] = field(default_factory=set)
 
 
 class ModelKubelet:
@@ -59,6 +43,7 @@ class ModelKubelet:
         late: pods deleted before they were admitted, that nobody could wait for; or whose Node was deleted
             with all that it said.
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
+        overdue: it gave devices to a pod of whose deletion it should have heard long ago.
         sick: IDs that the plugin calls unhealthy.
     """
 
@@ -94,6 +79,7 @@ class ModelKubelet:
         self.finished: set[str] = set()
         self.late: set[str] = set()
         self.awaited: set[str] = set()
+        self.overdue = False
         self.sick: frozenset[str] = frozenset()
 
     # Its book.
@@ -183,7 +169,7 @@ class ModelKubelet:
 
     # Admission, a container at a time.
 
-    def admit(self, daemon: "Plugin") -> bool:
+    def admit(self, daemon: Plugin) -> bool:
         """Admit the next container of the pod at hand, or take up the next pod."""
         if not self.synced:
             return False
@@ -217,7 +203,7 @@ class ModelKubelet:
                 self._admitted(admission.pod.uid)
         return True
 
-    def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: "Plugin") -> None:
+    def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: Plugin) -> None:
         uid = admission.pod.uid
         deleted_at = self.world.deleted_at.get(uid, self.now)
         if daemon.has_seen(uid) and self.now < deleted_at + AWAITED_S:
@@ -234,6 +220,7 @@ class ModelKubelet:
                 taken |= self._choose(taken, units, daemon, percent=admission.pod.percent)
             daemon.allocate(frozenset(taken))
             mine[name] = frozenset(taken)
+            self.overdue |= self.now >= deleted_at + AWAITED_S
             self.truth.setdefault(uid, set()).add(frozenset(taken))
             self.unwritten = self._snapshot()
             if self.random.random() < 0.7:
@@ -243,7 +230,7 @@ class ModelKubelet:
         else:
             admission.reusable -= mine[name]
 
-    def _choose(self, taken: set[str], units: int, daemon: "Plugin", *, percent: bool) -> set[str]:
+    def _choose(self, taken: set[str], units: int, daemon: Plugin, *, percent: bool) -> set[str]:
         in_use = frozenset().union(*(ids for by in self.devices.values() for ids in by.values()))
         available = (self.percent if percent else self.ids) - in_use - self.sick
         needed = units - len(taken)
@@ -394,19 +381,3 @@ class ModelKubelet:
             if pod.uid in self.admitted and pod.uid in self.known and not pod.started:
                 self.to_start.append(pod.uid)
         self.batch = set(self.queue)
-
-
-class Plugin:
-    """What the kubelet calls: the device plugin's two decisions."""
-
-    def has_seen(self, uid: str) -> bool:
-        """Whether it knew the pod before, and sees what becomes of it."""
-        raise NotImplementedError
-
-    def preferred(
-        self, available: frozenset[str], must_include: frozenset[str], size: int
-    ) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    def allocate(self, ids: frozenset[str]) -> None:
-        raise NotImplementedError

@@ -131,6 +131,9 @@ class Scene:
                 node.clouded |= bool(lost)
                 node.kubelet.late |= lost
                 node.ever_held -= lost
+            # The pod's place was given away long ago.
+            node.clouded |= node.kubelet.overdue
+            node.kubelet.overdue = False
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
                 excused = node.clouded or pod.uid in node.excused
@@ -217,10 +220,23 @@ class Scene:
                 f"admitted, the cards have {free} free; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
             )
 
+    def _check_selector(self, node: Node, uid: str) -> None:
+        """A pod that the daemon knew gets cards that it accepts."""
+        pod = next((pod for pod in self.world.pods.values() if pod.uid == uid), None)
+        if pod is None or not pod.ours or node.clouded or not node.daemon.has_seen(uid):
+            return
+        names = [container.name for container in pod.request.containers]
+        for card in node.daemon.cards:
+            if card.uuid in node.kubelet.cards(uid, names) and not pod.request.selector.admits(card):
+                self._fail(
+                    f"{node.name}: {uid} got {card.uuid}, a {card.model}, which it does not accept; "
+                    f"{shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                )
+
     def _check_target(self, node: Node, uid: str) -> None:
         """A pod gets cards that the scheduler chose for it or for its like."""
         facts = node.daemon.ledger.facts
-        pods = {key: bound.pod for key, bound in facts.pods.items()}
+        pods = {key: one.pod for key, one in facts.pods.items() if one.bound}
         for pod in self.world.pods.values():
             read, _ = pod.object.read(RESOURCE)
             if pod.node == node.name and read is not None:

@@ -12,7 +12,7 @@ gpupack.objects writes every object of a folder.
 {{- range $path, $_ := .root.Files.Glob (printf "files/%s/*.yaml" .folder) }}
 {{- range $text := regexSplit "(?m)^---\\s*$" ($given.root.Files.Get $path) -1 }}
 {{- $object := fromYaml (replace "gpupack-system" $given.root.Release.Namespace $text) }}
-{{- if and $object.kind (ne $object.kind "Kustomization") (ne $object.kind "KubeSchedulerConfiguration") }}
+{{- if and $object.kind (ne $object.kind "Kustomization") (ne $object.kind "Component") (ne $object.kind "KubeSchedulerConfiguration") }}
 {{- include "gpupack.object" (dict "root" $given.root "object" $object "component" $given.component) }}
 {{- end }}
 {{- end }}
@@ -95,5 +95,20 @@ form, null leaves it out.
 {{- else if kindIs "float64" .value }}
 {{- if eq .value (floor .value) }}--{{ $name }}={{ int64 .value }}{{ else }}--{{ $name }}={{ .value }}{{ end }}
 {{- else if not (kindIs "invalid" .value) }}--{{ $name }}={{ .value }}
+{{- end }}
+{{- end }}
+
+{{/* gpupack.patch applies a JSON patch to an object in place; every step of it adds to the end of a list. */}}
+{{- define "gpupack.patch" }}
+{{- $object := .object }}
+{{- range $step := .steps }}
+{{- $path := splitList "/" (trimPrefix "/" $step.path) }}
+{{- if or (ne $step.op "add") (ne (last $path) "-") }}{{ fail (printf "%s %s is not understood" $step.op $step.path) }}{{ end }}
+{{- $list := last (initial $path) }}
+{{- $place := $object }}
+{{- range $part := initial (initial $path) }}
+{{- if kindIs "slice" $place }}{{ $place = index $place (int $part) }}{{ else }}{{ $place = get $place $part }}{{ end }}
+{{- end }}
+{{- $_ := set $place $list (append (default list (get $place $list)) $step.value) }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,287 @@
+"""The dashboard in a real browser: first paint, updates, memory; and the pictures of docs/dashboard.
+
+`python -m benchmarks.dashboard --nodes N`: the shipped command follows N nodes of eight cards, with four
+pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
+`first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
+every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
+it, and `seen_*_ms` from the change in the API server to that. The last line is JSON.
+
+`python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.browser import Tab, chromium
+from benchmarks.fleet import Fleet
+from benchmarks.machine import machine, percentile, resident_mib
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard.app import Dashboard, listen
+from gpupack.dashboard.http import Pages
+from gpupack.dashboard.settings import Settings
+from gpupack.dashboard.trend import Point, Trend
+from standins.apiserver.server import ApiServer
+
+CHANGES: Final = 100
+GAP_S: Final = 0.05
+WIDE: Final = (1440, 900)
+PHONE: Final = (390, 844)
+
+
+def main() -> None:
+    """Run the benchmark, or write the pictures, as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000, help="nodes of eight cards (default 5000)")
+    parser.add_argument("--screenshots", metavar="FOLDER", help="write the pictures of the documents there")
+    options = parser.parse_args()
+    if options.nodes < 1:
+        parser.error("--nodes must be 1 or more")
+    if options.screenshots is not None:
+        Path(options.screenshots).mkdir(parents=True, exist_ok=True)
+        asyncio.run(screenshots(Path(options.screenshots)))
+        return
+    print(machine())
+    print(json.dumps(asyncio.run(measure(options.nodes))))
+
+
+@asynccontextmanager
+async def shown(
+    fleet: Fleet,
+    trend: Iterable[Point] = (),
+    address: str = "127.0.0.1:0",
+    allowed_hosts: tuple[str, ...] = (),
+) -> AsyncIterator[tuple[Dashboard, str]]:
+    """Serve the page of a made-up cluster from this process; gives the dashboard and the page's URL."""
+    settings = Settings(http=address)
+    async with AsyncExitStack() as stack:
+        dashboard = Dashboard(settings, "https://api.example.com:6443")
+        dashboard.live.trend = Trend(trend)
+        dashboard.board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
+        dashboard.board.replace_pods(
+            [msgspec.convert(pod, AskPod) for pod in (*fleet.pod_objects(), *fleet.pending_objects())]
+        )
+        dashboard.look()
+        with dashboard.live.page():
+            await dashboard.advise()
+        pages = Pages(
+            dashboard.board, dashboard.live, dashboard.advise, lambda: True, dashboard.usage, allowed_hosts
+        )
+        yield dashboard, await listen(pages, settings, stack)
+
+
+def fill(api: ApiServer, fleet: Fleet) -> None:
+    """Create all nodes and pods of a fleet; those that run first, for nodes name their UIDs."""
+    for pod in fleet.pod_objects():
+        fleet.uids[pod["metadata"]["name"]] = api.add_pod(pod)["metadata"]["uid"]
+    for each in fleet.nodes:
+        value = fleet.node_object(each)
+        meta = value["metadata"]
+        api.add_node(each.name, meta["labels"], value["status"]["capacity"], meta["annotations"])
+
+
+def node(value: dict[str, Any]) -> AskNode:
+    """Read a node."""
+    return msgspec.convert(value, AskNode)
+
+
+async def first_paint_ms(tab: Tab, url: str) -> float:
+    """Open the page; milliseconds from the navigation's start to the first cards on the screen."""
+    await tab.open(url)
+    await tab.until("globalThis.gpupackTimings?.length && document.querySelector('.card')")
+    took = await tab.run("gpupackTimings[0].began + gpupackTimings[0].took")
+    return float(took)
+
+
+async def measure(nodes: int) -> dict[str, float]:
+    """Measure the shipped command on a stand-in of the API server."""
+    fleet = Fleet(nodes, uniform=True)
+    with tempfile.TemporaryDirectory() as folder:
+        async with ApiServer() as api, chromium() as browser, browser.tab() as tab:
+            fill(api, fleet)
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "gpupack", "dashboard", "--no-browser", "--port", "0"]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--kubeconfig",
+                api.kubeconfig(Path(folder) / "config"),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert process.stdout is not None
+            url = (await process.stdout.readline()).decode().split()[2]
+            await tab.size(*WIDE)
+            paints = []
+            await tab.open(url)
+            await tab.until(f"document.querySelector('.count')?.textContent === '{nodes:,} nodes'", 120)
+            ready_s = time.perf_counter() - began
+            for _ in range(5):
+                await tab.open("about:blank")
+                paints.append(await first_paint_ms(tab, url))
+            seen, updates = await _updates(tab, api, fleet)
+            figures = {
+                "nodes": nodes,
+                "pods": sum(len(each.pods) for each in fleet.nodes),
+                "ready_s": round(ready_s, 2),
+                "first_paint_ms": round(percentile(paints, 50)),
+                "first_paint_worst_ms": round(max(paints)),
+                "update_p50_ms": round(percentile(updates, 50), 1),
+                "update_p99_ms": round(percentile(updates, 99), 1),
+                "seen_p50_ms": round(percentile(seen, 50)),
+                "seen_p99_ms": round(percentile(seen, 99)),
+                "scroll_worst_frame_ms": round(await _scroll(tab), 1),
+                "heap_mib": round(float(await tab.run("performance.memory.usedJSHeapSize")) / 2**20, 1),
+                "rss_mib": round(resident_mib(process.pid), 1),
+            }
+            process.terminate()
+            await process.wait()
+    return figures
+
+
+async def _updates(tab: Tab, api: ApiServer, fleet: Fleet) -> tuple[list[float], list[float]]:
+    """Change nodes; milliseconds until each is to be seen, and what each message took in the browser."""
+    await tab.run("gpupackTimings.splice(0)")
+    seen = []
+    first = min(fleet.nodes, key=lambda each: each.name)
+    for number in range(CHANGES):
+        each = first if number % 5 == 0 else fleet.random.choice(fleet.nodes)
+        for name in list(each.pods):
+            del each.pods[name]
+            break
+        each.revision += 1
+        value = fleet.node_object(each)
+        amounts = value["status"]["capacity"]
+        began = time.perf_counter()
+        api.patch_node(each.name, {"metadata": {"annotations": value["metadata"]["annotations"]}})
+        api.patch_node(each.name, {"status": {"capacity": amounts, "allocatable": amounts}})
+        if each is first and each.pods:
+            gib = sum(each.promised(card) for card in range(len(each.sizes)))
+            await tab.until(f"document.querySelector('.sub').textContent.trim().startsWith('{gib:,}/')")
+            seen.append((time.perf_counter() - began) * 1000)
+        await asyncio.sleep(GAP_S)
+    return seen, [each["took"] for each in await tab.run("gpupackTimings")]
+
+
+async def _scroll(tab: Tab) -> float:
+    """Scroll through all nodes; the longest time between two frames, in milliseconds."""
+    worst = await tab.run(
+        "new Promise((done) => { let worst = 0, last = performance.now(), at = 0;"
+        " const step = (now) => { worst = Math.max(worst, now - last); last = now; at += 1; scrollBy(0, 400);"
+        " if (at < 120) requestAnimationFrame(step); else { scrollTo(0, 0); done(worst); } };"
+        " requestAnimationFrame(step); })"
+    )
+    return float(worst)
+
+
+def made_up_trend() -> list[Point]:
+    """A day of a cluster that fills in the morning and empties at night."""
+    points = []
+    size = 14264 * 1024
+    for step in range(288):
+        hour = step / 12
+        load = 0.58 + 0.26 * math.sin((hour - 9) / 24 * 2 * math.pi) + 0.01 * math.sin(step * 0.5)
+        free = size * (1 - load)
+        whole_free = free * (0.9 - 0.5 * load + 0.03 * math.sin(step * 0.23))
+        points.append(
+            Point(
+                at=int(time.time()) - (288 - step) * 300,
+                size=size,
+                promised=int(size * load),
+                beyond=int(size * 0.01 * (1 + math.sin(step / 9))),
+                free=int(free),
+                whole_free=int(whole_free),
+                whole=int(whole_free / (60 * 1024)),
+                largest=(79 if load < 0.8 else 44) * 1024,
+                pending=max(0, round(40 * (load - 0.7))),
+            )
+        )
+    return points
+
+
+async def screenshots(folder: Path) -> None:
+    """Write the pictures."""
+    node_name = "gpu-a100-001"
+    views = (
+        ("cards", "#/cards?group=model", (1320, 800), False),
+        ("drawer", f"#/cards?show=trouble&node={node_name}&card=2", (1320, 800), True),
+        ("pending", "#/pending", (1200, 700), False),
+        ("fits", "#/fits", (1200, 700), False),
+        ("trends", "#/trends?span=24h", (1200, 700), True),
+        ("queues", "#/queues", (1200, 700), False),
+        ("phone", "#/cards?sort=free", PHONE, False),
+    )
+    async with (
+        shown(Fleet(40), made_up_trend()) as (dashboard, url),
+        chromium() as browser,
+        browser.tab() as tab,
+    ):
+        dashboard.live.set_part("queues", QUEUES)
+        for name, view, size, dark in views:
+            await tab.size(*size, phone=size is PHONE)
+            await tab.dark(dark=dark)
+            await tab.open("about:blank")
+            await tab.open(url + view)
+            await tab.until("document.querySelector('.sums') && document.fonts.status === 'loaded'")
+            if "node=" in view:
+                await tab.until("document.querySelector('.pods')")
+            await tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            picture = await tab.picture()
+            (folder / f"{name}.png").write_bytes(picture)
+            print(f"{name}.png: {len(picture) / 1024:.0f} KiB")
+        if tab.faults:
+            raise SystemExit("\n".join(tab.faults))
+
+
+def _tenant(name: str, nominal: int, used: int, running: int, waiting: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cohort": "research",
+        "weight": nominal / 400,
+        "nominal": nominal,
+        "used": used,
+        "borrowed": max(0, used - nominal),
+        "lent": max(0, nominal - used),
+        "running": running,
+        "waiting": waiting,
+        "oldestWaitS": 95.0 * waiting,
+        "stop": "None",
+    }
+
+
+QUEUES: Final[dict[str, Any]] = {
+    "there": True,
+    "text": "",
+    "queues": [
+        _tenant("ads", 1600, 1480, 61, 0),
+        _tenant("research", 4000, 4630, 212, 4),
+        _tenant("search", 2400, 1770, 83, 0),
+        _tenant("speech", 1200, 1200, 40, 2),
+    ],
+    "pods": [
+        {
+            "namespace": "speech",
+            "name": "train-90011",
+            "queue": "speech",
+            "position": 1,
+            "reason": "Quota",
+            "message": "it needs 79 units; queue speech uses 1200 of its 1200, and its cohort has 0 more",
+            "waitsS": 190.0,
+        },
+    ],
+    "trouble": "",
+    "fault": "",
+    "warning": "",
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What batch mode cannot do without: a client that decides nothing sends the writes that each pod needs.
+
+It takes the gate away and names a node, each in turn, as `gpupack queue` does in batch mode; with `bind` it
+sends the Binding too. What kube-apiserver, etcd and kube-scheduler cost then is what no queue can save.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from threading import Thread
+from typing import Any, Self
+
+import uvloop
+
+from allocator.names import QUEUE_GATE
+from kubeapi.client import KubeClient
+from kubeapi.paths import pod_path
+from kubeapi.posting import make_posts
+from scheduler_plugin.queue.controller import UNDER_WAY
+from scheduler_plugin.queue.writing import JSON_PATCH, only_node
+
+
+class BareClient:
+    """Sends the writes beside the caller; a context manager that waits for their end.
+
+    Args:
+        kubeconfig: Path.
+        pods: Gated pods, as the API server lists them.
+        nodes: Names of nodes with room.
+        bind: Send the Bindings too.
+    """
+
+    def __init__(self, kubeconfig: str, pods: Sequence[Any], nodes: Sequence[str], *, bind: bool) -> None:
+        self._kubeconfig = kubeconfig
+        self._work = [(pod["metadata"], nodes[number % len(nodes)]) for number, pod in enumerate(pods)]
+        self._bind = bind
+        self._thread = Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._send_all())
+
+    async def _send_all(self) -> None:
+        async with await KubeClient.connect(self._kubeconfig, posts=make_posts) as client:
+            work = iter(self._work)
+            await asyncio.gather(*(self._send(client, work) for _ in range(UNDER_WAY)))
+
+    async def _send(self, client: KubeClient, work: Iterator[tuple[Any, str]]) -> None:
+        for pod, node in work:
+            await client.patch(pod_path(pod["namespace"], pod["name"]), release(pod["uid"], node), JSON_PATCH)
+            if self._bind:
+                await client.bind(pod["namespace"], pod["name"], pod["uid"], node, {})
+
+
+def release(uid: str, node: str) -> Any:
+    """The patch that takes the gate of a pod without an affinity away and names its node."""
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
+        {"op": "remove", "path": "/spec/schedulingGates"},
+        {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": only_node(node)}},
+    ]

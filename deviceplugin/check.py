@@ -1,0 +1,239 @@
+"""What a node offers gpupack, what gpupack would use of it, and why not more: `gpupack node --check`.
+
+Every fact is looked up by itself, so that one that cannot be had hides no other; nothing is changed.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from deviceplugin.daemon import gpu_source
+from deviceplugin.errors import BookError, DevicePluginError
+from deviceplugin.gpus.limits import Support
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.source import GpuSource
+from deviceplugin.kubelet.book import BookReader
+from deviceplugin.mps.service import MpsService
+from deviceplugin.node.cgroups import pod_parents
+from deviceplugin.node.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
+from deviceplugin.settings import MPS, Settings
+
+Verdict = Literal["ok", "less", "bad"]
+"""Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
+
+TOOL_S: Final = 5.0
+HOST_PID_NAMESPACE: Final = 4026531836
+"""Inode of the machine's first pid namespace, the same on every Linux."""
+
+HOOK: Final = "apply-cuda-memory-limits"
+INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_watches")
+LEAST_WATCHES: Final = 4096
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the table.
+
+    Attributes:
+        what: was looked at.
+        verdict: see `Verdict`.
+        found: on this node.
+        uses: what gpupack would do with it; or why not more, and what that takes.
+    """
+
+    what: str
+    verdict: Verdict
+    found: str
+    uses: str = ""
+
+
+def check(settings: Settings, run: Callable[[list[str]], str | None] | None = None) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        settings: of the daemon that would run here; its API server is not needed.
+        run: runs a program and returns what it prints, None where it cannot; by default as a process.
+    """
+    return [
+        *_cards(settings),
+        *_cgroups(settings),
+        *_kernel(settings),
+        *_toolkit(settings, run or _run),
+        *_kubelet(settings),
+    ]
+
+
+def served(findings: Sequence[Finding]) -> bool:
+    """Whether a daemon could serve pods here."""
+    return all(finding.verdict != "bad" for finding in findings)
+
+
+def _cards(settings: Settings) -> Iterator[Finding]:
+    try:
+        source = gpu_source(settings)
+        source.open()
+    except DevicePluginError as error:
+        yield Finding("driver", "bad", "none that can be used", str(error))
+        return
+    try:
+        yield from _driver(source, settings)
+        for card in source.cards():
+            if card.error is not None:
+                yield Finding(f"card {card.uuid}", "less", card.error, "not offered")
+                continue
+            units = card.schedulable_mib // settings.unit_mib
+            found = f"{card.model}, {card.schedulable_mib} MiB for pods"
+            yield Finding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
+        for support, uuids in _supports(source, settings).items():
+            yield _limits(support, uuids, settings)
+        if settings.sharing == MPS:
+            yield _mps([card.uuid for card in source.cards()], settings)
+    finally:
+        source.close()
+
+
+def _driver(source: GpuSource, settings: Settings) -> Iterator[Finding]:
+    if settings.profile is not None:
+        version = f"{load_profile(settings.profile).driver_version}, simulated"
+    else:
+        version = getattr(source, "driver_version", lambda: "of unknown version")()
+    yield Finding("driver", "ok", version, f"{len(source.cards())} cards")
+    calls: dict[str, bool] = getattr(source, "calls", dict)()
+    for name, there in calls.items():
+        yield Finding(f"call {name}", "ok" if there else "less", "there" if there else "missing")
+
+
+def _supports(source: GpuSource, settings: Settings) -> dict[Support, list[str]]:
+    """Group the cards by what is said of limits on them: mostly the same of all."""
+    found: dict[Support, list[str]] = {}
+    for card in source.cards():
+        if settings.memory_limits == OFF:
+            support = SWITCHED_OFF
+        else:
+            support = source.limits.support(card.uuid) if source.limits is not None else NO_LIMITS
+        found.setdefault(support, []).append(card.uuid)
+    return found
+
+
+def _limits(support: Support, uuids: list[str], settings: Settings) -> Finding:
+    what = f"memory of {len(uuids)} card{'s' if len(uuids) > 1 else ''}"
+    if support.held:
+        return Finding(what, "ok", str(support), "every container's share is its limit")
+    if settings.memory_limits == REQUIRE:
+        return Finding(what, "bad", str(support), "not offered: --memory-limits require")
+    return Finding(what, "less", str(support), "accounted: counted and told, not refused")
+
+
+def _mps(uuids: Sequence[str], settings: Settings) -> Finding:
+    service = MpsService(settings.mps_root)
+    answers = sum(service.state(uuid) is not None for uuid in uuids)
+    found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"
+    if answers < len(uuids):
+        return Finding("MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md")
+    return Finding("MPS", "ok", found, "limits each process where the driver does not limit containers")
+
+
+def _cgroups(settings: Settings) -> Iterator[Finding]:
+    root = settings.cgroup_root
+    try:
+        controllers = (root / "cgroup.controllers").read_text("ascii").split()
+    except OSError:
+        known = root.is_dir() and any(root.iterdir())
+        found = f"v1 at {root}" if known else f"nothing at {root}"
+        yield Finding("cgroups", "less", found, "no limits by NVIDIA's driver, which takes cgroup v2")
+    else:
+        yield Finding("cgroups", "ok", f"v2 at {root}")
+        dmem = "dmem" in controllers
+        uses = "limits by the kernel" if dmem else "limits inside the driver; the kernel has it from 6.14 on"
+        yield Finding("dmem controller", "ok", "there" if dmem else "none", uses)
+    parents = list(pod_parents(root))
+    if not parents:
+        yield Finding(
+            "pods' cgroups", "less", "no kubepods folder", "none yet, or the host's cgroups are not here"
+        )
+    for parent in parents:
+        driver = "systemd" if parent.name.endswith(".slice") else "cgroupfs"
+        yield Finding("pods' cgroups", "ok", f"{parent}, named by {driver}")
+
+
+def _kernel(settings: Settings) -> Iterator[Finding]:
+    yield Finding("kernel", "ok", platform.release())
+    try:
+        watches = int(INOTIFY.read_text("ascii"))
+    except (OSError, ValueError):
+        watches = 0
+    few = watches < LEAST_WATCHES
+    uses = "a pod needs one: raise fs.inotify.max_user_watches" if few else "new cgroups are seen at once"
+    yield Finding("inotify watches", "less" if few else "ok", str(watches), uses)
+    root = os.geteuid() == 0
+    yield Finding("user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed")
+    try:
+        host = Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE
+    except OSError:
+        host = False
+    yield Finding(
+        "pid namespace",
+        "ok" if host else "less",
+        "the host's" if host else "its own",
+        "processes are told apart by pod" if host else "use is measured by card only: hostPID is missing",
+    )
+    logs = settings.container_logs
+    yield Finding(
+        "container logs",
+        "ok" if logs.is_dir() else "less",
+        str(logs) if logs.is_dir() else f"no {logs}",
+        "" if logs.is_dir() else "which container a cgroup is, is known a second later",
+    )
+
+
+def _toolkit(settings: Settings, run: Callable[[list[str]], str | None]) -> Iterator[Finding]:
+    version = run(["nvidia-ctk", "--version"])
+    if version is None:
+        yield Finding(
+            "container toolkit", "less", "no nvidia-ctk here", "in a container the host's is not seen"
+        )
+    else:
+        yield Finding("container toolkit", "ok", version.splitlines()[0] if version else "of unknown version")
+        hook = run(["nvidia-cdi-hook", HOOK, "--help"]) is not None
+        uses = "limits before the first process" if hook else "limits some ms later; toolkit 1.20.1 has it"
+        yield Finding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
+    for folder in settings.cdi_dirs:
+        files = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else None
+        found = "none" if files is None else ", ".join(files) or "empty"
+        yield Finding(f"CDI in {folder}", "ok", found[:256])
+
+
+def _kubelet(settings: Settings) -> Iterator[Finding]:
+    folder = settings.device_plugin_dir
+    if not folder.is_dir():
+        yield Finding("kubelet", "bad", f"no folder {folder}", "--device-plugin-dir names the kubelet's")
+        return
+    serves = (folder / "kubelet.sock").is_socket()
+    yield Finding(
+        "kubelet", "ok" if serves else "bad", f"{'serves' if serves else 'does not serve'} in {folder}"
+    )
+    try:
+        book = BookReader(folder).read()
+    except BookError as error:
+        yield Finding("kubelet's book", "bad", str(error))
+    else:
+        entries = len(list(book.entries)) if book is not None else 0
+        yield Finding("kubelet's book", "ok", f"{entries} entries" if book is not None else "none yet")
+
+
+def _run(command: list[str]) -> str | None:
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed program, no user's text
+            [path, *command[1:]], capture_output=True, text=True, timeout=TOOL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

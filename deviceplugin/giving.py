@@ -1,0 +1,76 @@
+"""What containers are given besides their cards, made as the settings say."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from deviceplugin.gpus.advice import framework_envs
+from deviceplugin.gpus.cdi import CdiNames, follow
+from deviceplugin.gpus.grant import ContainerGrant
+from deviceplugin.gpus.handover import Handover, uses_cdi
+from deviceplugin.gpus.limits import Enforcement
+from deviceplugin.gpus.nodes import DEVICES, DeviceNodes
+from deviceplugin.gpus.source import GpuSource
+from deviceplugin.mps.service import MpsService
+from deviceplugin.node.account import Account
+from deviceplugin.node.sharing import Sharing
+from deviceplugin.node.supports import Supports
+from deviceplugin.settings import MPS, Settings
+
+
+class Giving:
+    """The parts of it.
+
+    Args:
+        settings: of the daemon.
+        source: the cards.
+    """
+
+    def __init__(self, settings: Settings, source: GpuSource) -> None:
+        self._settings = settings
+        self._source = source
+        strategies = settings.device_list_strategy
+        # A machine may have cards beside the simulated ones: those are not to be given away.
+        devices = DEVICES if settings.gpus == "nvml" else None
+        self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
+        self._sharing: Sharing | None = None
+        nodes = DeviceNodes(source.vendor, source.cards, devices) if settings.pass_device_specs else None
+        self.hand_over = Handover(source.vendor, strategies, self._cdi, nodes).grant
+
+    async def prepare(self) -> None:
+        """Read what must be known before the first container."""
+        if self._cdi is not None:
+            await asyncio.to_thread(self._cdi.refresh, self._source.cards())
+
+    def join(self, account: Account, supports: Supports) -> None:
+        """Add to what containers are given: MPS where the driver does not limit, else advice if chosen."""
+        settings = self._settings
+        if settings.sharing == MPS:
+            service = MpsService(settings.mps_root, threads=settings.mps_threads)
+            self._sharing = Sharing(
+                account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
+            )
+            supports.fallback = self._sharing.enforcement
+            supports.covers = self._sharing.covers
+
+        def advice(shares: Sequence[tuple[str, int]]) -> ContainerGrant:
+            (uuid, units), *others = shares
+            if others or supports.enforcement(uuid) is not Enforcement.ACCOUNTED:
+                return ContainerGrant()
+            totals = {card.uuid: card.total_mib for card in self._source.cards()}
+            return ContainerGrant(framework_envs(units * settings.unit_mib, totals.get(uuid, 0)))
+
+        if settings.advise_frameworks:
+            account.extras.append(advice)
+
+    def helpers(self) -> Collection[int]:
+        """Pids of processes that only serve the containers of the cards."""
+        return self._sharing.servers() if self._sharing is not None else ()
+
+    async def run(self) -> None:
+        """Follow what may change, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._cdi is not None:
+                group.create_task(follow(self._cdi, self._source.cards))
+            if self._sharing is not None:
+                group.create_task(self._sharing.run())
+            await asyncio.Event().wait()

@@ -1,0 +1,112 @@
+"""What is to happen to simulated cards over time: the `script` of a profile, read into typed steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+_Seconds = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+ACTIONS: Final = ("xid", "vanish", "return", "mig", "grow", "hang_s")
+
+
+class Growth(Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that grows.
+
+    Attributes:
+        pid: of the process, which need not be there yet.
+        to_mib: MiB that it uses in the end, as far as the card has them.
+        over_s: seconds that it takes, evenly; 0: at once.
+    """
+
+    pid: Annotated[int, Meta(ge=1, le=1 << 22)]
+    to_mib: Annotated[int, Meta(ge=0, le=1 << 24)]
+    over_s: _Seconds = 0.0
+
+
+class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "return"}):
+    """One thing that happens: exactly one of the actions.
+
+    Attributes:
+        at_s: seconds after the node began, or its profile was changed.
+        card: index of the card; `hang_s` needs none.
+        xid: code of a numbered error of the driver.
+        times: how often that comes.
+        vanish: the driver shows the card no more.
+        returns: it shows it again.
+        mig: the card is partitioned anew, into these profiles; `off` ends MIG mode.
+        grow: a process on the card grows; of a partitioned card on its first instance.
+        hang_s: seconds that every call of the driver takes.
+    """
+
+    at_s: _Seconds
+    card: Annotated[int, Meta(ge=0)] | None = None
+    xid: Annotated[int, Meta(ge=1, le=999)] | None = None
+    times: Annotated[int, Meta(ge=1, le=10_000_000)] = 1
+    vanish: bool = False
+    returns: bool = False
+    mig: tuple[str, ...] | str | None = None
+    grow: Growth | None = None
+    hang_s: _Seconds | None = None
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Names of the actions that it has."""
+        said = (
+            self.xid is not None,
+            self.vanish,
+            self.returns,
+            self.mig is not None,
+            self.grow is not None,
+            self.hang_s is not None,
+        )
+        return tuple(name for name, there in zip(ACTIONS, said, strict=True) if there)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Steps in the order in which they happen."""
+
+    steps: tuple[Step, ...] = ()
+
+    def due(self, done: int, now_s: float) -> Sequence[Step]:
+        """Steps after the first `done` ones that are to be taken at `now_s` seconds."""
+        return [step for step in self.steps[done:] if step.at_s <= now_s]
+
+    def next_s(self, done: int) -> float | None:
+        """When the next step is, None for never."""
+        return self.steps[done].at_s if done < len(self.steps) else None
+
+
+def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Script:
+    """Read the list of steps; what is wrong is added to `faults`, each with its path.
+
+    Args:
+        raw: the part of the YAML document.
+        cards: the profile's card UUIDs by index.
+        faults: takes what is wrong.
+    """
+    steps = []
+    if not isinstance(raw, list):
+        faults.append(f"script: {type(raw).__name__}; allowed is a list of steps")
+        return Script()
+    for at, one in enumerate(raw):
+        path = f"script[{at}]"
+        try:
+            step = msgspec.convert(one, Step)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$")
+            faults.append(f"{path}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}")
+            continue
+        if len(step.actions) != 1:
+            had = " and ".join(step.actions) or "nothing to do"
+            faults.append(f"{path}: {had}; allowed is exactly one of {', '.join(ACTIONS)}")
+        elif step.hang_s is None and step.card not in cards:
+            faults.append(f"{path}.card: {step.card}; allowed are {', '.join(map(str, cards))}")
+        elif isinstance(step.mig, str) and step.mig != "off":
+            faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed is a list of MIG profiles, or off")
+        else:
+            steps.append(step)
+    return Script(tuple(sorted(steps, key=lambda step: step.at_s)))

@@ -1,0 +1,41 @@
+"""What runs for as long as the daemon does, and how it ends."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+
+def settle_memory() -> None:
+    """Spare the garbage collector from walking all that is loaded in the middle of an Allocate."""
+    gc.collect()
+    gc.freeze()
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def nothing() -> None:
+    """Take no leave."""
+
+
+async def until(
+    stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
+) -> None:
+    """Do everything at once until `stop` is set, and `farewell` is through, or one fails, which is raised."""
+    tasks = [asyncio.create_task(each) for each in work]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await farewell()
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [each for each in results if isinstance(each, Exception)]
+    if failures:
+        raise failures[0]

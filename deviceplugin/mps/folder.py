@@ -1,0 +1,134 @@
+"""The folder in which `gpupack mps` and `gpupack node` meet: one folder a card, and shared memory for all.
+
+    ROOT/shm                 shared memory of control daemons, servers and clients: /dev/shm of all of them
+    ROOT/lock                held by the one `gpupack mps` that runs
+    ROOT/<UUID>/pipe         the control daemon's sockets, which clients find by CUDA_MPS_PIPE_DIRECTORY
+    ROOT/<UUID>/log          its logs
+    ROOT/<UUID>/state.json   how many clients it takes, the pids of its servers
+    ROOT/<UUID>/lock         held by `gpupack mps` as long as the control daemon answers
+
+The lock is the kernel's, so it is free as soon as its holder has ended, however it ended.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from allocator.ids import is_card_uuid
+from deviceplugin.errors import GpuError
+
+SHM: Final = "shm"
+
+
+class _State(msgspec.Struct, frozen=True):
+    clients: int
+    servers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a control daemon that answers says.
+
+    Attributes:
+        clients: processes that it takes at once.
+        servers: pids of its servers, which use a little of the card themselves.
+    """
+
+    clients: int
+    servers: tuple[int, ...] = ()
+
+
+def take_root(root: Path) -> int | None:
+    """Be the only `gpupack mps` of a folder: an open file to keep, None where there is another one.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    return _locked(root / "lock", fcntl.LOCK_EX)
+
+
+class CardFolder:
+    """One card's folder.
+
+    Args:
+        root: of all cards.
+        uuid: of the card.
+
+    Raises:
+        GpuError: the UUID cannot name a folder.
+    """
+
+    def __init__(self, root: Path, uuid: str) -> None:
+        if not is_card_uuid(uuid) or "/" in uuid or uuid.startswith("."):
+            raise GpuError(f"card {uuid[:64]!r}: allowed for MPS is a UUID without /")
+        self.uuid = uuid
+        self.path = root / uuid
+        self.pipe = self.path / "pipe"
+        self.log = self.path / "log"
+        self._state = self.path / "state.json"
+        self._lock = self.path / "lock"
+        self._held: int | None = None
+
+    def make(self) -> None:
+        """Make the folders.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        for folder in (self.pipe, self.log):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    # What the supervisor writes.
+
+    def serve(self, state: State) -> bool:
+        """Say that the control daemon answers; False while somebody else says so, or just looks.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        text = json.dumps({"clients": state.clients, "servers": list(state.servers)})
+        new = self._state.with_suffix(".new")
+        new.write_text(text, "ascii")
+        os.replace(new, self._state)  # noqa: PTH105 (over the old one)
+        if self._held is None:
+            self._held = _locked(self._lock, fcntl.LOCK_EX)
+        return self._held is not None
+
+    def end(self) -> None:
+        """Say that it does not answer any more."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    # What the node daemon reads.
+
+    def state(self) -> State | None:
+        """Read what the control daemon says; None where none answers."""
+        try:
+            free = _locked(self._lock, fcntl.LOCK_SH, make=False)
+            if free is not None:
+                os.close(free)
+                return None
+            found = msgspec.json.decode(self._state.read_bytes(), type=_State)
+        except (OSError, msgspec.MsgspecError, UnicodeError):
+            return None
+        return State(found.clients, found.servers)
+
+
+def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:
+    """Take a lock without waiting: an open file, or None where another process holds it."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except BaseException:
+        os.close(file)
+        raise
+    return file

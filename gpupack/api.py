@@ -1,0 +1,196 @@
+"""What `import gpupack` offers: a cluster read once, the questions asked of it, policies, the simulator.
+
+All of it is described in docs/python.md. Nothing here changes a cluster.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from allocator.packing import NodeWords, read_node
+from gpupack.ask.advise import advise_empty, advise_start
+from gpupack.ask.answers import Advice, FitAnswer, Why
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.fetching import Source
+from gpupack.ask.fetching import read as read_source
+from gpupack.ask.fit import FitAsk, need_words, request_of
+from gpupack.ask.fit import fit as fit_of
+from gpupack.ask.hosts import any_pod
+from gpupack.ask.snapshot import FILES, snapshot
+from gpupack.ask.why import why as why_of
+from gpupack.top.records import NodeRow
+from scheduler_plugin.placement.placing import score
+from scheduler_plugin.placement.policies import make
+from scheduler_plugin.placement.verdicts import takes
+from scheduler_plugin.simulator.app import simulate as run_all
+from scheduler_plugin.simulator.options import Options
+
+
+def read(source: str | Path | bytes, *, unit_mib: int | None = None) -> Cluster:
+    """Read the output of `kubectl get nodes,pods -A -o json`.
+
+    Args:
+        source: Path of the file, or its bytes.
+        unit_mib: MiB of a unit of GPU memory, None: what most nodes publish.
+
+    Raises:
+        InputError: it is something else.
+        OSError: the file cannot be read.
+    """
+    raw = source if isinstance(source, bytes) else Path(source).read_bytes()
+    return Cluster.read(raw, unit_mib=unit_mib)
+
+
+def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
+    """Read all nodes, pods and PodDisruptionBudgets of a cluster; not from within a running event loop.
+
+    Args:
+        kubeconfig: Path, None: $KUBECONFIG, ~/.kube/config, or the service account in a pod.
+        context: Of the kubeconfig, None: its current one.
+
+    Raises:
+        KubeApiError: no configuration, no server, or no right to list them.
+    """
+    return asyncio.run(read_source(Source(None, kubeconfig, context), budgets=True))
+
+
+def decode(node: Mapping[str, Any]) -> NodeWords | None:
+    """Decode the packed words of a Node, given as `kubectl get node NAME -o json` prints it.
+
+    Returns:
+        Sizes and used units by card, unit and revision; None where the node publishes no words.
+
+    Raises:
+        PackingError: the words do not decode.
+    """
+    return read_node((node.get("status") or {}).get("allocatable") or {})
+
+
+def cards(cluster: Cluster) -> list[NodeRow]:
+    """Every node with its cards, and the pods on them, as `gpupack top` shows them."""
+    return cluster.rows_of_top()
+
+
+def why(cluster: Cluster, namespace: str, name: str) -> Why:
+    """Say why a pod waits and what would let it start, or what it has.
+
+    Raises:
+        InputError: there is no such pod.
+    """
+    return why_of(cluster, namespace, name)
+
+
+def fit(cluster: Cluster, units: int, *, cards: int = 1, model: str = "", percent: bool = False) -> FitAnswer:
+    """Say how many pods of a size fit now and where, and the largest request that fits.
+
+    Args:
+        cluster: The cluster.
+        units: Of GPU memory over all cards of a pod; percent of a card with `percent`.
+        cards: Cards of a pod.
+        model: As the annotation gpupack.io/gpu-model.
+        percent: `units` are percent of a card.
+
+    Raises:
+        InputError: something is wrong with the question, or no node has cards.
+    """
+    return fit_of(cluster, FitAsk(units, cards, model, percent))
+
+
+def advise(
+    cluster: Cluster, units: int = 0, pods: int = 1, *, cards: int = 1, model: str = "", empty: str = ""
+) -> Advice:
+    """Find the shortest list of moves with which pods of a size start, or a card or node becomes empty.
+
+    Args:
+        cluster: The cluster.
+        units: Of GPU memory over all cards of a pod.
+        pods: How many are to start.
+        cards: Cards of a pod.
+        model: As the annotation gpupack.io/gpu-model.
+        empty: In place of units: a node, NODE/NUMBER, or the UUID of a card.
+
+    Raises:
+        InputError: something is wrong with the question.
+    """
+    if empty:
+        return advise_empty(cluster, empty)
+    return advise_start(cluster, FitAsk(units, cards, model), pods)
+
+
+def rank(
+    cluster: Cluster, units: int, *, cards: int = 1, model: str = "", policy: str = DEFAULT_NODE_POLICY
+) -> list[tuple[str, float]]:
+    """Rank the nodes that take a pod of a size, as a node policy does: best first, lower is better.
+
+    Args:
+        cluster: The cluster.
+        units: Of GPU memory over all cards of the pod.
+        cards: Cards of the pod.
+        model: As the annotation gpupack.io/gpu-model.
+        policy: Name of a node policy.
+
+    Raises:
+        InputError: something is wrong with the request.
+        PolicyError: there is no such policy.
+    """
+    nodes = cluster.state.nodes
+    request = request_of(FitAsk(units, cards, model), cluster.state.resource)
+    query = cluster.policies.query(nodes, request, 0, 0)
+    blocks = cluster.hosts.blocks(any_pod())
+    rows = cluster.rows[takes(nodes, query, cluster.rows, None)]
+    rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
+    if not len(rows):
+        return []
+    scores = score(make(policy), nodes, query, rows).tolist()
+    return sorted(zip((nodes.names[row] for row in rows.tolist()), scores, strict=True), key=_by_score)
+
+
+def _by_score(pair: tuple[str, float]) -> tuple[float, str]:
+    return pair[1], pair[0]
+
+
+def simulate(
+    cluster: Cluster,
+    policies: Sequence[str] = (DEFAULT_NODE_POLICY,),
+    *,
+    card_policy: str = DEFAULT_CARD_POLICY,
+    inflation: float = 1.3,
+    seeds: Sequence[int] = (42,),
+    unit_mib: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Run node policies on empty cards of a cluster with its pods, and more like them.
+
+    Args:
+        cluster: The cluster.
+        policies: Names of node policies.
+        card_policy: Name of a card policy.
+        inflation: GPUs to ask for, as a multiple of the cluster's.
+        seeds: Of the random draws.
+        unit_mib: MiB of a unit, as if the daemons ran with that.
+
+    Returns:
+        Means over the seeds by policy, with the keys of `mean` in `gpupack simulate --json`.
+
+    Raises:
+        InputError: no node has cards.
+        SettingsError: a policy that there is not, or a number out of its range.
+        TraceError: no pod asks for GPU memory.
+    """
+    need_words(cluster)
+    with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
+        snapshot(cluster, unit_mib=unit_mib).write(Path(folder))
+        nodes, pods = (str(Path(folder) / name) for name in FILES)
+        options = Options(nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds))
+        means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]
+    return means
+
+
+def _unsaid(_line: str) -> None:
+    """Say nothing: the caller has the numbers."""
+
+
+def _no_bar(_done: int, _of: int) -> None:
+    """Draw nothing."""

@@ -1,0 +1,35 @@
+"""The moves that let one pod start which waits."""
+
+from gpupack.ask.advise import Limits, move_of, plan_start
+from gpupack.ask.answers import WayOut
+from gpupack.ask.fit import count
+from gpupack.ask.movers import Movers
+from gpupack.ask.tries import Held, Trial
+
+STEPS = 3_000
+MOST_NODES = 500
+"""In a larger cluster `gpupack advise` is asked: an answer to `why` is to come at once."""
+
+
+def moves_for(trial: Trial, held: Held) -> WayOut | None:
+    """Find a short list of moves with which a pod starts, None: there is none, or it takes long to find.
+
+    Args:
+        trial: The pod; no node takes it.
+        held: What pods have.
+    """
+    cluster, request = trial.cluster, trial.query.request
+    if len(request.demands) != 1 or len(cluster.nodes) > MOST_NODES:
+        return None
+    movers = Movers(cluster, held)
+    before = {each.node: each.pods for each in count(cluster, request, trial.wish).nodes}
+    found = plan_start(cluster, request, trial.wish, before, 1, movers, Limits(steps=STEPS))
+    if found is None or not found[0].moves:
+        return None
+    plan, then = found
+    node = Trial(then, trial.query, trial.wish).asking(request).nodes()
+    if not node:
+        return None
+    moves = tuple(move_of(cluster, mover, target) for mover, target in plan.moves)
+    what = "one move lets" if len(moves) == 1 else f"{len(moves)} moves let"
+    return WayOut("moves", f"{what} it start on node {node[0]}:", node=node[0], moves=moves)

@@ -1,0 +1,112 @@
+"""Policies on the live cluster: as it is, with other nodes, with units of another size."""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpupack.ask.changes import change
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.fit import need_words
+from gpupack.ask.snapshot import FILES, snapshot
+from scheduler_plugin.placement.reasons import memory
+from scheduler_plugin.simulator.app import run, simulate, write_json
+from scheduler_plugin.simulator.options import Options
+
+NOW: Final = "as it is"
+
+_NONE: Final = 1e-6
+"""An inflation that adds no pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One cluster to simulate.
+
+    Attributes:
+        label: What is different.
+        cluster: The cluster.
+        unit_mib: MiB of a unit to count in.
+    """
+
+    label: str
+    cluster: Cluster
+    unit_mib: int
+
+
+def scenarios(
+    cluster: Cluster, without: Sequence[str], add: Sequence[str], unit_mib: int | None
+) -> list[Scenario]:
+    """Make the clusters to simulate: as it is, then one for each kind of change.
+
+    Raises:
+        InputError: a node or profile that there is not, or no node with cards.
+    """
+    need_words(cluster)
+    found = [Scenario(NOW, cluster, cluster.unit_mib)]
+    changed, _ = change(cluster, without, add)
+    if changed is not None:
+        parts = [f"with {text}" for text in add] + [f"without {name}" for name in without]
+        found.append(Scenario(", ".join(parts), changed, cluster.unit_mib))
+    if unit_mib is not None and unit_mib != cluster.unit_mib:
+        found.append(Scenario(f"with units of {memory(1, unit_mib)}", cluster, unit_mib))
+    return found
+
+
+def simulate_all(found: Sequence[Scenario], options: Options, out: Callable[[str], None]) -> None:
+    """Run the policies on each cluster, and write what was asked for.
+
+    Args:
+        found: The clusters.
+        options: Of the runs; files of nodes and pods are made here.
+        out: Takes lines for people.
+
+    Raises:
+        SettingsError: wrong options, or a file that cannot be written.
+        TraceError: a cluster without pods that ask for GPU memory.
+    """
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
+        for number, scenario in enumerate(found):
+            here = Path(folder) / str(number)
+            taken = snapshot(scenario.cluster, unit_mib=scenario.unit_mib)
+            taken.write(here)
+            out(f"{'' if not number else chr(10)}Your pods, cluster {scenario.label}:")
+            for note in taken.notes:
+                out(f"  {note}")
+            plot = options.plot
+            if plot is not None and len(found) > 1:
+                plot = str(Path(plot) / scenario.label.replace(" ", "-").replace(",", ""))
+            result = here / "result.json"
+            nodes, pods = (str(here / name) for name in FILES)
+            asked = replace(options, nodes=nodes, pods=pods, plot=plot, json=str(result))
+            alone = {}
+            if not options.replay:
+                alone = _alone(asked)
+                for label, (started, of) in alone.items():
+                    out(f"  {label}: {started:g} of your {of:g} pods start on empty cards")
+                out(f"With more pods like yours, up to {100 * options.inflation:g} % of the cards:")
+            run(asked, out)
+            found_here = json.loads(result.read_text(encoding="utf-8"))
+            results[scenario.label] = {**found_here, "yours": {k: list(v) for k, v in alone.items()}}
+    if options.json is not None:
+        write_json(options.json, json.dumps(results, indent=1))
+
+
+def _alone(options: Options) -> dict[str, tuple[float, float]]:
+    """Run the pods that are there, and no others: how many start, of how many, by label."""
+    few = replace(options, inflation=_NONE, plot=None, json=None)
+    mean = simulate(few, _unsaid, _no_bar)["mean"]
+    return {
+        label: (each["pods"] - sum(each["failed"].values()), each["pods"]) for label, each in mean.items()
+    }
+
+
+def _unsaid(_line: str) -> None:
+    """Say nothing: the run that follows says it."""
+
+
+def _no_bar(_done: int, _of: int) -> None:
+    """Draw nothing, likewise."""

@@ -1,0 +1,331 @@
+"""Cards, and what else nodes have left, as a list of moves changes them; and the search for seats.
+
+A table knows what filter and kube-scheduler would say after some pods have ended and started elsewhere. What
+it finds is asked of them again before anybody sees it (`moved`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from allocator.names import PERCENT_RESOURCE
+from allocator.place import Placement, place, placed
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.movers import Mover
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.placement.query import Query
+
+if TYPE_CHECKING:
+    from gpupack.ask.hosts import Wish
+
+Card = tuple[str, int]
+"""A node and the position of a card."""
+
+NOTHING: Final[frozenset[Card]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a pod goes: a node, and its cards there."""
+
+    node: str
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Left:
+    """What a node has left besides cards."""
+
+    pods: int
+    units: int
+    percent: int
+    cpu_milli: int
+    memory_bytes: int
+    others: dict[str, int] = field(default_factory=dict)
+
+
+class _Pod:
+    """What a table keeps of a pod that moves."""
+
+    def __init__(self, cluster: Cluster, mover: Mover) -> None:
+        trial = mover.trial(cluster)
+        self.query: Query = trial.query
+        self.wish: Wish = trial.wish
+        self.near = cluster.hosts.neighbours.blocked(mover.pod, {mover.uid})
+        self.offered: dict[str, bool] = {}
+
+
+class Table:
+    """What is free, changed by pods that go and come.
+
+    Args:
+        cluster: The cluster.
+        closed: Cards that no pod may be moved to.
+
+    Attributes:
+        touched: Names of nodes that pods went from or to.
+    """
+
+    def __init__(self, cluster: Cluster, closed: frozenset[Card] = NOTHING) -> None:
+        self.cluster = cluster
+        self.closed = closed
+        self._taken: dict[str, list[int]] = {}
+        self._left: dict[str, Left] = {}
+        self._trials: dict[str, _Pod] = {}
+        self.touched: set[str] = set()
+
+    # What is free.
+
+    def free(self, node: str) -> tuple[int, ...]:
+        """Free units of a node's cards, by position."""
+        nodes = self.cluster.state.nodes
+        row = nodes.rows[node]
+        sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
+        return tuple(max(0, size - taken) for size, taken in zip(sizes, self._of(node), strict=True))
+
+    def _of(self, node: str) -> list[int]:
+        """Units taken by card; more than a card's size may be."""
+        known = self._taken.get(node)
+        if known is None:
+            nodes = self.cluster.state.nodes
+            row = nodes.rows[node]
+            known = (nodes.used[row] + nodes.assumed[row])[: int(nodes.cards[row])].tolist()
+            self._taken[node] = known
+        return known
+
+    def left(self, node: str) -> Left:
+        """What a node has left besides cards."""
+        known = self._left.get(node)
+        if known is None:
+            hosts, nodes = self.cluster.hosts, self.cluster.state.nodes
+            row = nodes.rows[node]
+            known = self._left[node] = Left(
+                hosts.pod_room(node),
+                hosts.sum_left(node, self.cluster.state.resource),
+                hosts.sum_left(node, PERCENT_RESOURCE),
+                int(nodes.cpu_capacity[row] - nodes.cpu_used[row]),
+                int(nodes.memory_capacity[row] - nodes.memory_used[row]),
+            )
+        return known
+
+    def _other(self, node: str, resource: str) -> int:
+        others = self.left(node).others
+        if resource not in others:
+            hosts = self.cluster.hosts
+            others[resource] = hosts.capacity(node, resource) - hosts.in_use(resource)[node]
+        return others[resource]
+
+    # Pods that go and come.
+
+    def end(self, mover: Mover) -> None:
+        """Take a pod away from where it runs."""
+        self._shift(mover.node, mover.units, mover, -1)
+
+    def undo_end(self, mover: Mover) -> None:
+        """Put it back."""
+        self._shift(mover.node, mover.units, mover, 1)
+
+    def start(self, mover: Mover, target: Target) -> None:
+        """Start it somewhere."""
+        self._shift(target.node, target.placement.charge, mover, 1)
+
+    def undo_start(self, mover: Mover, target: Target) -> None:
+        """Undo that."""
+        self._shift(target.node, target.placement.charge, mover, -1)
+
+    def _shift(self, node: str, units: Mapping[int, int], mover: Mover, sign: int) -> None:
+        taken = self._of(node)
+        for card, count in units.items():
+            taken[card] += sign * count
+        self.touched.add(node)
+        query, wish = self._pod(mover).query, self._pod(mover).wish
+        left = self.left(node)
+        asked = query.request.effective_units
+        left.pods -= sign
+        left.units -= sign * (0 if query.request.percent else asked)
+        left.percent -= sign * (asked if query.request.percent else 0)
+        left.cpu_milli -= sign * wish.cpu_milli
+        left.memory_bytes -= sign * wish.memory_bytes
+        for resource, amount in wish.others.items():
+            left.others[resource] = self._other(node, resource) - sign * amount
+
+    def _pod(self, mover: Mover) -> _Pod:
+        known = self._trials.get(mover.uid)
+        if known is None:
+            known = self._trials[mover.uid] = _Pod(self.cluster, mover)
+        return known
+
+    def query(self, mover: Mover) -> Query:
+        """What a pod asks of cards."""
+        return self._pod(mover).query
+
+    # Seats.
+
+    def offered(self, mover: Mover, node: str) -> bool:
+        """Tell whether a node is one for a pod that has ended, whatever is left there."""
+        pod = self._pod(mover)
+        if node not in pod.offered:
+            nodes, hosts = self.cluster.state.nodes, self.cluster.hosts
+            row = nodes.rows[node]
+            pod.offered[node] = bool(
+                nodes.usable[row]
+                and nodes.uuids[row]
+                and (not pod.query.request.percent or nodes.percent[row])
+                and hosts.lets(pod.wish, node, frozenset({mover.uid}))
+                and (pod.near is None or not pod.near(node, self.cluster.nodes[node]))
+            )
+        return pod.offered[node]
+
+    def has_host(self, mover: Mover, node: str) -> bool:
+        """Tell whether a node has cpu, memory and the rest for a pod that has ended."""
+        query, wish = self._pod(mover).query, self._pod(mover).wish
+        left = self.left(node)
+        asked = query.request.effective_units
+        return (
+            left.pods >= 1
+            and (left.percent if query.request.percent else left.units) >= asked
+            and (not wish.cpu_milli or left.cpu_milli >= wish.cpu_milli)
+            and (not wish.memory_bytes or left.memory_bytes >= wish.memory_bytes)
+            and all(self._other(node, resource) >= amount for resource, amount in wish.others.items())
+        )
+
+    def targets(self, mover: Mover, nodes: Iterable[str]) -> Iterator[Target]:
+        """Give the places on these nodes for a pod that has ended; not those that it comes from.
+
+        A pod that asks for one card may go to any card; of one that asks for more the card policy chooses.
+        Cards of a node that do not differ are one place.
+        """
+        for node in nodes:
+            if self.offered(mover, node) and self.has_host(mover, node):
+                yield from self._on(mover, node)
+
+    def _on(self, mover: Mover, node: str) -> Iterator[Target]:
+        query = self.query(mover)
+        arrays = self.cluster.state.nodes
+        row = arrays.rows[node]
+        free = self.free(node)
+        cards = tuple(
+            replace(card, used_units=card.size_units - (free[at] if self._is_open(node, at) else 0))
+            for at, card in enumerate(cards_of(arrays, row))
+        )
+        request = query.request
+        if len(request.demands) > 1 or request.cards > 1:
+            placement = place(cards, request, query.ask.card_policy)
+            if placement is not None and (node != mover.node or placement.charge != mover.units):
+                yield Target(node, placement)
+            return
+        demand = request.demands[0]
+        sizes = [card.size_units for card in cards]
+        seen: set[tuple[int, int, str]] = set()
+        for at, card in enumerate(cards):
+            kind = (card.free_units, card.size_units, card.model)
+            if card.free_units < demand.units_on(card.size_units) or kind in seen:
+                continue
+            if (node == mover.node and at in mover.units) or not request.selector.admits(card):
+                continue
+            seen.add(kind)
+            yield Target(node, placed(request, [(at,)], sizes))
+
+    def _is_open(self, node: str, card: int) -> bool:
+        nodes = self.cluster.state.nodes
+        return (node, card) not in self.closed and bool(nodes.evictable[nodes.rows[node], card])
+
+
+class Search:
+    """Finds places for pods that have ended, so that a goal is reached.
+
+    Args:
+        table: Changed while searching, and left as it was where nothing is found.
+        nodes: Names of the nodes that a pod may go to, best first.
+        reached: Whether the goal is reached, told whether every pod has its place. While some have none it
+            must not say no where it could say yes in the end.
+        loss: What a place costs the goal; smaller is tried first.
+        steps: Places that are tried at most, over all calls.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        nodes: Callable[[Mover], Iterable[str]],
+        reached: Callable[[bool], bool],
+        loss: Callable[[Target], tuple[int, int]],
+        steps: int,
+    ) -> None:
+        self.table = table
+        self.steps = steps
+        self._nodes = nodes
+        self._reached = reached
+        self._loss = loss
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the limit was met, so that finding nothing means nothing."""
+        return self.steps <= 0
+
+    def seats(self, movers: Sequence[Mover]) -> list[tuple[Mover, Target]] | None:
+        """Find places for all of these pods; None: there are none, or `gave_up`.
+
+        On success the table is left with the pods in their places.
+        """
+        self.steps -= 1
+        for mover in movers:
+            self.table.end(mover)
+        ordered = sorted(movers, key=lambda mover: (-mover.total, mover.uid))
+        found = self._seat(ordered, [])
+        if found is None:
+            for mover in movers:
+                self.table.undo_end(mover)
+        return found
+
+    def _seat(
+        self, movers: Sequence[Mover], chosen: list[tuple[Mover, Target]]
+    ) -> list[tuple[Mover, Target]] | None:
+        if not self._reached(not movers):
+            return None
+        if not movers:
+            return list(chosen)
+        mover = movers[0]
+        for target in sorted(self.table.targets(mover, self._nodes(mover)), key=self._loss):
+            self.steps -= 1
+            if self.steps <= 0:
+                return None
+            self.table.start(mover, target)
+            chosen.append((mover, target))
+            found = self._seat(movers[1:], chosen)
+            if found is not None:
+                return found
+            chosen.pop()
+            self.table.undo_start(mover, target)
+        return None
+
+
+def in_order(table: Table, seats: Sequence[tuple[Mover, Target]]) -> tuple[list[tuple[Mover, Target]], bool]:
+    """Order moves so that each can be made once those before it are done.
+
+    Args:
+        table: As it is before; left as it is after.
+        seats: The moves, in any order.
+
+    Returns:
+        The moves, and whether that is so: pods that trade places have to be ended together.
+    """
+    waiting, ordered, singly = list(seats), [], True
+    while waiting:
+        for number, (mover, target) in enumerate(waiting):
+            table.end(mover)
+            free = table.free(target.node)
+            if all(free[card] >= units for card, units in target.placement.charge.items()) and table.has_host(
+                mover, target.node
+            ):
+                table.start(mover, target)
+                ordered.append(waiting.pop(number))
+                break
+            table.undo_end(mover)
+        else:
+            singly = False
+            for mover, target in waiting:
+                table.end(mover)
+                table.start(mover, target)
+            ordered += waiting
+            waiting = []
+    return ordered, singly

@@ -1,0 +1,125 @@
+"""Why pods wait for cards, and what fits now: what `gpupack why` and `gpupack fit` answer."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from allocator.errors import AllocatorError
+from gpupack.ask import Cluster, FitAsk, Why, fit, why
+from gpupack.ask.answers import FitAnswer
+from gpupack.ask.objects import AskPod
+from gpupack.errors import InputError
+
+EXPLAINED: Final = 100
+"""Pods whose reasons are on the page; those that wait longest."""
+SHOWN: Final = 500
+"""Pods that are named at all."""
+SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A pod that waits.
+
+    Attributes:
+        namespace: of the pod.
+        name: of the pod.
+        since: creation, as the API server writes it.
+        state: as `gpupack why` says it; empty where nobody asked.
+        asked: what it asks for, in words.
+        text: what is the matter, in a sentence.
+        nodes: reasons of nodes, with their number.
+        notes: what else was found, a sentence each.
+        scheduler: what kube-scheduler wrote into the pod.
+    """
+
+    namespace: str
+    name: str
+    since: str
+    state: str = ""
+    asked: str = ""
+    text: str = ""
+    nodes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    scheduler: str = ""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How many pods of a size fit; see `Fit`.
+
+    Attributes:
+        unit: MiB of one unit.
+        units: on one card.
+        pods: so many fit now.
+        nodes: on so many nodes.
+        largest: whether no larger request fits.
+    """
+
+    unit: int
+    units: int
+    pods: int
+    nodes: int
+    largest: bool
+
+
+def waiting(cluster: Cluster) -> list[AskPod]:
+    """Pods that wait for cards, longest first."""
+    return sorted(
+        (pod for pod in cluster.waiting() if pod.metadata.deletion_timestamp is None),
+        key=lambda pod: (pod.metadata.creation_timestamp, pod.full_name),
+    )
+
+
+def pending(cluster: Cluster, pods: list[AskPod]) -> Iterator[Pending]:
+    """Say why pods wait, one after the other: the caller may do something else between two."""
+    for number, pod in enumerate(pods[:SHOWN]):
+        yield explained(cluster, pod) if number < EXPLAINED else _named(pod)
+
+
+def _named(pod: AskPod) -> Pending:
+    meta = pod.metadata
+    return Pending(meta.namespace, meta.name, meta.creation_timestamp)
+
+
+def explained(cluster: Cluster, pod: AskPod) -> Pending:
+    """Say why one pod waits."""
+    try:
+        found = ask_why(cluster, pod.metadata.namespace, pod.metadata.name, ways=False)
+    except (AllocatorError, InputError) as error:
+        return msgspec.structs.replace(_named(pod), text=str(error))
+    return Pending(
+        namespace=found.namespace,
+        name=found.pod,
+        since=pod.metadata.creation_timestamp,
+        state=found.state,
+        asked=found.asked,
+        text=found.text,
+        nodes=tuple(
+            f"{group.count} {'node' if group.count == 1 else 'nodes'}: {group.text}" for group in found.nodes
+        ),
+        notes=found.notes,
+        scheduler=found.scheduler,
+    )
+
+
+def ask_why(cluster: Cluster, namespace: str, name: str, *, ways: bool = True) -> Why:
+    """Ask why a pod is as it is.
+
+    Raises:
+        InputError: there is no such pod.
+    """
+    return why(cluster, namespace, name, ways=ways)
+
+
+def sizes(cluster: Cluster) -> Iterator[Size]:
+    """Say how many pods of usual sizes fit on one card each, up to the largest that fits."""
+    if not cluster.has_words:
+        return
+    first = fit(cluster, FitAsk(1))
+    largest = first.largest_units
+    for units in sorted({*(size for size in SIZES if size < largest), largest} - {0}):
+        yield _size(first if units == 1 else fit(cluster, FitAsk(units)), units, largest)
+
+
+def _size(found: FitAnswer, units: int, largest: int) -> Size:
+    return Size(found.unit_mib, units, found.pods, len(found.nodes), units == largest)

@@ -1,0 +1,288 @@
+"""The dashboard as a process: puts the parts together and runs them until told to stop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+
+from gpupack import __version__
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard import advice, queues
+from gpupack.dashboard.board import Board
+from gpupack.dashboard.following import Following
+from gpupack.dashboard.http import Pages
+from gpupack.dashboard.live import Live
+from gpupack.dashboard.settings import Settings
+from gpupack.dashboard.trend import EVERY_S, Point, Trend, point
+from gpupack.errors import InputError
+from gpupack.top.fetching import connect
+from gpupack.usage.report import By, report
+from gpupack.usage.sampling import Sampler
+from gpupack.usage.store import HistoryFile, Memory
+
+T = TypeVar("T")
+
+SHUTDOWN_S: Final = 1.0
+_ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
+GAP_S: Final = 0.1
+"""Least time between two looks at what changed."""
+LOOK_S: Final = 1.0
+"""While something cannot be read."""
+ADVICE_S: Final = 1.0
+"""Least time between two looks at what waits and what fits."""
+PATIENCE: Final = 8
+"""They take no more than one part in so many of the time."""
+
+log = structlog.get_logger(__name__)
+
+
+class Dashboard:
+    """What the page shows, kept up to date.
+
+    Args:
+        settings: how to run.
+        source: what is shown, in words: a cluster or a file.
+        live: whether it changes.
+        now_s: seconds since the epoch.
+    """
+
+    def __init__(
+        self, settings: Settings, source: str, *, live: bool = True, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._now_s = now_s
+        self.board = Board()
+        self.store: Memory | HistoryFile = (
+            Memory() if settings.history is None else HistoryFile(settings.history)
+        )
+        trend = Trend(each.point for each in self.store.periods() if each.point is not None)
+        self._sampler = Sampler(now_s())
+        self.live = Live(
+            self.board,
+            trend,
+            {
+                "about": {"source": source, "version": __version__, "live": live},
+                "problems": [],
+                "pending": {"pods": [], "more": 0},
+                "fits": [],
+                "queues": queues.none("The queue has not been asked yet."),
+            },
+        )
+        self._changed = asyncio.Event()
+        self.live.opened = self._changed.set
+        self._pending = 0
+        self.following: Following | None = None
+
+    def note(self) -> None:
+        """Something has changed."""
+        self._changed.set()
+
+    def look(self) -> None:
+        """Show the nodes that changed."""
+        self.live.flush()
+        if self.following is None:
+            return
+        self.live.set_part("problems", self.following.problems())
+        if self.following.failing:  # a connection that is back need not bring news
+            asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
+
+    async def advise(self) -> None:
+        """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
+        cluster = self.board.cluster()
+        pods = advice.waiting(cluster)
+        self._pending = len(pods)
+        if not self.live.watched:
+            return
+        waits = [each async for each in _in_steps(advice.pending(cluster, pods))]
+        self.live.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
+        self.live.set_part("fits", [each async for each in _in_steps(advice.sizes(cluster))])
+
+    async def run(self) -> None:
+        """Keep it up to date until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again())
+            group.create_task(self._remember())
+
+    async def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        again = float("-inf")
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self.look()
+            began = loop.time()
+            if began >= again and self.board.nodes is not None:
+                await self.advise()
+                again = loop.time() + max(ADVICE_S, PATIENCE * (loop.time() - began))
+            elif began < again:
+                loop.call_at(again, self._changed.set)
+            await asyncio.sleep(GAP_S)
+
+    async def _remember(self) -> None:
+        """Note the sums, and what pods have, at regular moments."""
+        while True:
+            if self.following is None or self.following.synced:
+                self._moment()
+                if self._sampler.due(self._now_s()):
+                    await self._end_period()
+            await asyncio.sleep(EVERY_S)
+
+    def _moment(self) -> None:
+        now_s = self._now_s()
+        self._sampler.sample(now_s, (seat for seats in self.board.seats.values() for seat in seats))
+        self.live.trend.add(self._point())
+        self.live.tick()
+
+    def _point(self) -> Point:
+        return point(self._now_s(), self.board.total(), self._pending)
+
+    async def _end_period(self) -> None:
+        period = self._sampler.take(self._now_s(), self.board.labels(), self._point())
+        try:
+            await asyncio.to_thread(self.store.add, period)
+        except OSError as error:
+            log.error("history cannot be written", file=self._settings.history, error=str(error))  # noqa: TRY400
+
+    async def close(self) -> None:
+        """Keep the period that has begun."""
+        await self._end_period()
+        self.store.close()
+
+    def usage(self, query: Mapping[str, str]) -> bytes:
+        """Answer `/api/usage`.
+
+        Raises:
+            ValueError: says what is wrong with the query.
+        """
+        now_s = self._now_s()
+        try:
+            since, until = float(query.get("since", now_s - 86400)), float(query.get("until", now_s))
+            by = By.of(query.get("by", "namespace"))
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        periods = [
+            *self.store.periods(),
+            self._sampler.so_far(now_s, self.board.labels(), None),
+        ]
+        return msgspec.json.encode(report(periods, by, since, until, "sampled by gpupack dashboard"))
+
+
+async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str], None]) -> None:
+    """Serve the page of a cluster until `stop` is set.
+
+    Args:
+        settings: how to run.
+        stop: ends it.
+        started: called once with the URL.
+
+    Raises:
+        InputError: the settings cannot work, or the address cannot be used.
+        KubeApiError: no usable way to the API server.
+    """
+    settings.check()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(await connect(settings.kubeconfig, settings.context))
+        dashboard = Dashboard(settings, client.server)
+        stack.push_async_callback(dashboard.close)
+        following = Following(client, dashboard.board, settings.namespace, dashboard.note)
+        dashboard.following = following
+        if settings.queue_url is None:
+            ask = queues.through_api(client, settings.queue_namespace, settings.queue_service)
+        else:
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ASK_TIMEOUT))
+            ask = queues.directly(session, settings.queue_url)
+        pages = Pages(
+            dashboard.board,
+            dashboard.live,
+            dashboard.advise,
+            lambda: following.synced,
+            dashboard.usage,
+            settings.allowed_hosts,
+        )
+        started(await listen(pages, settings, stack))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(following.run()),
+                group.create_task(dashboard.run()),
+                group.create_task(queues.follow(ask, lambda shown: dashboard.live.set_part("queues", shown))),
+            ]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+
+
+async def show(
+    settings: Settings,
+    nodes: Sequence[AskNode],
+    pods: Sequence[AskPod],
+    name: str,
+    *,
+    stop: asyncio.Event,
+    started: Callable[[str], None],
+) -> None:
+    """Serve the page of nodes and pods that were read from a file, until `stop` is set.
+
+    Args:
+        settings: how to run.
+        nodes: of the file.
+        pods: of the file.
+        name: of the file.
+        stop: ends it.
+        started: called once with the URL.
+
+    Raises:
+        InputError: the settings cannot work, or the address cannot be used.
+    """
+    settings.check()
+    async with AsyncExitStack() as stack:
+        dashboard = Dashboard(settings, name, live=False)
+        dashboard.board.replace_nodes(nodes)
+        dashboard.board.replace_pods(pods)
+        dashboard.look()
+        with dashboard.live.page():  # somebody will look
+            await dashboard.advise()
+        dashboard.live.set_part("queues", queues.none("A file does not say what queues there are."))
+        pages = Pages(
+            dashboard.board, dashboard.live, dashboard.advise, lambda: True, None, settings.allowed_hosts
+        )
+        started(await listen(pages, settings, stack))
+        await stop.wait()
+
+
+async def listen(pages: Pages, settings: Settings, stack: AsyncExitStack) -> str:
+    """Serve; returns the URL.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
+    runner = web.AppRunner(
+        pages.app(),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
+        handler_cancellation=True,
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    stack.callback(pages.end)
+    site = web.TCPSite(runner, settings.host or None, settings.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise InputError(f"http {settings.http!r}: {error.strerror or error}") from error
+    host, port = runner.addresses[0][:2]
+    host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104 - as a browser can name it
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+async def _in_steps(found: Iterable[T]) -> AsyncIterator[T]:
+    """Let others run between two."""
+    for each in found:
+        yield each
+        await asyncio.sleep(0)

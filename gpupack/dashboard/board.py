@@ -1,0 +1,158 @@
+"""All nodes and pods of the cluster, and the record of each node, made again only where something changed."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from gpupack.ask import Cluster
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard.records import NodeDetail, NodeTile, Sums, node_detail, node_tile, sums_of
+from gpupack.top.objects import Cluster as TopCluster
+from gpupack.top.records import NodeRow
+from gpupack.top.rows import rows
+from gpupack.usage.sampling import Seat
+
+PodKey = tuple[str, str]
+"""Namespace and name."""
+
+
+class Board:
+    """Keeps nodes and pods, and what the page shows of each node.
+
+    Attributes:
+        nodes: by name; None before the first list.
+        pods: by namespace and name; None before the first list.
+        tiles: records by node, of those that have something to show.
+        encoded: the same as JSON.
+        sums: what the cards of each of these nodes have together.
+        seats: what pods have on each of them.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, AskNode] | None = None
+        self.pods: dict[PodKey, AskPod] | None = None
+        self.tiles: dict[str, NodeTile] = {}
+        self.encoded: dict[str, msgspec.Raw] = {}
+        self.sums: dict[str, Sums] = {}
+        self.seats: dict[str, tuple[Seat, ...]] = {}
+        self._on_node: dict[str, dict[PodKey, AskPod]] = {}
+        self._dirty: set[str] = set()
+        self._cluster: Cluster | None = None
+
+    def replace_nodes(self, nodes: Iterable[AskNode]) -> None:
+        """Take a complete list."""
+        before = self.nodes or {}
+        self.nodes = {node.metadata.name: node for node in nodes}
+        self._dirty |= before.keys() | self.nodes.keys()
+        self._cluster = None
+
+    def put_node(self, node: AskNode) -> None:
+        """Take one that is new or has changed."""
+        self.nodes = self.nodes if self.nodes is not None else {}
+        self.nodes[node.metadata.name] = node
+        self._dirty.add(node.metadata.name)
+        if self._cluster is not None:
+            self._cluster.put_node(node)
+
+    def drop_node(self, node: AskNode) -> None:
+        """Take one away."""
+        name = node.metadata.name
+        (self.nodes or {}).pop(name, None)
+        self._dirty.add(name)
+        if self._cluster is not None:
+            self._cluster.drop_node(name, node.metadata.resource_version)
+
+    def replace_pods(self, pods: Iterable[AskPod]) -> None:
+        """Take a complete list."""
+        self._dirty |= self._on_node.keys()
+        self.pods, self._on_node, self._cluster = {}, {}, None
+        for pod in pods:
+            self.put_pod(pod)
+
+    def put_pod(self, pod: AskPod) -> None:
+        """Take one that is new or has changed."""
+        self.pods = self.pods if self.pods is not None else {}
+        key = (pod.metadata.namespace, pod.metadata.name)
+        self._off_node(key, keep=pod.spec.node_name)
+        self.pods[key] = pod
+        if pod.spec.node_name:
+            self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
+            self._dirty.add(pod.spec.node_name)
+        if self._cluster is not None:
+            self._cluster.put_pod(pod)
+
+    def drop_pod(self, pod: AskPod) -> None:
+        """Take one away."""
+        key = (pod.metadata.namespace, pod.metadata.name)
+        self._off_node(key)
+        (self.pods or {}).pop(key, None)
+        if self._cluster is not None:
+            self._cluster.drop_pod(pod, pod.metadata.resource_version)
+
+    def _off_node(self, key: PodKey, keep: str = "") -> None:
+        """Take a pod off its node, unless it stays there."""
+        known = (self.pods or {}).get(key)
+        node = known.spec.node_name if known is not None else ""
+        if not node or node == keep:
+            return
+        seated = self._on_node.get(node, {})
+        seated.pop(key, None)
+        if not seated:
+            self._on_node.pop(node, None)
+        self._dirty.add(node)
+
+    def refresh(self) -> set[str]:
+        """Make the records of nodes that changed; returns the names of those that look different now."""
+        dirty, self._dirty = self._dirty, set()
+        return {name for name in dirty if self._refreshed(name)}
+
+    def _refreshed(self, name: str) -> bool:
+        node = (self.nodes or {}).get(name)
+        row = self.row(name)
+        if node is None or row is None:
+            self.sums.pop(name, None)
+            self.seats.pop(name, None)
+            self.encoded.pop(name, None)
+            return self.tiles.pop(name, None) is not None
+        tile = node_tile(row, node.metadata.labels)
+        self.seats[name] = tuple(_seats(row))
+        if self.tiles.get(name) == tile:
+            return False
+        self.tiles[name] = tile
+        self.encoded[name] = msgspec.Raw(msgspec.json.encode(tile))
+        self.sums[name] = sums_of(tile)
+        return True
+
+    def row(self, name: str) -> NodeRow | None:
+        """Join one node with its pods; None where there is no such node, or it has nothing to show."""
+        node = (self.nodes or {}).get(name)
+        if node is None:
+            return None
+        pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
+        return next(iter(rows(TopCluster([node], pods))), None)  # type: ignore[list-item]
+
+    def detail(self, name: str) -> NodeDetail | None:
+        """Make the record of one node with its pods; None where it shows nothing."""
+        row, node = self.row(name), (self.nodes or {}).get(name)
+        return None if row is None or node is None else node_detail(row, node_tile(row, node.metadata.labels))
+
+    def total(self) -> Sums:
+        """What all cards have together."""
+        return sum(self.sums.values(), Sums())
+
+    def cluster(self) -> Cluster:
+        """Everything as it is now, to be asked about; built once, and then kept current."""
+        if self._cluster is None:
+            self._cluster = Cluster.of((self.nodes or {}).values(), (self.pods or {}).values())
+        return self._cluster
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Labels of the pods that are known, by UID."""
+        return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
+
+
+def _seats(row: NodeRow) -> Iterator[Seat]:
+    unit = row.unit_mib or 0
+    for pods in (*(card.pods for card in row.cards), row.pods):
+        for pod in pods:
+            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, None)

@@ -1,0 +1,126 @@
+"""Feeds the board from a cluster's watches."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard.board import Board
+from gpupack.top.fetching import NODES_PATH, PODS_PATH
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError
+from kubeapi.paths import segment
+from kubeapi.reflect import Kind, Reflector
+
+T = TypeVar("T")
+
+WATCH_S: Final = 120
+"""A watch ends after so long, which is also when silence is noticed."""
+
+
+class _Sink(Generic[T]):
+    """Gives objects of one kind to the board.
+
+    Args:
+        replace: takes a complete list.
+        put: takes one that is new or has changed.
+        drop: takes one away.
+        changed: called after every change.
+    """
+
+    def __init__(
+        self,
+        replace: Callable[[Sequence[T]], None],
+        put: Callable[[T], None],
+        drop: Callable[[T], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._replace = replace
+        self._put = put
+        self._drop = drop
+        self._changed = changed
+        self._error: KubeApiError | None = None
+        self._failed_after: float | None = None
+        self.reflector: Reflector[T] | None = None
+        self.listed = False
+
+    @property
+    def error(self) -> KubeApiError | None:
+        """What keeps it from being up to date; None once the server answers again."""
+        contact = self.reflector.last_contact if self.reflector is not None else None
+        return self._error if contact == self._failed_after else None
+
+    def replace(self, items: Sequence[T], _resource_version: str) -> None:
+        self._error, self.listed = None, True
+        self._replace(items)
+        self._changed()
+
+    def event(self, kind: Kind, item: T, _resource_version: str) -> None:
+        (self._drop if kind == "DELETED" else self._put)(item)
+        self._changed()
+
+    def bookmark(self, _resource_version: str) -> None:
+        pass
+
+    def disconnected(self, error: KubeApiError) -> None:
+        self._error = error
+        self._failed_after = self.reflector.last_contact if self.reflector is not None else None
+        self._changed()
+
+
+class Following:
+    """Keeps a board up to date with a cluster.
+
+    Args:
+        client: API server.
+        board: takes what comes.
+        namespace: whose pods to read, None for all.
+        changed: called after every change, also of `problems`.
+    """
+
+    def __init__(
+        self, client: KubeClient, board: Board, namespace: str | None, changed: Callable[[], None]
+    ) -> None:
+        self._namespace = namespace
+        self._nodes: _Sink[AskNode] = _Sink(board.replace_nodes, board.put_node, board.drop_node, changed)
+        self._pods: _Sink[AskPod] = _Sink(
+            board.replace_pods,
+            board.put_pod,
+            board.drop_pod,
+            changed,
+        )
+        path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
+        self._nodes.reflector = Reflector(client, NODES_PATH, AskNode, self._nodes, watch_s=WATCH_S)
+        self._pods.reflector = Reflector(client, path, AskPod, self._pods, watch_s=WATCH_S)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in (self._nodes.reflector, self._pods.reflector):
+                if reflector is not None:
+                    group.create_task(reflector.run())
+
+    @property
+    def synced(self) -> bool:
+        """Whether the nodes are there, and the pods are or cannot be had."""
+        return self._nodes.listed and (self._pods.listed or self._pods.error is not None)
+
+    @property
+    def failing(self) -> bool:
+        """Whether something cannot be read now."""
+        return self._nodes.error is not None or self._pods.error is not None
+
+    def problems(self) -> list[str]:
+        """What keeps the page from showing everything as it is now, a sentence each."""
+        found = []
+        where = f" in namespace {self._namespace}" if self._namespace else ""
+        for sink, what, loss in (
+            (self._nodes, "nodes", "there are no cards to show"),
+            (self._pods, f"pods{where}", "cards are shown without their pods"),
+        ):
+            if sink.error is not None:
+                said = "are not up to date" if sink.listed else f"cannot be read, so {loss}"
+                found.append(f"{what.capitalize()} {said}: {sink.error}")
+        if self._namespace:
+            found.append(f"Only pods of namespace {self._namespace} are read: others on a card have no name.")
+        return found

@@ -1,0 +1,256 @@
+"""The page over HTTP: files, one stream of events for each open page, and answers in JSON."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from allocator.errors import shown
+from gpupack.dashboard.advice import ask_why
+from gpupack.dashboard.board import Board
+from gpupack.dashboard.live import Live, Page, TooManyPagesError
+from gpupack.dashboard.settings import host_is_allowed
+from gpupack.errors import InputError
+
+GAP_S: Final = 0.1
+"""Least time between two messages to one page."""
+BEAT_S: Final = 15.0
+"""After so long without news a page is told that we are there."""
+SLOW_S: Final = 60.0
+"""A page that takes nothing for so long is given up; its browser comes back."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+_TYPES: Final = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file of the page."""
+
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def load_files() -> dict[str, StaticFile]:
+    """Read the page's files, by their path below `static`."""
+    found: dict[str, StaticFile] = {}
+
+    def walk(folder: Traversable, prefix: str) -> None:
+        for each in folder.iterdir():
+            if each.is_dir():
+                walk(each, f"{prefix}{each.name}/")
+            else:
+                body, suffix = each.read_bytes(), f".{each.name.rpartition('.')[2]}"
+                etag = hashlib.sha256(body).hexdigest()[:16]
+                found[prefix + each.name] = StaticFile(body, _TYPES.get(suffix, "text/plain"), etag)
+
+    walk(files("gpupack.dashboard") / "static", "")
+    return found
+
+
+class Pages:
+    """Answers browsers.
+
+    Args:
+        board: the nodes.
+        live: what pages show.
+        advise: looks at what waits and what fits, which happens by itself only while a page is open.
+        ready: whether there is something to show.
+        usage: answers `/api/usage` from its query; None where use is not recorded.
+        allowed_hosts: see `host_is_allowed`.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        live: Live,
+        advise: Callable[[], Awaitable[None]],
+        ready: Callable[[], bool],
+        usage: Callable[[Mapping[str, str]], bytes] | None,
+        allowed_hosts: tuple[str, ...],
+    ) -> None:
+        self._board = board
+        self._live = live
+        self._advise = advise
+        self._ready = ready
+        self._usage = usage
+        self._allowed_hosts = allowed_hosts
+        self._files = load_files()
+        self._ending = asyncio.Event()
+
+    def app(self) -> web.Application:
+        """Make the application."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self.index),
+                web.get("/static/{path:.+}", self.static),
+                web.get("/api/events", self.events),
+                web.get("/api/state", self.state),
+                web.get("/api/node", self.node),
+                web.get("/api/why", self.why),
+                web.get("/api/usage", self.usage),
+                web.get("/healthz", self.healthz),
+                web.get("/readyz", self.readyz),
+            ]
+        )
+        return app
+
+    def end(self) -> None:
+        """End all streams."""
+        self._ending.set()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse names that may stand for us by trickery; explain what is wrong in one line."""
+        host = request.headers.get("Host", "")
+        if not host_is_allowed(host, self._allowed_hosts) and request.path not in {"/healthz", "/readyz"}:
+            text = f"host {shown(host)}: allowed are localhost, IP addresses and --allowed-host NAME\n"
+            return web.Response(text=text, status=421, headers=HEADERS)
+        try:
+            answer = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(HEADERS)
+            error.text = f"{request.method} {shown(request.path)}: {error.reason}\n"
+            raise
+        if not answer.prepared:
+            answer.headers.update(HEADERS)
+        return answer
+
+    async def index(self, request: web.Request) -> web.StreamResponse:
+        """GET /: the page."""
+        return self._file(request, "index.html")
+
+    async def static(self, request: web.Request) -> web.StreamResponse:
+        """GET /static/PATH: a file of the page."""
+        return self._file(request, request.match_info["path"])
+
+    def _file(self, request: web.Request, path: str) -> web.Response:
+        file = self._files.get(path)
+        if file is None:
+            raise web.HTTPNotFound
+        if any(tag.value == file.etag for tag in request.if_none_match or ()):
+            return web.Response(status=304, headers={"ETag": f'"{file.etag}"'})
+        answer = web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
+        answer.etag = file.etag
+        return answer
+
+    async def state(self, _request: web.Request) -> web.Response:
+        """GET /api/state: everything that the page shows, for scripts."""
+        if not self._live.watched:
+            with self._live.page():
+                await self._advise()
+        return web.Response(body=self._live.whole(), content_type="application/json")
+
+    async def node(self, request: web.Request) -> web.Response:
+        """GET /api/node?name=NODE: one node's cards with their pods."""
+        name = request.query.get("name", "")
+        detail = self._board.detail(name)
+        if detail is None:
+            return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
+        return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
+
+    async def why(self, request: web.Request) -> web.Response:
+        """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""
+        query = request.query
+        try:
+            found = ask_why(self._board.cluster(), query.get("namespace", "default"), query.get("pod", ""))
+        except InputError as error:
+            return web.json_response({"error": str(error)}, status=404)
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    async def usage(self, request: web.Request) -> web.Response:
+        """GET /api/usage: what this process has sampled; see `gpupack usage --dashboard`."""
+        if self._usage is None:
+            return web.json_response({"error": "use is not recorded: the page shows a file"}, status=404)
+        try:
+            body = self._usage(request.query)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.Response(body=body, content_type="application/json")
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """GET /healthz: the process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """GET /readyz: there is something to show."""
+        ready = self._ready()
+        return web.Response(
+            text="ok\n" if ready else "nodes are not read yet\n", status=200 if ready else 503
+        )
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """GET /api/events: everything, and then what changes, as server-sent events."""
+        try:
+            with self._live.page() as page:
+                return await self._stream(request, page)
+        except TooManyPagesError as error:
+            return web.Response(text=f"{error}\n", status=503, headers={"Retry-After": "30"})
+
+    async def _stream(self, request: web.Request, page: Page) -> web.StreamResponse:
+        headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        answer = web.StreamResponse(headers=headers)
+        answer.content_type = "text/event-stream"
+        await answer.prepare(request)
+        try:
+            await _send(answer, b"event: whole\ndata: " + self._live.whole() + b"\n\n")
+            while not self._ending.is_set():
+                if await self._wait(page):
+                    await _send(answer, b"event: news\ndata: " + self._live.news_of(page) + b"\n\n")
+                else:
+                    await _send(answer, b": still here\n\n")
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        return answer
+
+    async def _wait(self, page: Page) -> bool:
+        """Wait for news, or for the end, or for the next beat; returns whether there is news."""
+        waits = [asyncio.ensure_future(page.news.wait()), asyncio.ensure_future(self._ending.wait())]
+        try:
+            await asyncio.wait(waits, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        if page.news.is_set() and not self._ending.is_set():
+            await asyncio.sleep(GAP_S)
+            return True
+        return False
+
+
+async def _send(answer: web.StreamResponse, message: bytes) -> None:
+    """Write one message; returns when the connection has taken most of it.
+
+    Raises:
+        ConnectionError: the page is closed.
+        TimeoutError: it takes nothing.
+    """
+    async with asyncio.timeout(SLOW_S):
+        await answer.write(message)

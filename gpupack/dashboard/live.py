@@ -1,0 +1,126 @@
+"""Tells every open page what has changed: a page that is slow gets less often more, never a longer queue."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from gpupack.dashboard.board import Board
+from gpupack.dashboard.trend import Trend
+
+MAX_PAGES: Final = 64
+"""Open at a time."""
+
+
+class TooManyPagesError(Exception):
+    """No further page can be told."""
+
+
+class Page:
+    """What one open page does not know yet. Its size is bounded by the number of nodes.
+
+    Attributes:
+        nodes: names of those that changed or went.
+        parts: names of the parts of the page that changed.
+        points: of the trend that it has not seen.
+        news: set while there is something to tell.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self.parts: set[str] = set()
+        self.points = 0
+        self.news = asyncio.Event()
+
+
+class Live:
+    """What all pages show, and which of them knows what.
+
+    Args:
+        board: the nodes.
+        trend: sums over time.
+        parts: everything else that is shown, by name; JSON values.
+
+    Attributes:
+        trend: sums over time.
+        opened: called when a page is opened.
+    """
+
+    def __init__(self, board: Board, trend: Trend, parts: Mapping[str, Any]) -> None:
+        self._board = board
+        self.trend = trend
+        self._parts = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in parts.items()}
+        self._pages: set[Page] = set()
+        self.opened: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def page(self) -> Iterator[Page]:
+        """Keep what one page does not know, while it is open.
+
+        Raises:
+            TooManyPagesError: too many are open.
+        """
+        if len(self._pages) >= MAX_PAGES:
+            raise TooManyPagesError(f"{MAX_PAGES} pages are open: allowed are no more; close one")
+        page = Page()
+        self._pages.add(page)
+        self.opened()
+        try:
+            yield page
+        finally:
+            self._pages.discard(page)
+
+    @property
+    def watched(self) -> bool:
+        """Whether a page is open."""
+        return bool(self._pages)
+
+    def flush(self) -> None:
+        """Tell pages of nodes that changed."""
+        names = self._board.refresh()
+        if names:
+            for page in self._pages:
+                page.nodes |= names
+                page.news.set()
+
+    def set_part(self, name: str, value: Any) -> None:
+        """Show something else in one part, and tell pages if it differs."""
+        raw = msgspec.Raw(msgspec.json.encode(value))
+        if bytes(self._parts.get(name, b"")) != bytes(raw):
+            self._parts[name] = raw
+            for page in self._pages:
+                page.parts.add(name)
+                page.news.set()
+
+    def tick(self) -> None:
+        """Tell pages of one more point of the trend."""
+        for page in self._pages:
+            page.points += 1
+            page.news.set()
+
+    def whole(self) -> bytes:
+        """Everything, as JSON."""
+        nodes = self._board.encoded
+        return msgspec.json.encode(
+            {"nodes": [nodes[name] for name in sorted(nodes)], "trend": self.trend.points(), **self._parts}
+        )
+
+    def news_of(self, page: Page) -> bytes:
+        """What the page does not know, as JSON; it is known from then on."""
+        nodes, parts, points = page.nodes, page.parts, page.points
+        page.nodes, page.parts, page.points = set(), set(), 0
+        page.news.clear()
+        encoded = self._board.encoded
+        message: dict[str, Any] = {name: self._parts[name] for name in sorted(parts)}
+        if nodes:
+            message["nodes"] = _present(encoded, nodes)
+            message["gone"] = sorted(nodes - encoded.keys())
+        if points:
+            message["points"] = self.trend.points()[-points:]
+        return msgspec.json.encode(message)
+
+
+def _present(encoded: Mapping[str, msgspec.Raw], names: Iterable[str]) -> list[msgspec.Raw]:
+    return [encoded[name] for name in sorted(names) if name in encoded]

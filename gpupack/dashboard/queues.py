@@ -1,0 +1,68 @@
+"""The queue's tenants: asked of the queue's leader from time to time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from gpupack import queuestatus
+from gpupack.errors import InputError
+from kubeapi.client import KubeClient
+from kubeapi.errors import Forbidden, KubeApiError, NotFound
+from kubeapi.paths import segment
+
+EVERY_S: Final = 5.0
+AWAY_S: Final = 60.0
+"""Between two questions where there is no queue."""
+MAX_BYTES: Final = 32 * 2**20
+
+Ask = Callable[[], Awaitable[bytes]]
+
+
+def through_api(client: KubeClient, namespace: str, service: str) -> Ask:
+    """Ask through the API server, which needs the right to `get` services/proxy."""
+    path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
+
+    async def ask() -> bytes:
+        return await client.get(path)
+
+    return ask
+
+
+def directly(session: aiohttp.ClientSession, url: str) -> Ask:
+    """Ask the queue itself, in the cluster."""
+
+    async def ask() -> bytes:
+        async with session.get(f"{url.rstrip('/')}/status") as answer:
+            answer.raise_for_status()
+            return await answer.content.read(MAX_BYTES)
+
+    return ask
+
+
+async def follow(ask: Ask, show: Callable[[dict[str, Any]], None]) -> None:
+    """Show the tenants again and again, until cancelled."""
+    while True:
+        shown = await _once(ask)
+        show(shown)
+        await asyncio.sleep(EVERY_S if shown["there"] else AWAY_S)
+
+
+async def _once(ask: Ask) -> dict[str, Any]:
+    """What the page shows: the queue's own answer, or why there is none."""
+    try:
+        status = queuestatus.read(await ask())
+    except NotFound:
+        return none("No queue is installed here; docs/queue.md says what one is for.")
+    except Forbidden as error:
+        return none(f"The queue cannot be asked: {error}")
+    except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
+        return none(f"The queue does not answer: {error or type(error).__name__}")
+    return {"there": True, "text": "", **msgspec.to_builtins(status)}
+
+
+def none(text: str) -> dict[str, Any]:
+    """Say why there are no tenants to show."""
+    return {"there": False, "text": text, "queues": [], "pods": []}

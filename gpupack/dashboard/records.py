@@ -1,0 +1,225 @@
+"""What the page is told: small records, for 40 000 cards go over the wire at once."""
+
+from typing import Final
+
+import msgspec
+
+from allocator.names import MIB_PER_GIB
+from gpupack.top.records import CardRow, NodeRow, PodRow
+from gpupack.top.rendering import Look, remark, status
+
+STATES: Final = ("ok", "unhealthy", "cordoned")
+
+_OWN_LABELS: Final = frozenset({"kubernetes.io/hostname", "beta.kubernetes.io/os", "beta.kubernetes.io/arch"})
+"""Labels that group nothing, and those that only repeat others."""
+
+_QUIET: Final = Look("json")
+
+
+class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One card; amounts in units of its node.
+
+    Attributes:
+        index: the driver's number.
+        size: whole size.
+        promised: what pods hold or are about to get there.
+        beyond: used by pods beyond their promise; what others use counts here where pods are on the card.
+        foreign: used by others, on a card without pods.
+        free: what a pod could get; 0 on a card that is out of use.
+        state: position in `STATES`.
+        model: position in the node's `models`, -1 where it publishes no inventory.
+        pods: how many are on it.
+    """
+
+    index: int
+    size: int
+    promised: int
+    beyond: int
+    foreign: int
+    free: int
+    state: int
+    model: int
+    pods: int
+
+
+class NodeTile(msgspec.Struct, frozen=True, gc=False):
+    """One node.
+
+    Attributes:
+        name: of the node.
+        unit: MiB of one unit, 0 when its words do not decode.
+        status: in kubectl's words.
+        remark: what is wrong with it, empty for nothing.
+        open: whether pods can start there.
+        labels: those that may group nodes.
+        models: of its cards, each once.
+        cards: in the order of the words.
+        adrift: units of pods on the node whose card nobody says.
+    """
+
+    name: str
+    unit: int
+    status: str
+    remark: str
+    open: bool
+    labels: dict[str, str]
+    models: list[str]
+    cards: list[CardTile]
+    adrift: int
+
+
+class Sums(msgspec.Struct, frozen=True, gc=False):
+    """What cards have together; amounts in MiB.
+
+    Attributes:
+        cards: how many.
+        size: of all.
+        promised: to pods.
+        beyond: used beyond promises, by pods or others.
+        free: what pods could get now.
+        whole: cards that a pod could have alone.
+        whole_free: what these are.
+        largest: the most that one card can give.
+        unhealthy: cards.
+        cordoned: cards.
+    """
+
+    cards: int = 0
+    size: int = 0
+    promised: int = 0
+    beyond: int = 0
+    free: int = 0
+    whole: int = 0
+    whole_free: int = 0
+    largest: int = 0
+    unhealthy: int = 0
+    cordoned: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        """Count both."""
+        return Sums(
+            self.cards + other.cards,
+            self.size + other.size,
+            self.promised + other.promised,
+            self.beyond + other.beyond,
+            self.free + other.free,
+            self.whole + other.whole,
+            self.whole_free + other.whole_free,
+            max(self.largest, other.largest),
+            self.unhealthy + other.unhealthy,
+            self.cordoned + other.cordoned,
+        )
+
+
+def node_tile(row: NodeRow, labels: dict[str, str] | None) -> NodeTile:
+    """Make the record of one node."""
+    models = sorted({card.model for card in row.cards if card.model})
+    return NodeTile(
+        name=row.node,
+        unit=row.unit_mib or 0,
+        status=status(row),
+        remark=remark(row, _QUIET),
+        open=row.takes_pods,
+        labels={key: value for key, value in (labels or {}).items() if key not in _OWN_LABELS},
+        models=models,
+        cards=[_card_tile(card, models, row) for card in row.cards],
+        adrift=sum(pod.units for pod in row.pods),
+    )
+
+
+def promised_units(card: CardRow) -> int:
+    """Units that pods hold or are about to get: the words may not say it all yet, and pods may be unread."""
+    return min(card.size_units, max(card.held_units or 0, sum(pod.units for pod in card.pods)))
+
+
+def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
+    promised = promised_units(card)
+    if card.state == "ok":
+        # Without holds and without pods nobody says whose the units are: then they are pods'.
+        unknown = card.held_units is None and not card.pods
+        promised = card.used_units if unknown else promised
+        beyond = max(0, card.used_units - promised)
+        free = card.size_units - promised - beyond if row.takes_pods else 0
+    else:
+        beyond = free = 0
+    alone = promised == 0
+    return CardTile(
+        index=card.index,
+        size=card.size_units,
+        promised=promised,
+        beyond=0 if alone else beyond,
+        foreign=beyond if alone else 0,
+        free=free,
+        state=STATES.index(card.state),
+        model=models.index(card.model) if card.model else -1,
+        pods=len(card.pods),
+    )
+
+
+def sums_of(tile: NodeTile) -> Sums:
+    """Add up the cards of one node."""
+    total = Sums()
+    for card in tile.cards:
+        whole = card.free == card.size > 0
+        total += Sums(
+            cards=1,
+            size=card.size * tile.unit,
+            promised=card.promised * tile.unit,
+            beyond=(card.beyond + card.foreign) * tile.unit,
+            free=card.free * tile.unit,
+            whole=int(whole),
+            whole_free=card.free * tile.unit if whole else 0,
+            largest=card.free * tile.unit,
+            unhealthy=int(card.state == 1),
+            cordoned=int(card.state == 2),  # noqa: PLR2004 - as STATES has it
+        )
+    return total
+
+
+def gib(mib: float) -> float:
+    """Write MiB as GiB."""
+    return round(mib / MIB_PER_GIB, 3)
+
+
+class PodDetail(msgspec.Struct, frozen=True):
+    """A pod's part of a card, as the drawer shows it; see `PodRow`."""
+
+    namespace: str
+    name: str
+    uid: str
+    units: int
+    share: str
+
+
+class CardDetail(msgspec.Struct, frozen=True):
+    """One card with its pods; `used` are the units that its words say."""
+
+    index: int
+    uuid: str | None
+    model: str | None
+    used: int
+    pods: list[PodDetail]
+
+
+class NodeDetail(msgspec.Struct, frozen=True):
+    """One node with all its pods."""
+
+    node: NodeTile
+    cards: list[CardDetail]
+    adrift: list[PodDetail]
+
+
+def node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
+    """Make the record of one node with its pods."""
+    return NodeDetail(
+        node=tile,
+        cards=[
+            CardDetail(card.index, card.uuid, card.model, card.used_units, [_pod(pod) for pod in card.pods])
+            for card in row.cards
+        ],
+        adrift=[_pod(pod) for pod in row.pods],
+    )
+
+
+def _pod(pod: PodRow) -> PodDetail:
+    return PodDetail(pod.namespace, pod.name, pod.uid, pod.units, pod.share)

@@ -1,0 +1,38 @@
+// One card as a bar: promised, used beyond, foreign, free; unhealthy and cordoned by pattern and by word.
+
+import { html } from "./vendor/htm-preact.module.js";
+import { CORDONED, OK, UNHEALTHY, gib } from "./model.js";
+
+const MARKS = { [UNHEALTHY]: "unhealthy", [CORDONED]: "cordoned" };
+const STATES = { [OK]: "", [UNHEALTHY]: "unhealthy", [CORDONED]: "cordoned" };
+
+const width = (part, whole) => ({ width: `${whole ? (100 * part) / whole : 0}%` });
+
+export function Bar({ node, card }) {
+  const closed = card.state === OK && !node.open ? "closed" : "";
+  return html`<span class="bar ${STATES[card.state]} ${closed}" aria-hidden="true">
+    ${card.promised > 0 && html`<span class="promised" style=${width(card.promised, card.size)}></span>`}
+    ${card.beyond > 0 && html`<span class="beyond" style=${width(card.beyond, card.size)}></span>`}
+    ${card.foreign > 0 && html`<span class="foreign" style=${width(card.foreign, card.size)}></span>`}
+  </span>`;
+}
+
+export function Figures({ node, card }) {
+  const used = card.promised + card.beyond + card.foreign;
+  return html`<span class="figures" aria-hidden="true">
+    <span>${gib(used, node.unit)}${card.state === OK && `/${gib(card.size, node.unit)}`}</span>
+    ${card.state !== OK && html`<span class="mark">${MARKS[card.state]}</span>`}
+    ${card.state === OK && (card.beyond > 0 || card.foreign > 0)
+      && html`<span class="mark over">+${gib(card.beyond + card.foreign, node.unit)}</span>`}
+  </span>`;
+}
+
+export function Legend() {
+  const kinds = [
+    ["promised", "promised to pods"], ["beyond", "used beyond that"], ["foreign", "used by others"],
+    ["free", "free"], ["unhealthy", "unhealthy"], ["cordoned", "cordoned"],
+  ];
+  return html`<ul class="legend" aria-label="What the patterns mean">
+    ${kinds.map(([kind, text]) => html`<li><span class="swatch ${kind}" aria-hidden="true"></span>${text}</li>`)}
+  </ul>`;
+}

@@ -1,0 +1,73 @@
+"""Reports from where somebody says that they are: Prometheus, a history, a running dashboard."""
+
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from allocator.errors import shown
+from gpupack.errors import InputError
+from gpupack.usage.prometheus import Prometheus, step_of
+from gpupack.usage.report import By, Report, report
+from gpupack.usage.store import read
+from kubeapi.errors import cut
+
+
+async def from_prometheus(url: str, token: str, by: By, since: float, until: float) -> Report:
+    """Ask Prometheus.
+
+    Raises:
+        InputError: it does not answer, knows nothing of gpupack, or answers something else.
+    """
+    _check_url("--prometheus", url)
+    async with aiohttp.ClientSession() as session:
+        prometheus = Prometheus(session, url, token)
+        periods = [
+            period async for period in prometheus.periods(since, until, step_of(since, until), by.label)
+        ]
+    if not any(period.pods for period in periods):
+        raise InputError(
+            f"{url} has no metrics of gpupack node for this time; docs/observability.md says how it gets them"
+        )
+    return report(periods, by, since, until, f"Prometheus at {url}")
+
+
+def from_history(path: str, by: By, since: float, until: float) -> Report:
+    """Read what a dashboard has written.
+
+    Raises:
+        InputError: the file is something else.
+        OSError: it cannot be read.
+    """
+    return report(read(Path(path)), by, since, until, path)
+
+
+async def from_dashboard(url: str, by: By, since: float, until: float) -> Report:
+    """Ask a running dashboard what it has sampled.
+
+    Raises:
+        InputError: none runs there.
+    """
+    _check_url("--dashboard", url)
+    params = {"by": str(by), "since": str(since), "until": str(until)}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+            session.get(f"{url.rstrip('/')}/api/usage", params=params) as answer,
+        ):
+            body = await answer.read()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise InputError(
+            f"no dashboard answers at {url} ({error or type(error).__name__}): start `gpupack dashboard`, "
+            "or name --prometheus URL or --history FILE"
+        ) from error
+    try:
+        return msgspec.json.decode(body, type=Report)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        said = cut(body[:200].decode(errors="replace"))
+        raise InputError(f"{url} answers {answer.status} {said!r}: allowed is a gpupack dashboard") from error
+
+
+def _check_url(option: str, url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"{option} {shown(url)}: allowed is http://HOST:PORT")

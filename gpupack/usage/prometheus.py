@@ -1,0 +1,165 @@
+"""Use from Prometheus: what the node daemons said of each container, in regular steps."""
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from gpupack.errors import InputError
+from gpupack.usage.records import Period, PodUse
+from kubeapi.errors import cut
+
+PROMISED: Final = "gpupack_container_promised_bytes"
+USED: Final = "gpupack_container_used_bytes"
+LABELS: Final = "kube_pod_labels"
+"""Of kube-state-metrics, which must be told to have the label (--metric-labels-allowlist)."""
+
+POD: Final = "namespace, pod, exported_namespace, exported_pod"
+"""A scrape configuration that sets `pod` to the daemon's own keeps ours as `exported_pod`."""
+
+STEPS: Final = 2000
+"""Points of one question: Prometheus answers 11 000 at most."""
+MIN_STEP_S: Final = 15
+TIMEOUT_S: Final = 120
+_MIB: Final = 1 << 20
+
+
+class PrometheusError(InputError):
+    """Prometheus does not answer, or answers something else."""
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    values: list[tuple[float, str]]
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series]
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+class Prometheus:
+    """Asks one Prometheus.
+
+    Args:
+        session: HTTP client.
+        url: of Prometheus, without `/api/v1`.
+        token: bearer token, empty for none.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, token: str = "") -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def periods(
+        self, since: float, until: float, step_s: float, label: str = ""
+    ) -> AsyncIterator[Period]:
+        """Ask what pods had, a period of many steps at a time; a step counts with what was there at its end.
+
+        Args:
+            since: seconds since the epoch.
+            until: likewise.
+            step_s: seconds; shorter ones are exacter.
+            label: of pods, to be read too; empty for none.
+
+        Raises:
+            PrometheusError: it does not answer, or answers something else.
+        """
+        start = since
+        while start < until:
+            end = min(until, start + STEPS * step_s)
+            yield await self._period(start, end, step_s, label)
+            start = end
+
+    async def _period(self, start: float, end: float, step_s: float, label: str) -> Period:
+        promised, seen = await self._sums(PROMISED, start, end, step_s)
+        used, _ = await self._sums(USED, start, end, step_s)
+        labels = await self._labels(label, end, end - start) if label else {}
+        pods = [
+            PodUse(key[0], key[1], "/".join(key), labels.get(key, {}), amount / _MIB, _in_mib(used.get(key)))
+            for key, amount in promised.items()
+        ]
+        return Period(start, end, min(seen * step_s, end - start), pods)
+
+    async def _sums(
+        self, metric: str, start: float, end: float, step_s: float
+    ) -> tuple[dict[tuple[str, str], float], int]:
+        """Bytes times seconds by namespace and pod, and the number of steps at which anything was there."""
+        query = f"sum by ({POD}) ({metric})"
+        answer = await self._ask("query_range", query=query, start=start + step_s, end=end, step=step_s)
+        sums: dict[tuple[str, str], float] = {}
+        moments: set[float] = set()
+        for series in answer.result:
+            key = _pod_of(series.metric)
+            for at, text in series.values:
+                value = float(text)
+                if math.isfinite(value):
+                    sums[key] = sums.get(key, 0.0) + value * step_s
+                    moments.add(at)
+        return sums, len(moments)
+
+    async def _labels(self, label: str, end: float, span_s: float) -> dict[tuple[str, str], dict[str, str]]:
+        """A label of all pods that were there."""
+        name = "label_" + "".join(char if char.isalnum() else "_" for char in label)
+        by = f"{POD}, {name}"
+        query = f"max by ({by}) (max_over_time({LABELS}[{max(1, round(span_s))}s]))"
+        answer = await self._ask("query", query=query, time=end)
+        return {
+            _pod_of(series.metric): {label: series.metric[name]}
+            for series in answer.result
+            if name in series.metric
+        }
+
+    async def _ask(self, what: str, **params: str | float) -> _Data:
+        url = f"{self._url}/api/v1/{what}"
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        form = {name: str(value) for name, value in params.items()}
+        try:
+            async with self._session.post(url, data=form, headers=self._headers, timeout=timeout) as answer:
+                body = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise PrometheusError(f"{self._url} does not answer: {error or type(error).__name__}") from error
+        try:
+            found = msgspec.json.decode(_as_series(body), type=_Answer)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, AttributeError) as error:
+            said = cut(body[:200].decode(errors="replace"))
+            raise PrometheusError(
+                f"{url} answers {answer.status} {said!r}: allowed is the API of Prometheus"
+            ) from error
+        if found.status != "success" or found.data is None:
+            raise PrometheusError(f"{url} refuses the question: {cut(found.error or found.status)}")
+        return found.data
+
+
+def _as_series(body: bytes) -> bytes:
+    """Write the answer to an instant query as that of a range with one value."""
+    found: Any = msgspec.json.decode(body)
+    data = found.get("data") or {}
+    if data.get("resultType") == "vector":
+        for series in data["result"]:
+            series["values"] = [series.pop("value")]
+    return msgspec.json.encode(found)
+
+
+def _pod_of(labels: Mapping[str, str]) -> tuple[str, str]:
+    return (
+        labels.get("exported_namespace") or labels.get("namespace", ""),
+        labels.get("exported_pod") or labels.get("pod", ""),
+    )
+
+
+def _in_mib(amount: float | None) -> float | None:
+    return None if amount is None else amount / _MIB
+
+
+def step_of(since: float, until: float) -> float:
+    """Seconds of a step: so short that a time has some thousand."""
+    return max(MIN_STEP_S, math.ceil((until - since) / (2 * STEPS)))

@@ -1,0 +1,186 @@
+"""Adds up GiB-hours and writes them: as a table, as CSV and as JSON."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from allocator.errors import shown
+from allocator.names import MIB_PER_GIB
+from gpupack.errors import InputError
+from gpupack.top.grid import HEADER, Cell, Line, grid
+from gpupack.usage.records import Period, PodUse
+
+Output = Literal["table", "csv", "json"]
+
+NOBODY: Final = "(unknown)"
+UNLABELLED: Final = "(none)"
+
+_LABEL: Final = "label:"
+_ALLOWED: Final = "allowed are namespace, pod and label:KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """What is added up.
+
+    Attributes:
+        kind: of the keys.
+        label: the key of the label.
+    """
+
+    kind: Literal["namespace", "pod", "label"]
+    label: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> "By":
+        """Read `namespace`, `pod` or `label:KEY`.
+
+        Raises:
+            InputError: it is something else.
+        """
+        if text in {"namespace", "pod"}:
+            return cls("namespace" if text == "namespace" else "pod")
+        if text.startswith(_LABEL) and len(text) > len(_LABEL):
+            return cls("label", text.removeprefix(_LABEL))
+        raise InputError(f"by {shown(text)}: {_ALLOWED}")
+
+    def __str__(self) -> str:
+        """Write it as it is read."""
+        return f"{_LABEL}{self.label}" if self.kind == "label" else self.kind
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the keys."""
+        return {"namespace": ("namespace",), "pod": ("namespace", "pod")}.get(self.kind, (self.label,))
+
+    def key(self, use: PodUse) -> tuple[str, ...]:
+        """The keys of one pod."""
+        if self.kind == "label":
+            return (use.labels.get(self.label, UNLABELLED),)
+        namespace = use.namespace or NOBODY
+        return (namespace,) if self.kind == "namespace" else (namespace, use.name or use.uid)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the report.
+
+    Attributes:
+        keys: see `By.columns`.
+        promised: GiB-hours.
+        used: GiB-hours, None where that was not measured of every pod.
+    """
+
+    keys: tuple[str, ...]
+    promised: float
+    used: float | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All of it.
+
+    Attributes:
+        since: seconds since the epoch.
+        until: likewise.
+        sampled_hours: of that time, for how long something is known.
+        by: what is added up.
+        rows: largest first.
+        source: where it comes from.
+    """
+
+    since: float
+    until: float
+    sampled_hours: float
+    by: str
+    rows: list[Row]
+    source: str
+
+
+def report(periods: Iterable[Period], by: By, since: float, until: float, source: str) -> Report:
+    """Add up what pods had between two moments; a period counts with the part of it that lies between."""
+    promised: dict[tuple[str, ...], float] = {}
+    used: dict[tuple[str, ...], float | None] = {}
+    sampled_s = 0.0
+    for period in periods:
+        share = _share(period, since, until)
+        if not share:
+            continue
+        sampled_s += period.sampled_s * share
+        for use in period.pods:
+            key = by.key(use)
+            promised[key] = promised.get(key, 0.0) + _gib_hours(use.promised_mib_s * share)
+            before = used.get(key, 0.0)
+            if before is None or use.used_mib_s is None:
+                used[key] = None
+            else:
+                used[key] = before + _gib_hours(use.used_mib_s * share)
+    rows = [Row(key, amount, used[key]) for key, amount in promised.items()]
+    rows.sort(key=lambda row: (-row.promised, row.keys))
+    return Report(since, until, sampled_s / 3600, str(by), rows, source)
+
+
+def _share(period: Period, since: float, until: float) -> float:
+    """Which part of a period lies between two moments, 0 to 1."""
+    length = period.end - period.start
+    inside = min(period.end, until) - max(period.start, since)
+    return max(0.0, min(1.0, inside / length)) if length > 0 else 0.0
+
+
+def _gib_hours(mib_s: float) -> float:
+    return mib_s / MIB_PER_GIB / 3600
+
+
+def write(found: Report, output: Output) -> str:
+    """Write the report, without a final line break."""
+    columns = By.of(found.by).columns
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(_plain(found, columns)), indent=2).decode()
+    if output == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*columns, "promised_gib_hours", "used_gib_hours"])
+        writer.writerows([*row.keys, _number(row.promised), _number(row.used)] for row in found.rows)
+        return text.getvalue().rstrip("\n")
+    head = [*(column.upper() for column in columns), "PROMISED GiB-h", "USED GiB-h"]
+    body = [[*row.keys, _number(row.promised, 2), _number(row.used, 2) or "-"] for row in found.rows]
+    total = sum(row.promised for row in found.rows)
+    body.append(
+        ["TOTAL", *[""] * (len(columns) - 1), _number(total, 2), _number(_total_used(found), 2) or "-"]
+    )
+    lines = [
+        Line([Cell(text, HEADER) for text in head]),
+        *(Line([Cell(text) for text in line]) for line in body),
+    ]
+    hours = (found.until - found.since) / 3600
+    known = f"{found.source}: {found.sampled_hours:.1f} of {hours:.1f} hours are known"
+    return "\n".join([*(line.rstrip() for line in grid(lines, colour=False)), "", known])
+
+
+def _plain(found: Report, columns: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "since": found.since,
+        "until": found.until,
+        "sampled_hours": round(found.sampled_hours, 3),
+        "source": found.source,
+        "by": found.by,
+        "rows": [
+            {
+                **dict(zip(columns, row.keys, strict=True)),
+                "promised_gib_hours": round(row.promised, 6),
+                "used_gib_hours": None if row.used is None else round(row.used, 6),
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def _total_used(found: Report) -> float | None:
+    amounts = [row.used for row in found.rows]
+    return None if None in amounts else sum(amount for amount in amounts if amount is not None)
+
+
+def _number(amount: float | None, digits: int = 6) -> str:
+    return "" if amount is None else f"{amount:.{digits}f}"

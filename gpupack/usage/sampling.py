@@ -1,0 +1,102 @@
+"""Adds up what pods have, from moment to moment."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gpupack.dashboard.trend import Point
+from gpupack.usage.records import Period, PodUse
+
+PERIOD_S: Final = 300.0
+GAP_S: Final = 60.0
+"""After a longer silence (a laptop that slept) nothing is known of the time between."""
+
+_REPLICA_LABELS: Final = frozenset(
+    {
+        "pod-template-hash",
+        "controller-revision-hash",
+        "pod-template-generation",
+        "statefulset.kubernetes.io/pod-name",
+        "apps.kubernetes.io/pod-index",
+        "batch.kubernetes.io/job-completion-index",
+        "batch.kubernetes.io/controller-uid",
+        "controller-uid",
+    }
+)
+
+
+class Seat(NamedTuple):
+    """What a pod has at one moment; amounts in MiB, `used` None where nobody measured it."""
+
+    namespace: str
+    name: str
+    uid: str
+    promised: int
+    used: int | None
+
+
+class Sampler:
+    """Adds up, and gives out a period at a time.
+
+    Args:
+        now_s: seconds since the epoch at the start.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._start = self._last = now_s
+        self._sampled_s = 0.0
+        self._pods: dict[str, tuple[Seat, float, float | None]] = {}
+
+    def sample(self, now_s: float, seats: Iterable[Seat]) -> None:
+        """Take a moment: what is there now was there since the last moment.
+
+        Args:
+            now_s: seconds since the epoch; where it goes back, nothing is counted.
+            seats: of all pods; those of one pod on several cards are added up.
+        """
+        elapsed = now_s - self._last
+        self._last = now_s
+        if not 0 < elapsed <= GAP_S:
+            if not self._pods:
+                self._start = now_s
+            return
+        self._sampled_s += elapsed
+        for seat in seats:
+            _, promised, used = self._pods.get(seat.uid, (seat, 0.0, 0.0))
+            measured = None if used is None or seat.used is None else used + seat.used * elapsed
+            self._pods[seat.uid] = (seat, promised + seat.promised * elapsed, measured)
+
+    def due(self, now_s: float) -> bool:
+        """Whether a period is over."""
+        return not 0 <= now_s - self._start < PERIOD_S
+
+    def take(self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: Point | None) -> Period:
+        """End the period and begin the next.
+
+        Args:
+            now_s: seconds since the epoch.
+            labels: of pods, by UID.
+            point: the cluster's sums.
+        """
+        period = self.so_far(now_s, labels, point)
+        self._start, self._sampled_s, self._pods = now_s, 0.0, {}
+        return period
+
+    def so_far(self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: Point | None) -> Period:
+        """The period that has begun."""
+        pods = [
+            PodUse(
+                seat.namespace,
+                seat.name,
+                uid,
+                kept_labels(labels.get(uid, {})),
+                round(promised, 1),
+                None if used is None else round(used, 1),
+            )
+            for uid, (seat, promised, used) in self._pods.items()
+        ]
+        return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods, point)
+
+
+def kept_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Leave out labels that differ from one replica to the next."""
+    return {key: value for key, value in labels.items() if key not in _REPLICA_LABELS}

@@ -1,0 +1,257 @@
+"""Small clusters for the questions, and answers to them by trying everything out."""
+
+import itertools
+import json
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from allocator.names import NODE_HOLDS, POD_ASSIGNED, POD_CARDS, POD_GPU_MODEL, resource_name
+from allocator.records import Holds, dump_assigned, dump_holds
+from gpupack.ask.cluster import Cluster
+from scheduler_plugin.cluster.objects import NodeLite, PodLite
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.placement.cluster_policies import Policies
+from tests.cluster_builders import MEMORY, container, node_object, pod_object, uuid
+
+import msgspec  # isort: skip
+
+CONTROLLER = {"ownerReferences": [{"kind": "ReplicaSet", "name": "app", "uid": "rs", "controller": True}]}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod: units over its cards, where it is (None: it waits), whether the node's words hold it."""
+
+    name: str
+    units: int
+    node: str = ""
+    cards: tuple[int, ...] = ()
+    held: bool = True
+    owned: bool = True
+    count: int = 1
+    model: str = ""
+    cpu: int = 0
+    priority: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    tolerates: tuple[str, ...] = ()
+    selector: tuple[tuple[str, str], ...] = ()
+    namespace: str = "default"
+
+    @property
+    def each(self) -> int:
+        return self.units // self.count
+
+    def object(self):
+        annotations = {}
+        if self.count > 1:
+            annotations[POD_CARDS] = str(self.count)
+        if self.model:
+            annotations[POD_GPU_MODEL] = self.model
+        if self.node:
+            shares = {"main": tuple((uuid(self.node, card), self.each) for card in self.cards)}
+            annotations[POD_ASSIGNED] = dump_assigned(shares)
+        made = pod_object(
+            self.name,
+            namespace=self.namespace,
+            node=self.node,
+            phase="Running" if self.node else "Pending",
+            annotations=annotations,
+            containers=[container("main", self.units, cpu=str(self.cpu), memory="0")],
+            spec={
+                "priority": self.priority,
+                "tolerations": [{"key": key, "operator": "Exists"} for key in self.tolerates],
+                **({"nodeSelector": dict(self.selector)} if self.selector else {}),
+            },
+            labels=dict(self.labels),
+        )
+        made["kind"] = "Pod"
+        if self.owned:
+            made["metadata"] |= CONTROLLER
+        return made
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: sizes of its cards, units used on them by nobody's processes, model, taints and so on."""
+
+    name: str
+    sizes: tuple[int, ...] = (16, 16)
+    foreign: tuple[int, ...] = ()
+    model: str = "NVIDIA A100"
+    taints: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    cordoned: bool = False
+    cpu: int = 40
+
+    def used(self, pods) -> list[int]:
+        used = list(self.foreign or (0 for _ in self.sizes))
+        for pod in pods:
+            if pod.node == self.name:
+                for card in pod.cards:
+                    used[card] += pod.each
+        return used
+
+    def object(self, pods):
+        here = [pod for pod in pods if pod.node == self.name]
+        held = [pod for pod in here if pod.held]
+        words = [min(size, units) for size, units in zip(self.sizes, self.used(held), strict=True)]
+        units = {f"uid-{pod.name}": dict.fromkeys(pod.cards, pod.each) for pod in held}
+        made = node_object(
+            self.name,
+            self.sizes,
+            words,
+            version=100,
+            models=[self.model] * len(self.sizes),
+            cpu=str(self.cpu),
+            extra={NODE_HOLDS: dump_holds(Holds(100, frozenset(units), units))},
+            allocatable_units=sum(self.sizes),
+        )
+        made["kind"] = "Node"
+        made["metadata"]["labels"] = dict(self.labels)
+        made["spec"] = {
+            "unschedulable": self.cordoned,
+            "taints": [{"key": key, "effect": "NoSchedule"} for key in self.taints],
+        }
+        return made
+
+
+@dataclass(frozen=True)
+class World:
+    """Nodes, pods that run, and perhaps one that waits."""
+
+    nodes: tuple[Node, ...]
+    pods: tuple[Pod, ...] = ()
+    budgets: tuple = field(default=())
+
+    @property
+    def text(self) -> str:
+        items = [node.object(self.pods) for node in self.nodes] + [pod.object() for pod in self.pods]
+        return json.dumps({"kind": "List", "items": items})
+
+    @property
+    def cluster(self) -> Cluster:
+        cluster = Cluster.read(self.text)
+        if self.budgets:
+            from scheduler_plugin.cluster.budgets import Budgets  # noqa: PLC0415
+
+            cluster.budgets = Budgets()
+            cluster.budgets.replace(list(self.budgets), "")
+        return cluster
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def pod(self, name: str) -> Pod:
+        return next(pod for pod in self.pods if pod.name == name)
+
+    def but(self, pod: Pod) -> "World":
+        """With another version of a pod, or one more."""
+        others = tuple(each for each in self.pods if each.name != pod.name)
+        return replace(self, pods=(*others, pod))
+
+    def without(self, *names: str) -> "World":
+        """Once pods have ended and the nodes have said so."""
+        return replace(self, pods=tuple(pod for pod in self.pods if pod.name not in names))
+
+    def free(self, node: Node) -> list[int]:
+        used = node.used(self.pods)
+        return [max(0, size - units) for size, units in zip(node.sizes, used, strict=True)]
+
+
+def by_extender(world: World, pod: Pod) -> set[str]:
+    """Names of the nodes that the extender's own filter lets pass for a pod that waits."""
+    state = ClusterState()
+    state.replace_nodes(
+        [msgspec.json.decode(json.dumps(node.object(world.pods)), type=NodeLite) for node in world.nodes],
+        "100",
+        0.0,
+    )
+    pods = [
+        msgspec.json.decode(json.dumps(each.object()), type=PodLite)
+        for each in world.pods
+        if each.name != pod.name
+    ]
+    state.replace_pods(pods, "100", 0.0)
+    names = [node.name for node in world.nodes]
+    body = json.dumps({"Pod": replace(pod, node="").object(), "NodeNames": names}).encode()
+    answer = json.loads(Extender(state, Policies(), 0).filter(body, 60.0).answer)
+    return set(answer.get("NodeNames") or ())
+
+
+def offered(node: Node, pod: Pod, world: World) -> bool:
+    """What kube-scheduler looks at besides cards, written down once more."""
+    used = sum(each.cpu for each in world.pods if each.node == node.name)
+    units = sum(each.units for each in world.pods if each.node == node.name)
+    # The kubelet could take one for the other: same units, another shape, and not in the words yet.
+    mistaken = any(
+        each.node == node.name
+        and not each.held
+        and each.units == pod.units
+        and (each.count, each.model) != (pod.count, pod.model)
+        for each in world.pods
+    )
+    return (
+        not mistaken
+        and not node.cordoned
+        and set(node.taints) <= set(pod.tolerates)
+        and set(pod.selector) <= set(node.labels)
+        and (not pod.cpu or used + pod.cpu <= node.cpu)
+        and units + pod.units <= sum(node.sizes)
+    )
+
+
+def seats(node: Node, pod: Pod, free: list[int]):
+    """All choices of cards for a pod, given what is free."""
+    fitting = [card for card, units in enumerate(free) if units >= pod.each]
+    if pod.model and pod.model not in {"", node.model}:
+        return []
+    return list(itertools.combinations(fitting, pod.count))
+
+
+def can_take(world: World, pod: Pod) -> set[str]:
+    """Names of the nodes that take a pod that waits, by trying all cards."""
+    others = world.without(pod.name)
+    return {
+        node.name
+        for node in world.nodes
+        if offered(node, pod, others) and seats(node, pod, others.free(node))
+    }
+
+
+def most_pods(free: list[int], each: int, count: int) -> int:
+    """How many pods of `count` cards with `each` units fit at most."""
+    return _most(tuple(sorted(free)), each, count)
+
+
+@cache
+def _most(free: tuple[int, ...], each: int, count: int) -> int:
+    best = 0
+    for cards in itertools.combinations([c for c, units in enumerate(free) if units >= each], count):
+        left = [units - each if card in cards else units for card, units in enumerate(free)]
+        best = max(best, 1 + _most(tuple(sorted(left)), each, count))
+    return best
+
+
+RESOURCE = resource_name(1024)
+__all__ = ["MEMORY", "RESOURCE", "Node", "Pod", "World", "by_extender", "can_take", "most_pods"]
+
+A100, L40S = "NVIDIA A100-SXM4-40GB", "NVIDIA L40S"
+EXAMPLE = World(
+    (
+        Node("gpu-a", (39, 39), model=A100),
+        Node("gpu-b", (39, 39), model=A100),
+        Node("gpu-c", (44, 44), model=L40S),
+        Node("gpu-d", (39, 39), model=A100, taints=("team-b",)),
+    ),
+    (
+        Pod("train-1", 30, "gpu-a", (0,), namespace="team-a"),
+        Pod("chat-1", 10, "gpu-a", (1,), namespace="team-a"),
+        Pod("chat-2", 10, "gpu-a", (1,), namespace="team-a"),
+        Pod("train-2", 24, "gpu-b", (0,), namespace="team-b"),
+        Pod("embed-1", 12, "gpu-b", (1,), namespace="team-b"),
+        Pod("render-1", 20, "gpu-c", (0,), namespace="team-b"),
+        Pod("inference", 32, model="*A100*", namespace="team-a"),
+    ),
+)
+"""The cluster of docs/ask.md."""

@@ -1,0 +1,113 @@
+"""A binder and the API server that it asks."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+
+from allocator.names import POD_ASSIGNED
+from kubeapi.errors import KubeApiError
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.binding import Binder
+from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.placement.cluster_policies import Policies
+from tests.cluster_builders import node, pod, pod_object, uuid
+
+ARGS = ("default", "p", "uid-p", "n")
+
+
+T = 4.0
+
+
+class Api:
+    """Answers as told, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.binding: Callable[[], None] = lambda: None
+        self.pod: dict[str, object] | KubeApiError = pod_object("p", 8, version=3)
+        self.calls: list[tuple[object, ...]] = []
+        self.during: Callable[[], None] = lambda: None
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        resource_version: str | None = None,
+        timeout_s: float = 0,
+    ) -> None:
+        self.calls.append((namespace, name, uid, node, dict(annotations), resource_version, timeout_s))
+        self.during()
+        self.binding()
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        assert path == "/api/v1/namespaces/default/pods/p"
+        if isinstance(self.pod, KubeApiError):
+            raise self.pod
+        return json.dumps(self.pod).encode()
+
+
+class Leader:
+    def __init__(self, *, is_leader: bool, since: float | None) -> None:
+        self.is_leader = is_leader
+        self.since = since
+
+
+class World:
+    def __init__(self, leadership: Leader | None = None) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+        self.gates: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+        self.state = ClusterState()
+        self.api = Api()
+        committer = Committer(self.state, Policies())
+        self.refreshed: list[float] = []
+        self.binder = Binder(
+            committer,
+            self.api,
+            lambda: self.now,
+            T,
+            leadership,
+            refresh=self.refresh,
+            sleep=self.sleep,
+        )
+        self.now += T
+        self.state.apply_node(node("n", (16, 16), version=2), 0)
+        self.state.apply_pod(pod("p", 8, version=3), 0)
+
+    async def refresh(self) -> None:
+        self.refreshed.append(self.now)
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits until the test lets time pass."""
+        self.slept.append(seconds)
+        gate = asyncio.Event()
+        self.gates.put_nowait(gate)
+        await gate.wait()
+
+    async def pass_time(self) -> None:
+        gate = await self.gates.get()
+        self.now += T
+        gate.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def fails(self, error: KubeApiError) -> None:
+        def answer() -> None:
+            raise error
+
+        self.api.binding = answer
+
+    def assumed(self) -> int:
+        return int(self.state.nodes.assumed.sum())
+
+
+def bound(version: int = 4, on: str = "n") -> dict[str, object]:
+    return pod_object(
+        "p",
+        8,
+        version=version,
+        node=on,
+        annotations={POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]})},
+    )

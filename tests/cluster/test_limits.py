@@ -1,0 +1,118 @@
+"""Memory limits on a real kubelet's containers: the shipped daemon finds each cgroup, and growth is refused.
+
+The cards are simulated and so are their limits; kubelet, containerd, cgroups and the book are real.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster, cgroups, growing, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.rest import Json
+from tests.cluster.harness.views import grants
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    def start(cluster: Cluster) -> None:
+        cluster.daemon.module = growing.MODULE
+        cluster.daemon.environment = {growing.DOOR: str(cluster.home / "door")}
+        cluster.daemon.flags = [
+            "--container-logs",
+            str(cluster.home / "varlog" / "containers"),
+            "--over-use-mib",
+            "100",
+        ]
+        cluster.start()
+
+    return make_cluster(w.cards(8192, 8192), start=start)
+
+
+def cgroup_of(cluster: Cluster, pod: str, container: str) -> Path:
+    """The container's cgroup, in the hierarchy that the daemon looks at."""
+    statuses = cluster.pod(pod)["status"]
+    every = [*statuses["containerStatuses"], *statuses.get("initContainerStatuses", [])]
+    (identifier,) = [each["containerID"].rpartition("/")[2] for each in every if each["name"] == container]
+    return min(cgroups.find(cluster.host.cgroup, identifier))
+
+
+def memory(cluster: Cluster) -> dict[tuple[str, str], Json]:
+    """What /explain says of every container."""
+    told = json.loads(cluster.daemon.http("/explain"))["memory"]["containers"]
+    return {(each["pod"].rpartition("/")[2], each["container"]): each for each in told}
+
+
+def limited(cluster: Cluster, pod: str, container: str, mib: int) -> Json:
+    """Wait until a container's limit is in force, and return what is said of it."""
+
+    def found() -> Json:
+        said = memory(cluster).get((pod, container), {})
+        return said if said.get("limit_mib") == mib else None
+
+    return until(found, f"limit of {pod}/{container}", 20)
+
+
+def test_every_container_is_held_to_its_own_share(cluster):
+    """Init container, sidecar and main on one card, the daemon killed: each one's limit refuses growth."""
+    init = [w.container("prepare", 1, ("/bin/true",)), w.container("side", 2, sidecar=True)]
+    cluster.create(w.pod("held", w.container(gib=3), init=init))
+    cluster.wait_running("held")
+    (card,) = grants(cluster, "held")
+    assert grants(cluster, "held", "side") == {card: 2}
+    main = limited(cluster, "held", "main", 3072)
+    assert (main["held"], main["promised_mib"], main["problem"]) == ("driver", 3072, "")
+    limited(cluster, "held", "side", 2048)
+    assert ("held", "prepare") not in memory(cluster), "it has ended"
+    cluster.create(w.pod("other", w.container(gib=4)))
+    cluster.wait_running("other")
+    limited(cluster, "other", "main", 4096)
+
+    def grow(container: str, mib: int, pid: int) -> str:
+        return growing.grow(cluster.home / "door", card, pid, mib, cgroup_of(cluster, "held", container))
+
+    assert grow("main", 3000, 900_001) == ""
+    assert "is 3072 MiB" in grow("main", 3100, 900_001)
+    assert grow("side", 2048, 900_002) == ""
+    assert "is 2048 MiB" in grow("side", 2049, 900_002)
+    until(lambda: memory(cluster)["held", "main"]["used_mib"] == 3000, "use of main", 20)
+    labels = f'{{container="main",namespace="default",pod="held",uuid="{card}"}}'
+    values = dict(
+        line.rsplit(" ", 1) for line in cluster.daemon.http("/metrics").splitlines() if labels in line
+    )
+    assert {name.partition("{")[0]: float(value) / 2**20 for name, value in values.items()} == {
+        "gpupack_container_promised_bytes": 3072,
+        "gpupack_container_used_bytes": 3000,
+        "gpupack_container_limit_bytes": 3072,
+        "gpupack_container_over_use_bytes": 0,
+    }
+    told = until(lambda: cluster.allocation("held").get("memory", {}).get("main"), "allocation annotation")
+    assert told[card]["held"] == "driver"
+
+    # The simulated driver forgets with its process; a daemon that starts knows everything from the book.
+    cluster.daemon.kill()
+    cluster.daemon.start()
+    for pod, container, mib in (("held", "main", 3072), ("held", "side", 2048), ("other", "main", 4096)):
+        limited(cluster, pod, container, mib)
+    assert "is 3072 MiB" in grow("main", 3073, 900_001)
+
+
+def test_without_limits_over_use_is_told(cluster):
+    """`off`: nothing refuses, so the pod gets an Event, and no limit is set."""
+    cluster.clear()
+    cluster.daemon.stop()
+    cluster.daemon.flags += ["--memory-limits", "off"]
+    cluster.daemon.start()
+    cluster.create(w.pod("greedy", w.container(gib=3)))
+    cluster.wait_running("greedy")
+    (card,) = grants(cluster, "greedy")
+    (pid, *_) = cgroups.container_pids(
+        cluster.host.cgroup,
+        cluster.pod("greedy")["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2],
+    )
+    assert growing.grow(cluster.home / "door", card, pid, 4000, cgroup_of(cluster, "greedy", "main")) == ""
+    cluster.wait_event("greedy", "GPUMemoryOverUse: container main uses 4000 MiB")
+    said = memory(cluster)["greedy", "main"]
+    assert (said["used_mib"], said["limit_mib"], said["held"]) == (4000, None, "accounted")
+    assert cluster.daemon.metric("gpupack_node_over_uses_total") == 1

@@ -1,0 +1,192 @@
+"""why, fit, advise, snapshot and simulate --cluster as people call them: a cluster, a file, files written."""
+
+import asyncio
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.simulating import scenarios
+from gpupack.ask.snapshot import snapshot
+from gpupack.cli import cli
+from standins.apiserver.server import ApiServer
+from tests.ask_world import EXAMPLE, World
+
+STATUS = {
+    "queues": [],
+    "pods": [
+        {
+            "namespace": "team-a",
+            "name": "gated",
+            "queue": "research",
+            "position": 3,
+            "reason": "Quota",
+            "message": "queue research has 40 of 40 units",
+            "waitsS": 60.0,
+        }
+    ],
+}
+
+
+@pytest.fixture
+def run():
+    """Run a command in this process; returns its exit status, stdout and stderr."""
+
+    def command(*arguments):
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return command
+
+
+@pytest.fixture
+def cluster_file(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(EXAMPLE.text)
+    return path
+
+
+async def served(look, tmp_path, refused=()):
+    """Serve the example by an API server, with an Event and a queue; `look` runs in a thread."""
+    # Without the tainted node; and the stand-in gives pods UIDs of its own, which no words hold yet.
+    pods = tuple(replace(pod, held=False) for pod in EXAMPLE.pods)
+    async with ApiServer() as api:
+        for item in json.loads(World(EXAMPLE.nodes[:3], pods).text)["items"]:
+            if item["kind"] == "Node":
+                meta, amounts = item["metadata"], item["status"]["allocatable"]
+                api.add_node(meta["name"], meta["labels"], amounts, meta["annotations"])
+            else:
+                pod = {**item, "status": {}}
+                del pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
+                api.add_pod(pod)
+        gated = json.loads(EXAMPLE.text)["items"][-1]
+        gated["metadata"] |= {"name": "gated"}
+        gated["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
+        del gated["metadata"]["uid"], gated["metadata"]["resourceVersion"], gated["status"]
+        api.add_pod(gated)
+
+        async def intercept(request):
+            if request.path in refused:
+                message = f"{request.path} is forbidden"
+                return web.json_response(
+                    {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}, status=403
+                )
+            if request.path.endswith("/proxy/status"):
+                return web.json_response(STATUS)
+            return None
+
+        api.http.intercept = intercept
+        return await asyncio.to_thread(look, api.kubeconfig(tmp_path / "kubeconfig"))
+
+
+def test_a_cluster_is_asked(run, tmp_path):
+    def look(config):
+        return [
+            run(*arguments, "--kubeconfig", config)
+            for arguments in (
+                ("why", "-n", "team-a", "inference", "-o", "json"),
+                ("why", "-n", "team-a", "gated"),
+                ("fit", "8", "-o", "json"),
+                ("advise", "--for", "39x2", "-o", "json"),
+                ("why", "nobody"),
+            )
+        ]
+
+    why, gated, fit, advise, nobody = asyncio.run(served(look, tmp_path))
+
+    answer = json.loads(why[1])
+    assert (answer["state"], answer["nodes"][0]["reason"]) == ("pending", "NotFree")
+    assert "position 3 of queue research: queue research has 40 of 40 units" in gated[1]
+    assert json.loads(fit[1])["pods"] > 0
+    assert json.loads(advise[1])["notes"] == []  # budgets were read
+    assert nobody[0] == 2
+    assert 'the cluster has no pod "nobody" in namespace "default"' in nobody[2]
+
+
+def test_without_the_right_to_list_it_says_so_in_a_line(run, tmp_path):
+    def look(config):
+        return run("fit", "8", "--kubeconfig", config)
+
+    status, out, err = asyncio.run(served(look, tmp_path, refused={"/api/v1/pods"}))
+
+    assert (status, out) == (1, "")
+    assert "/api/v1/pods is forbidden" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_the_right_to_read_events_and_budgets_the_rest_is_answered(run, tmp_path):
+    def look(config):
+        return (
+            run("why", "-n", "team-a", "inference", "--kubeconfig", config),
+            run("advise", "--for", "39x2", "--kubeconfig", config),
+        )
+
+    refused = {"/api/v1/namespaces/team-a/events", "/apis/policy/v1/poddisruptionbudgets"}
+    why, advise = asyncio.run(served(look, tmp_path, refused))
+
+    assert why[0] == 0
+    assert advise[0] == 0
+    assert "PodDisruptionBudgets were not read" in advise[1]
+
+
+def test_a_snapshot_has_the_cards_and_the_pods(run, cluster_file, tmp_path):
+    status, out, _ = run("snapshot", "-f", cluster_file, "--out", tmp_path / "out")
+
+    assert status == 0
+    assert "4 nodes" in out
+    nodes, pods = (
+        list(csv.DictReader((tmp_path / "out" / f"{name}.csv").read_text().splitlines()))
+        for name in ("nodes", "pods")
+    )
+    assert [(node["sn"], node["gpu"], node["card_units"]) for node in nodes] == [
+        ("gpu-a", "2", "39"),
+        ("gpu-b", "2", "39"),
+        ("gpu-c", "2", "44"),
+        ("gpu-d", "2", "39"),
+    ]
+    by_name = {pod["name"]: pod for pod in pods}
+    assert len(pods) == 7
+    waiting = by_name["team-a/inference"]
+    assert (waiting["num_gpu"], waiting["gpu_units"], waiting["gpu_spec"]) == (
+        "1",
+        "32",
+        "NVIDIA A100-SXM4-40GB",
+    )
+
+
+def test_a_snapshot_hides_names(run, cluster_file, tmp_path):
+    run("snapshot", "-f", cluster_file, "--out", tmp_path / "out", "--hash")
+
+    text = "".join((tmp_path / "out" / f"{name}.csv").read_text() for name in ("nodes", "pods"))
+    for name in ("gpu-a", "team-a", "inference", "embed"):
+        assert name not in text
+    assert "NVIDIA L40S" in text
+
+
+def test_a_snapshot_in_other_units_rounds_cards_down_and_requests_up():
+    taken = snapshot(Cluster.read(EXAMPLE.text), unit_mib=4096)
+
+    assert {row[0]: row[-1] for row in taken.nodes} == {"gpu-a": 9, "gpu-b": 9, "gpu-c": 11, "gpu-d": 9}
+    assert {row[0]: row[-1] for row in taken.pods}["team-a/chat-1"] == 3
+
+
+def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp_path):
+    status, out, _ = run(
+        *("simulate", "-f", cluster_file, "--policy", "best-fit", "--jobs", "1", "--inflation", "1"),
+        *("--add", "2xt4x2", "--json", tmp_path / "out.json", "--plot", tmp_path / "plots"),
+    )
+
+    assert status == 0
+    assert "Your pods, cluster as it is:" in out
+    assert "best-fit: 7 of your 7 pods start on empty cards" in out
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert list(told) == ["as it is", "with 2xt4x2"]
+    assert set(told["as it is"]["mean"]) == {"best-fit"}
+    changed = scenarios(Cluster.read(EXAMPLE.text), ["gpu-a"], [], 2048)
+    assert [each.label for each in changed] == ["as it is", "without gpu-a", "with units of 2 GiB"]
+    assert (tmp_path / "plots" / "with-2xt4x2" / "allocation.png").stat().st_size > 0

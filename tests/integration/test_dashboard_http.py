@@ -1,0 +1,364 @@
+"""The dashboard over HTTP: its stream, its rules for browsers, and what it shows of a cluster in trouble."""
+
+import asyncio
+import io
+import json
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from benchmarks.dashboard import fill, node, shown
+from benchmarks.fleet import Fleet
+from gpupack.cli import main
+from gpupack.dashboard.app import run
+from gpupack.dashboard.live import MAX_PAGES
+from gpupack.dashboard.settings import Settings
+from standins.apiserver.server import ApiServer
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def api(tmp_path):
+    async with ApiServer() as server:
+        server.config = server.kubeconfig(tmp_path / "kubeconfig")
+        yield server
+
+
+@asynccontextmanager
+async def following(api, **options):
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    settings = Settings(kubeconfig=api.config, http="127.0.0.1:0", **options)
+    task = asyncio.create_task(run(settings, stop=stop, started=url.set_result))
+    try:
+        await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+        yield url.result()
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def messages(answer):
+    """Read the events of a stream: name and value."""
+    name = None
+    buffer = b""
+    async for chunk in answer.content.iter_any():
+        buffer += chunk
+        while b"\n" in buffer:
+            line, _, buffer = buffer.partition(b"\n")
+            if line.startswith(b"event: "):
+                name = line[7:].decode()
+            elif line.startswith(b"data: "):
+                yield name, json.loads(line[6:])
+
+
+async def until(stream, condition):
+    async with asyncio.timeout(20):
+        async for name, message in stream:
+            if condition(message):
+                return name, message
+    raise AssertionError("the stream ended")
+
+
+async def test_everything_comes_first_and_then_only_what_changes(api, session):
+    fleet = Fleet(6, uniform=True)
+    fill(api, fleet)
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        assert answer.content_type == "text/event-stream"
+        stream = messages(answer)
+        _, first = await until(stream, lambda message: len(message.get("nodes", ())) == 6)
+        assert {each["name"] for each in first["nodes"]} == {each.name for each in fleet.nodes}
+        changed = fleet.nodes[3]
+        pod = fleet.place(changed, 8)
+        (card,) = changed.pods[pod]
+        fleet.uids[pod] = api.add_pod(fleet.pod_object(pod, 8, changed))["metadata"]["uid"]
+        value = fleet.node_object(changed)
+        amounts = value["status"]["capacity"]
+        api.patch_node(changed.name, {"metadata": {"annotations": value["metadata"]["annotations"]}})
+        api.patch_node(changed.name, {"status": {"capacity": amounts, "allocatable": amounts}})
+        size = changed.sizes[card]
+        promised = changed.promised(card)
+
+        def says_it(message):
+            return any(
+                each["cards"][card][:6] == [card, size, promised, 0, 0, size - promised]
+                for each in message.get("nodes", ())
+            )
+
+        name, news = await until(stream, says_it)
+        assert name == "news"
+        assert [each["name"] for each in news["nodes"]] == [changed.name]
+
+        async with session.get(f"{url}api/node", params={"name": changed.name}) as detail:
+            pods = (await detail.json())["cards"][card]["pods"]
+        assert {"namespace": fleet.team(pod), "name": pod, "units": 8}.items() <= next(
+            each for each in pods if each["name"] == pod
+        ).items()
+
+        api.delete_node(fleet.nodes[0].name)
+        _, news = await until(stream, lambda message: message.get("gone"))
+        assert news["gone"] == [fleet.nodes[0].name]
+
+
+async def test_why_and_what_fits_are_those_of_the_commands(api, session):
+    fleet = Fleet(4, uniform=True)
+    fill(api, fleet)
+    for pod in fleet.pending_objects():
+        api.add_pod(pod)
+    async with following(api) as url:
+        async with session.get(f"{url}api/events") as answer:
+            stream = messages(answer)
+            _, news = await until(stream, lambda message: message.get("pending", {}).get("pods"))
+            waits = {each["name"]: each for each in news["pending"]["pods"]}
+            assert sorted(waits) == ["train-90001", "train-90002", "train-90003"]
+            assert waits["train-90001"]["nodes"] == [
+                "4 nodes: the largest healthy card has 79 GiB, asked 80 GiB"
+            ]
+        async with session.get(f"{url}api/state") as answer:
+            fits = {each["units"]: each for each in (await answer.json())["fits"]}
+        for units, found in fits.items():
+            by_hand = [sum(each.free(card) // units for card in range(8)) for each in fleet.nodes]
+            if units >= 8:  # kube-scheduler admits 110 pods to a node
+                assert found["pods"] == sum(by_hand), units
+        assert max(fits) == 79
+        async with session.get(
+            f"{url}api/why", params={"namespace": "speech", "pod": "train-90001"}
+        ) as answer:
+            assert "79 GiB" in (await answer.json())["ways_out"][0]["text"]
+        async with session.get(f"{url}api/why", params={"pod": "nobody"}) as answer:
+            assert answer.status == 404
+            assert "no pod 'nobody'" in (await answer.text()).replace('\\"', "'")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:1", 200), ("localhost:9", 200), ("LOCALHOST", 200), ("[::1]:80", 200),
+        ("gpu.example.com", 200), ("10.1.2.3", 200), ("evil.example", 421), ("localhost.evil.example", 421),
+        ("", 421), ("127.0.0.1.evil", 421),
+    ],
+)  # fmt: skip
+async def test_names_that_may_stand_for_us_by_trickery_are_refused(session, host, status):
+    async with shown(Fleet(1), allowed_hosts=("gpu.example.com",)) as (_, url):
+        for path in ("", "api/state", "static/app.js", "api/events"):
+            async with session.get(f"{url}{path}", headers={"Host": host}) as answer:
+                assert answer.status == status, path
+
+
+async def test_every_answer_carries_the_rules_for_browsers_and_no_address_is_absolute(session):
+    async with shown(Fleet(1)) as (_, url):
+        for path in (
+            "",
+            "static/app.js",
+            "static/vendor/uPlot.min.css",
+            "api/state",
+            "api/node?name=x",
+            "no",
+            "api/events",
+        ):
+            async with session.get(f"{url}{path}") as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert (
+                    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'" in policy
+                ), path
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                if path == "":
+                    page = await answer.text()
+        # Behind the API server's proxy the page does not lie at the root.
+        assert 'src="/' not in page
+        assert 'href="/' not in page
+        async with session.get(f"{url}static/app.js") as answer:
+            etag = answer.headers["ETag"]
+        async with session.get(f"{url}static/app.js", headers={"If-None-Match": etag}) as answer:
+            assert answer.status == 304
+        for path in ("static/../app.py", "static/%2e%2e/app.py", "static/vendor", "static//etc/passwd"):
+            async with session.get(f"{url}{path}") as answer:
+                assert answer.status == 404
+        async with session.post(f"{url}api/state") as answer:
+            assert answer.status == 405
+
+
+async def test_a_page_that_takes_nothing_costs_no_more_than_the_names_of_its_nodes(session):
+    fleet = Fleet(30, uniform=True)
+    async with shown(fleet) as (dashboard, url):
+        reader, writer = await asyncio.open_connection(
+            *url.removeprefix("http://").rstrip("/").split(":"), limit=1024
+        )
+        writer.write(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        (page,) = dashboard.live._pages
+        for turn in range(600):
+            each = fleet.nodes[turn % 30]
+            card = turn // 30 % 8
+            each.beyond = {}
+            each.beyond = {card: min(each.free(card), 1 + turn % 3)}
+            each.revision += 1
+            dashboard.board.put_node(node(fleet.node_object(each)))
+            dashboard.look()
+            if turn % 100 == 0:
+                await asyncio.sleep(0)
+        assert len(page.nodes) <= 30
+        async with session.get(f"{url}api/events") as answer:
+            await until(messages(answer), lambda message: len(message["nodes"]) == 30)
+        writer.close()
+
+
+async def test_no_more_pages_than_allowed(session):
+    async with shown(Fleet(1)) as (dashboard, url):
+        pages = [dashboard.live.page() for _ in range(MAX_PAGES)]
+        for page in pages:
+            page.__enter__()
+        async with session.get(f"{url}api/events") as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "30")
+            assert await answer.text() == "64 pages are open: allowed are no more; close one\n"
+        pages[0].__exit__(None, None, None)
+        async with session.get(f"{url}api/events") as answer:
+            assert answer.status == 200
+
+
+async def test_without_the_right_to_pods_cards_are_shown_and_the_page_says_so(api, session):
+    fleet = Fleet(2, uniform=True)
+    fill(api, fleet)
+
+    said = "pods is forbidden: not for you"
+
+    async def forbid(request):
+        if request.path.endswith("/pods"):
+            body = {
+                "kind": "Status",
+                "code": 403,
+                "reason": "Forbidden",
+                "message": "pods is forbidden: not for you",
+            }
+            return web.json_response(body, status=403)
+        return None
+
+    api.http.intercept = forbid
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        _, message = await until(messages(answer), lambda message: message.get("problems"))
+        (problem,) = message["problems"]
+        loss = "Pods cannot be read, so cards are shown without their pods"
+        assert problem == f"{loss}: GET /api/v1/pods: {said}"
+        async with session.get(f"{url}readyz") as ready:
+            assert ready.status == 200
+        async with session.get(f"{url}api/state") as state:
+            nodes = (await state.json())["nodes"]
+        assert sum(card[2] for each in nodes for card in each["cards"]) == sum(
+            each.promised(card) for each in fleet.nodes for card in range(8)
+        )
+
+
+async def test_half_a_cluster_corrupt_words_and_none_at_all(api, session):
+    fleet = Fleet(2, uniform=True)
+    fleet.nodes[1].corrupt = True
+    fill(api, fleet)
+    api.add_node("cpu-only")
+    api.add_node("labelled", {"gpupack.io/node": "true"})
+    async with following(api) as url:
+        async with session.get(f"{url}api/events") as answer:
+            await until(messages(answer), lambda message: len(message.get("nodes", ())) == 3)
+        async with session.get(f"{url}api/state") as answer:
+            remarks = {each["name"]: each["remark"] for each in (await answer.json())["nodes"]}
+    assert remarks[fleet.nodes[0].name] == ""
+    assert "gpupack.io/packed-revision is missing" in remarks[fleet.nodes[1].name]
+    assert remarks["labelled"] == "publishes no words: no daemon has run here"
+
+
+async def test_the_api_server_goes_and_comes_again(api, session):
+    fill(api, Fleet(1, uniform=True))
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        stream = messages(answer)
+        await until(stream, lambda message: message.get("nodes"))
+        await api.away(True)
+        api.drop_connections()
+        _, message = await until(stream, lambda message: message.get("problems"))
+        assert message["problems"][0].startswith(("Nodes are not up to date: ", "Pods are not up to date: "))
+        await api.away(False)
+        await until(stream, lambda message: message.get("problems") == [])
+
+
+@pytest.fixture
+def command(tmp_path):
+    async def call(*arguments, stdin=b"", end=True):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gpupack", "dashboard", *map(str, arguments),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        if not end:
+            process.stdin.write(stdin)
+            process.stdin.close()
+            return process
+        out, err = await process.communicate(stdin)
+        return process.returncode, out.decode(), err.decode()
+
+    return call
+
+
+async def test_a_file_is_shown_until_ctrl_c(command, session):
+    text = json.dumps({"kind": "List", "items": Fleet(12).items()}).encode()
+    process = await command("-f", "-", "--port", 0, stdin=text, end=False)
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("gpupack dashboard: http://127.0.0.1:")
+    async with session.get(f"{line.split()[2]}api/state") as answer:
+        state = await answer.json()
+    assert state["about"] == {"source": "standard input", "version": state["about"]["version"], "live": False}
+    assert len(state["nodes"]) == 12
+    assert len(state["pending"]["pods"]) == 3
+    assert state["fits"]
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
+    assert await process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (
+            ("-f", "-"),
+            b"",
+            "the input is empty: allowed is the output of `kubectl get nodes,pods -A -o json`",
+        ),
+        (
+            ("-f", "-"),
+            b'{"items": [{"kind": "Service", "metadata": {"name": "x"}}]}',
+            'the input holds a "Service"',
+        ),
+        (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
+        (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
+        (("--http", "nowhere"), b"", "http 'nowhere': allowed is HOST:PORT"),
+        (("--http", "x:1", "--port", "2"), b"", "--port is the port of --http: give one of them"),
+        (("-n", "Not A Name"), b"", "namespace 'Not A Name': allowed are"),
+        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x': allowed is http://HOST:PORT"),
+        (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_said_in_one_line(monkeypatch, capsys, arguments, stdin, said):
+    monkeypatch.setattr(sys, "argv", ["gpupack", "dashboard", *arguments, "--no-browser"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+async def test_a_port_that_is_in_use_is_named(command):
+    async with shown(Fleet(1)) as (_, url):
+        port = url.rstrip("/").rpartition(":")[2]
+        text = json.dumps({"items": Fleet(1).items()}).encode()
+        status, _, err = await command("-f", "-", "--port", port, stdin=text)
+    assert status == 2
+    assert f"http '127.0.0.1:{port}': " in err
+    assert "in use" in err

@@ -1,0 +1,95 @@
+"""The extender process: one leader, TLS and client certificates."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from scheduler_plugin.app import run
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.settings import Settings
+from standins.apiserver.server import ApiServer
+from tests.extender_client import Client, extender, make_certificate, two_nodes, until
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with two_nodes(tmp_path) as client:
+        yield client
+
+
+async def test_one_leader_binds(tmp_path: Path) -> None:
+    async with ApiServer() as api:
+        elected = {"leader_elect": True, "lease_s": 3}
+        async with extender(tmp_path, api, **elected, identity="first") as first:
+            await until(first.ready)
+            async with extender(tmp_path, api, **elected, identity="second") as second:
+                first.make_node("b", (16, 16))
+                pod = first.make_pod("p", 9)
+                await second.knows(pod["metadata"]["uid"])
+                assert await second.get("/readyz") == (503, "not the leader\n")
+                assert "not the leader" in await second.bind(pod, "b")
+                await first.knows(pod["metadata"]["uid"])
+                assert await first.bind(pod, "b") == ""
+                assert (
+                    api.lease("kube-system", "gpupack-scheduler-extender")["spec"]["holderIdentity"]
+                    == "first"
+                )
+
+
+async def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        assert client.url.startswith("https://")
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        assert await client.get("/healthz") == (200, "ok\n")
+
+
+async def test_a_renewed_certificate_needs_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_plugin.http.tls.LOOK_S", 0.01)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        assert await client.get("/healthz") == (200, "ok\n")
+        await asyncio.to_thread(make_certificate, certificate, key)
+
+        async def renewed() -> bool:
+            client.tls = ssl.create_default_context(cafile=str(certificate))
+            try:
+                return (await client.get("/healthz"))[0] == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return False
+
+        await until(renewed)
+
+
+async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(make_certificate, certificate, key)
+    tls = {"tls_cert": str(certificate), "tls_key": str(key), "tls_client_ca": str(certificate)}
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        client.tls = ssl.create_default_context(cafile=str(certificate))
+        await until(client.ready)
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await client.get(path))[0] == 200
+        for verb in ("filter", "prioritize", "bind", "preempt"):
+            refused = await client.post(f"/{verb}", b"{}")
+            assert refused == (403, "allowed is a client certificate of the authority given at start\n")
+        known = ssl.create_default_context(cafile=str(certificate))
+        known.load_cert_chain(certificate, key)
+        client.tls = known
+        assert (await client.post("/filter", b"{}"))[0] == 422
+
+
+async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such file"):
+        await run(Settings(kubeconfig=str(tmp_path / "missing")), stop=asyncio.Event())

@@ -1,0 +1,192 @@
+"""`gpupack mps` with a program in the place of nvidia-cuda-mps-control: started, missed, started again."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from structlog.testing import capture_logs
+
+from allocator.names import NODE_CARDS
+from allocator.records import load_cards
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.mps.cards import Modern
+from deviceplugin.mps.control import ControlDaemon
+from deviceplugin.mps.folder import CardFolder, State
+from deviceplugin.mps.service import MpsService
+from deviceplugin.mps.supervisor import Options, Supervisor
+from gpupack.cli import cli
+from kubeapi.backoff import Backoff
+from tests.integration.node_world import NODE, card, node_world, until
+from tests.mps_world import end, history, lives, make_program, pid_of
+
+CARDS = [simulated.card.uuid for simulated in load_profile("2xt4").cards]
+
+
+@pytest.fixture
+def root():
+    """A folder with a short name: sockets' paths are limited."""
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def control(root, program, **options):
+    folder = CardFolder(root, CARDS[0])
+    return ControlDaemon(
+        folder, 48, program=str(program), backoff=Backoff(0.01, 0.02), **{"ask_s": 0.5, **options}
+    )
+
+
+@asynccontextmanager
+async def running(work):
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
+    options = Options(root=root, program=str(make_program(root)), arguments=("-f", "-multiuser-server"))
+    options.check()
+    service = MpsService(root)
+    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    source = SimulatedGpus(load_profile("2xt4"))
+
+    def make(folder, clients):
+        return ControlDaemon(
+            folder, clients, program=options.program, arguments=options.arguments,
+            backoff=Backoff(0.05, 0.1), ask_s=1.0,
+        )  # fmt: skip
+
+    async with running(Supervisor(options, source, Modern(), make=make).run()):
+        await until(lambda: all(service.state(uuid) for uuid in CARDS))
+        pids = [pid_of(root, uuid) for uuid in CARDS]
+        assert [service.state(uuid) for uuid in CARDS] == [State(48, (pid + 1000,)) for pid in pids]
+        for uuid, pid in zip(CARDS, pids, strict=True):
+            assert history(root, uuid) == [f"started {pid} on {uuid} with -f -multiuser-server"]
+        broken = root / CARDS[0] / "pipe" / "broken"
+        broken.touch()
+        end(pids[0], signal.SIGKILL)
+        await until(lambda: service.state(CARDS[0]) is None)
+        assert service.state(CARDS[1]) is not None
+        broken.unlink()
+        await until(lambda: service.state(CARDS[0]))
+        assert pid_of(root, CARDS[0]) != pids[0]
+        assert pid_of(root, CARDS[1]) == pids[1]
+        last = [pid_of(root, uuid) for uuid in CARDS]
+    assert not any(map(lives, last))
+    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    assert [history(root, uuid)[-1] for uuid in CARDS] == ["quit", "quit"]
+
+
+async def test_one_that_hangs_is_ended_and_started_again(root):
+    program = make_program(root)
+    service = MpsService(root)
+    daemon = control(root, program, ask_s=0.2)
+    async with running(daemon.run()):
+        await until(lambda: service.state(CARDS[0]))
+        hangs = root / CARDS[0] / "pipe" / "hangs"
+        hangs.touch()
+        await until(lambda: service.state(CARDS[0]) is None)
+        hangs.unlink()
+        await until(lambda: service.state(CARDS[0]))
+        assert daemon.starts > 1
+
+
+async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
+    program = make_program(root)
+    daemon = control(root, program)
+    (root / CARDS[0] / "pipe").mkdir(parents=True)
+    (root / CARDS[0] / "pipe" / "broken").touch()
+    async with running(daemon.run()):
+        await until(lambda: daemon.starts > 2)
+        assert MpsService(root).state(CARDS[0]) is None
+        (root / CARDS[0] / "pipe" / "broken").unlink()
+        await until(lambda: MpsService(root).state(CARDS[0]))
+
+
+async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
+    daemon = control(root, root / "nowhere")
+    with capture_logs() as logs:
+        async with running(daemon.run()):
+            await until(lambda: daemon.starts > 2)
+    (told,) = [each["problem"] for each in logs if each["log_level"] == "error"]
+    assert told.startswith(f"there is no program {root}/nowhere: it comes with the driver")
+    assert MpsService(root).state(CARDS[0]) is None
+
+
+async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_cleaned_up_after(root):
+    program = make_program(root)
+    command = [sys.executable, "-m", "gpupack", "mps", f"--root={root}", f"--control-program={program}"]
+    command += ["--gpus=simulated", "--profile=2xt4"]
+    service = MpsService(root)
+    first = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    third = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await third.communicate()
+    assert (third.returncode, said.decode().splitlines()[-1]) == (
+        2,
+        f"gpupack: --root '{root}': another gpupack mps runs there",
+    )
+    orphans = [pid_of(root, uuid) for uuid in CARDS]
+    first.kill()
+    await first.wait()
+    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    assert not any(map(lives, orphans))
+    children = [pid_of(root, uuid) for uuid in CARDS]
+    assert all(map(lives, children))
+    second.terminate()
+    assert await second.wait() == 0
+    assert not any(map(lives, children))
+
+
+async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(root):
+    folder = CardFolder(root, card(0))
+    folder.make()
+    folder.serve(State(48))
+
+    def held():
+        notes = world.api.node(NODE)["metadata"].get("annotations", {})
+        return [each.held for each in load_cards(notes.get(NODE_CARDS, "[]"))]
+
+    async with node_world(8, 8) as world:
+        await world.stop_daemon()
+        await world.start_daemon(sharing="mps", mps_root=root, memory_limits="off", advise_frameworks=True)
+        await until(lambda: held() == ["mps", "accounted"])
+        uid = await world.run("a", 3, on=0)
+        envs = world.kubelet.containers[uid, "main"].envs
+        assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3G"
+        assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in envs
+        uid = await world.run("b", 3, on=1)
+        envs = world.kubelet.containers[uid, "main"].envs
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in envs
+        assert envs["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.37"
+        folder.end()
+        await until(lambda: held() == ["accounted", "accounted"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus=amd"], "--gpus 'amd': allowed are nvml, simulated"),
+        (["--gpus=simulated"], "--profile: required with --gpus simulated, and allowed with that only"),
+        (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here': allowed is a path from / on"),
+        (["--log-level=loud"], "--log-level 'loud': allowed are debug, info, warning, error"),
+        (["--log-format=xml"], "--log-format 'xml': allowed are text, json"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_one_line(options, said, monkeypatch):
+    monkeypatch.setattr("gpupack.logs.configure", lambda *_: None)
+    done = CliRunner().invoke(cli, ["mps", "--root=/tmp", *options])
+    assert (done.exit_code, done.stderr) == (2, f"gpupack: {said}\n")

@@ -1,0 +1,177 @@
+"""Cards that change while pods run: partitioned anew, lost and back; a driver that hangs."""
+
+import asyncio
+import json
+
+import aiohttp
+
+from allocator.names import NODE_CARDS
+from tests.integration.node_world import NODE, NodeWorld, card, node_world, until
+from tests.integration.test_node_notices import metrics
+
+GIB = 2**30
+
+
+def profile(*layouts: list[str] | None, **more: object) -> str:
+    """H100s of 80 GiB without a reserved part, partitioned or not: an instance has 10 GiB for each slice."""
+    devices = [
+        {"index": at, "uuid": card(at)} | ({} if layout is None else {"mig": layout})
+        for at, layout in enumerate(layouts)
+    ]
+    defaults = {"name": "NVIDIA H100 80GB HBM3", "memory": {"total_bytes": 80 * GIB}}
+    return json.dumps({"version": "1.0", "device_defaults": defaults, "devices": devices, **more})
+
+
+def sizes(world: NodeWorld) -> list[int]:
+    words = world.words()
+    return [] if words is None else list(words.sizes)
+
+
+def uuids(world: NodeWorld) -> list[str]:
+    """Of the inventory, in word order."""
+    notes = world.api.node(NODE)["metadata"].get("annotations", {})
+    return [each["uuid"] for each in json.loads(notes[NODE_CARDS])]
+
+
+def told(world: NodeWorld, kind: str = "Node") -> dict[str, str]:
+    """Messages of Events by reason."""
+    found = [event for event in world.api.objects("events") if event["involvedObject"]["kind"] == kind]
+    return {event["reason"]: event["message"] for event in found}
+
+
+async def on(world: NodeWorld, name: str, units: int, uuid: str) -> str:
+    """Run a pod on a card; returns its UID."""
+    return await world.run(name, units, assigned={"main": [[uuid, units]]})
+
+
+async def ready(world: NodeWorld) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_a_card_is_partitioned_anew_while_pods_run():
+    async with node_world(profile=profile(None, ["3g.40gb", "3g.40gb"])) as world:
+        await until(lambda: sizes(world) == [80, 40, 40])
+        stays, goes = uuids(world)[1:]
+        await on(world, "stays", 30, stays)
+        goner = await on(world, "goes", 20, goes)
+        await world.settled(
+            [0, 30, 20], {world.api.pod("default", n)["metadata"]["uid"] for n in ("stays", "goes")}
+        )
+        registrations = world.daemon._registrar.registrations
+        world.source.partition(card(1), ["3g.40gb", "2g.20gb", "1g.10gb"])
+        await until(lambda: sizes(world) == [80, 40, 20, 10])
+        # The charge of what stays moved with its card; of what is gone nothing is charged, nor offered.
+        assert world.used == [0, 30, 0, 0]
+        assert uuids(world)[1] == stays
+        assert goes not in uuids(world)
+        await until(lambda: world.kubelet.allocatable()["gpupack.io/gpu-memory-gib"] == 150)
+        assert not any(goes in each for each in world.daemon.account.devices())
+        new = await on(world, "new", 20, uuids(world)[2])
+        assert world.env(new)["NVIDIA_VISIBLE_DEVICES"] == uuids(world)[2]
+        await until(lambda: "GPUGone" in told(world) and "GPUGone" in told(world, "Pod"))
+        assert "pods on it: default/goes" in told(world)["GPUGone"]
+        assert "GPUsChanged" in told(world)
+        assert (goner in world.holds, world.daemon._registrar.registrations) == (True, registrations)
+        # The same layout again: the old instance is back, with its pod's charge.
+        world.source.partition(card(1), ["3g.40gb", "3g.40gb"])
+        await until(lambda: sizes(world) == [80, 40, 40])
+        assert world.used == [0, 30, 20]
+
+
+async def test_a_whole_card_becomes_instances_and_is_whole_again():
+    async with node_world(profile=profile(None, None)) as world:
+        await until(lambda: sizes(world) == [80, 80])
+        await on(world, "a", 8, card(0))
+        world.source.partition(card(1), ["1g.10gb"] * 7)
+        await until(lambda: sizes(world) == [80] + [10] * 7)
+        assert world.used == [8] + [0] * 7
+        world.source.partition(card(1), [])
+        await until(lambda: sizes(world) == [80, 0])
+        world.source.partition(card(1), None)
+        await until(lambda: sizes(world) == [80, 80])
+        await on(world, "b", 80, card(1))
+
+
+async def test_a_daemon_that_starts_after_the_change_says_the_same():
+    async with node_world(profile=profile(["3g.40gb", "3g.40gb"])) as world:
+        await until(lambda: sizes(world) == [40, 40])
+        first, second = uuids(world)
+        await on(world, "a", 30, first)
+        await on(world, "b", 5, second)
+        world.source.partition(card(0), ["3g.40gb", "1g.10gb"])
+        await until(lambda: sizes(world) == [40, 10])
+        before = world.used, world.holds
+        await world.kill_daemon()
+        await world.start_daemon()
+        await until(lambda: (world.used, world.holds) == before)
+
+
+async def test_a_card_that_vanishes_is_full_until_it_is_back():
+    async with node_world(8, 8) as world:
+        await on(world, "a", 3, card(1))
+        world.daemon._sampler._health._quiet_s = 0
+        world.source.vanish(card(1))
+        await until(lambda: world.used == [0, 8])
+        await until(lambda: "GPUUnhealthy" in told(world) and "GPUUnhealthy" in told(world, "Pod"))
+        assert told(world)["GPUUnhealthy"].endswith("the card is not there any more; pods on it: default/a")
+        assert sizes(world) == [8, 8]
+        world.source.restore(card(1))
+        await until(lambda: world.used == [0, 3])
+        changes = (await metrics(world))["gpupack_card_health_changes_total"]
+        assert changes["Test card", "unhealthy", card(1)] == changes["Test card", "healthy", card(1)] == 1
+
+
+async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
+    async with node_world(8, 8) as world:
+        world.source.hang()
+        await until(lambda: world.daemon._driver.busy_s > 0)
+        await on(world, "served", 2, card(0))
+        world.daemon._sampler._unmeasured_s = 0.3
+        await until(lambda: world.used == [8, 8])
+        status, said = await ready(world)
+        assert status == 503
+        assert "the cards' driver has not answered for" in said
+        assert (await metrics(world))["gpupack_node_driver_hangs_seconds"][()] > 0
+        assert not any(world.daemon.account.devices().values())
+        world.source.resume()
+        await until(lambda: world.used == [2, 0])
+        await until(lambda: {"GPUDriverHangs", "GPUDriverAnswers", "GPURecovered"} <= told(world).keys())
+        assert (await ready(world))[0] == 200
+        assert all(world.daemon.account.devices().values())
+
+
+async def test_the_daemon_ends_while_the_driver_hangs():
+    async with node_world(8) as world:
+        await world.settled([0], set())
+        world.source.hang()
+        await until(lambda: world.daemon._driver.busy_s > 0)
+        await world.stop_daemon()
+        world.source.resume()
+
+
+async def test_another_vendors_cards_are_told_as_it_does():
+    vendor = {"domain": "example.com", "visible_devices": "EXAMPLE_CARDS", "fault": "ERR"}
+    async with node_world(profile=profile(None, vendor=vendor)) as world:
+        uid = await on(world, "a", 4, card(0))
+        assert world.env(uid)["EXAMPLE_CARDS"] == card(0)
+        assert not [name for name in world.env(uid) if "NVIDIA" in name]
+        world.source.xid(card(0), 48)
+        await until(lambda: "GPUErrError" in told(world))
+        assert (await metrics(world))["gpupack_card_err_errors_total"] == {
+            ("48", "NVIDIA H100 80GB HBM3", card(0)): 1
+        }
+
+
+async def test_a_storm_of_faults_is_counted_and_makes_few_events():
+    async with node_world(8, 8) as world:
+        for _ in range(20_000):
+            world.source.xid(card(0), 31)
+            world.source.xid(card(1), 79)
+        found = {}
+        async with asyncio.timeout(20):
+            while sum(found.values()) < 40_000:
+                found = (await metrics(world)).get("gpupack_card_xid_errors_total", {})
+        assert sorted(found.values()) == [20_000, 20_000]
+        assert len(world.api.objects("events")) <= 4

@@ -1,0 +1,45 @@
+"""`--memory-limits` in a whole daemon: what is offered, what containers are given, what people are told."""
+
+from deviceplugin.gpus.limits import HELD, Support
+from tests.integration.node_world import GIB, NODE, card, node_world, until
+from tests.integration.test_node_notices import events, metrics
+
+OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
+WHY = f"--memory-limits require, and {OLD}"
+
+
+async def test_require_offers_no_card_that_nothing_holds_and_pods_stay_pending():
+    async with node_world(8, 8) as world:
+        running = await world.run("a", 3, on=1)
+        await world.settled([0, 3], {running})
+        await world.stop_daemon()
+        world.source.limits.say(OLD)
+        world.spawn_daemon(memory_limits="require")
+        await until(lambda: world.words() is not None and world.words().used == (8, 8), "full words")
+        await until(world.daemon.ready.is_set, "registered")
+        await until(lambda: world.kubelet.allocatable().get(GIB) == 0, "nothing offered")
+        await until(lambda: "GPUNotOffered" in events(world))
+        assert events(world)["GPUNotOffered"].endswith(f"takes no new pods: {WHY}")
+        # What runs goes on, and is still charged: the card has room again once the driver holds limits.
+        assert world.phase("a") == "Running"
+        told = await metrics(world)
+        assert told["gpupack_card_memory_held"] == {("accounted", card(n)): 1 for n in (0, 1)}
+        world.source.limits.say(HELD)
+        await world.daemon._memory.supports.ask()
+        await world.settled([0, 3], {running})
+        await until(lambda: world.kubelet.allocatable().get(GIB) == 16, "all offered")
+        uid = await world.run("b", 3, on=0)
+        assert world.env(uid)["SIMULATED_GPU_MEMORY_LIMIT"] == "3072"
+
+
+async def test_auto_accounts_where_the_driver_cannot():
+    async with node_world(8) as world:
+        await world.stop_daemon()
+        world.source.limits.say(OLD)
+        await world.start_daemon(memory_limits="auto")
+        uid = await world.run("a", 3, on=0)
+        assert "SIMULATED_GPU_MEMORY_LIMIT" not in world.env(uid)
+        await until(lambda: world.allocation("a"))
+        assert world.allocation("a")["memory"] == {"main": {card(0): {"held": "accounted"}}}
+        assert '"held":"accounted"' in world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/cards"]
+        assert "GPUNotOffered" not in events(world)

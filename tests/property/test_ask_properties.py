@@ -1,0 +1,254 @@
+"""why, fit and advise against trying everything out, on small clusters."""
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.cards import Card
+from allocator.names import DEFAULT_CARD_POLICY
+from gpupack.ask import FitAsk, fit, why
+from gpupack.ask.advise import advise_empty, advise_start
+from gpupack.ask.fit import one_by_one, request_of
+from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, most_pods, offered, seats
+
+MODELS = ("NVIDIA A100", "NVIDIA L40S")
+
+
+@st.composite
+def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
+    nodes = []
+    for number in range(draw(st.integers(1, most_nodes))):
+        size = draw(st.sampled_from((8, 12)))
+        cards = draw(st.integers(1, most_cards))
+        nodes.append(
+            Node(
+                f"n{number}",
+                (size,) * cards,
+                tuple(draw(st.sampled_from((0, 0, 0, 2, size))) for _ in range(cards)),
+                model=draw(st.sampled_from(MODELS)),
+                taints=() if plain else draw(st.sampled_from(((), (), ("gpu",)))),
+                labels=draw(st.sampled_from(((), (("zone", "a"),)))),
+                cordoned=False if plain else draw(st.sampled_from((False, False, False, True))),
+                cpu=draw(st.sampled_from((4, 40))),
+            )
+        )
+    world = World(tuple(nodes))
+    for number in range(draw(st.integers(0, most_pods))):
+        node = draw(st.sampled_from(nodes))
+        count = draw(st.sampled_from((1, 1, 1, 2)))
+        each = draw(st.integers(1, 6))
+        pod = Pod(
+            f"p{number}",
+            each * count,
+            held=plain or draw(st.booleans()),
+            owned=draw(st.sampled_from((True, True, True, False))),
+            count=count,
+            cpu=draw(st.integers(0, 1)),
+            model=draw(st.sampled_from(("", "", node.model))),
+        )
+        choices = seats(node, pod, world.free(node))
+        if choices:
+            cards = draw(st.sampled_from(choices))
+            world = world.but(replace(pod, node=node.name, cards=cards))
+    return world
+
+
+@st.composite
+def waiting(draw):
+    count = draw(st.sampled_from((1, 1, 2)))
+    return Pod(
+        "w",
+        draw(st.integers(1, 13)) * count,
+        count=count,
+        model=draw(st.sampled_from(("", "", "", *MODELS))),
+        cpu=draw(st.sampled_from((0, 1, 4))),
+        tolerates=draw(st.sampled_from(((), ("gpu",)))),
+        selector=draw(st.sampled_from(((), (), (("zone", "a"),)))),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(worlds(), waiting())
+def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(world, pod):
+    asked = world.but(pod)
+
+    answer = why(asked.cluster, "default", "w", ways=False)
+
+    expected = can_take(world, pod)
+    assert set(answer.fits) == expected
+    assert sum(group.count for group in answer.nodes) == len(world.nodes) - len(expected)
+    assert answer.state == ("fits" if expected else "pending")
+    passed = {name for name in by_extender(world, pod) if offered(world.node(name), pod, world)}
+    assert passed == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(worlds(), waiting())
+def test_each_way_out_lets_the_pod_fit(world, pod):
+    answer = why(world.but(pod).cluster, "default", "w")
+    for way in answer.ways_out:
+        then, other = _taken(world, pod, way)
+        assert way.node in can_take(then, other), way
+        assert way.node in by_extender(then, other), way
+        if way.kind == "smaller-request":
+            larger = replace(pod, units=way.units + pod.count)
+            assert larger.units == pod.units or not can_take(world, larger)
+        if way.fewest:
+            assert not _fewer_ends(world, pod, len(way.pods) - 1)
+
+
+def _taken(world, pod, way):
+    """The cluster and the pod once a way out has been taken."""
+    other = {
+        "smaller-request": lambda: replace(pod, units=way.units),
+        "more-cards": lambda: replace(pod, count=way.cards),
+        "other-model": lambda: replace(pod, model=""),
+        "toleration": lambda: replace(pod, tolerates=tuple(p.split(":")[0] for p in way.taint.split(", "))),
+        "node-selector": lambda: replace(pod, selector=()),
+    }
+    if way.kind in other:
+        return world, other[way.kind]()
+    if way.kind == "uncordon":
+        opened = tuple(
+            replace(node, cordoned=node.cordoned and node.name != way.node) for node in world.nodes
+        )
+        return replace(world, nodes=opened), pod
+    if way.kind == "pods-end":
+        return world.without(*(each.pod for each in way.pods)), pod
+    assert way.kind == "moves"
+    return _moved(world, way.moves), pod
+
+
+def _fewer_ends(world, pod, most):
+    """Whether the end of so many pods of a node would do, where nobody's processes fill a card."""
+    for node in world.nodes:
+        here = [each.name for each in world.pods if each.node == node.name]
+        if any(units >= size for units, size in zip(node.foreign, node.sizes, strict=True)):
+            continue
+        for count in range(most + 1):
+            for group in itertools.combinations(here, count):
+                if node.name in can_take(world.without(*group), pod):
+                    return True
+    return False
+
+
+def _moved(world, moves):
+    for move in moves:
+        pod = world.pod(move.pod)
+        goes = world.node(move.target.node)
+        assert (pod.node, pod.cards) == (move.source.node, move.source.cards)
+        world = world.without(pod.name)
+        assert offered(goes, pod, world), move
+        assert move.target.cards in seats(goes, pod, world.free(goes)), move
+        assert goes.name in by_extender(world, pod), move
+        world = world.but(replace(pod, node=goes.name, cards=move.target.cards))
+    return world
+
+
+@settings(max_examples=50, deadline=None)
+@given(worlds(), st.integers(1, 13), st.sampled_from((1, 1, 2, 3)), st.sampled_from(("", *MODELS)))
+def test_fit_counts_what_can_be_placed(world, each, cards, model):
+    pod = Pod("f", each * cards, count=cards, model=model, tolerates=("gpu",))
+
+    answer = fit(world.cluster, FitAsk(each * cards, cards, model))
+
+    request = request_of(FitAsk(each * cards, cards), MEMORY)
+    by_node = {found.node: found.pods for found in answer.nodes}
+    assert answer.pods == sum(by_node.values())
+    largest = 0
+    for node in world.nodes:
+        able = not node.cordoned and model in {"", node.model}
+        free = world.free(node) if able else []
+        room = sum(node.sizes) - sum(each.units for each in world.pods if each.node == node.name)
+        most = min(most_pods(free, each, cards), room // pod.units)
+        if cards > 1 and free:
+            # The card policy's choices decide: fewer may fit than if every choice was made well.
+            left = [
+                Card(at, "", "", size, size - units)
+                for at, (size, units) in enumerate(zip(node.sizes, free, strict=True))
+            ]
+            most = one_by_one(left, request, DEFAULT_CARD_POLICY, most)
+        assert by_node.get(node.name, 0) == most
+        kth = sorted(free, reverse=True)[cards - 1 : cards]
+        largest = max([largest, *(min(units, room // cards) * cards for units in kth)])
+    assert answer.largest_units == largest
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    worlds(most_nodes=2, most_cards=3, most_pods=5, plain=True),
+    st.sampled_from((4, 7, 8, 12)),
+    st.integers(1, 3),
+)
+def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pods):
+    advice = advise_start(world.cluster, FitAsk(units), pods)
+
+    assert advice.before.pods == _count(world, units)
+    then = _moved(world, advice.moves)
+    assert advice.after.pods == _count(then, units)
+    assert advice.gained == advice.after.pods - advice.before.pods
+    assert advice.optimal
+    wanted = max(advice.before.pods, min(pods, advice.after.pods))
+    shortest = _shortest(world, units, wanted)
+    assert len(advice.moves) == shortest
+    if advice.after.pods < pods:
+        assert _shortest(world, units, advice.after.pods + 1) is None
+
+
+def _count(world, units):
+    return sum(
+        min(
+            most_pods(world.free(node), units, 1),
+            (sum(node.sizes) - sum(each.units for each in world.pods if each.node == node.name)) // units,
+        )
+        for node in world.nodes
+        if not node.cordoned
+    )
+
+
+def _movable(world):
+    found = []
+    for pod in world.pods:
+        node = world.node(pod.node)
+        filled = any(node.foreign[card] >= node.sizes[card] for card in pod.cards)
+        if pod.owned and not filled:
+            found.append(pod)
+    return found
+
+
+def _shortest(world, units, wanted):
+    """The fewest pods that end and start elsewhere so that so many fit; None: no number of them does."""
+    movable = _movable(world)
+    for number in range(len(movable) + 1):
+        for group in itertools.combinations(movable, number):
+            left = world.without(*(pod.name for pod in group))
+            if _count(left, units) >= wanted and _seated(left, group, units, wanted):
+                return number
+    return None
+
+
+def _seated(world, group, units, wanted):
+    if not group:
+        return _count(world, units) >= wanted
+    pod, *rest = group
+    for node in world.nodes:
+        if not offered(node, pod, world):
+            continue
+        for cards in seats(node, pod, world.free(node)):
+            if _seated(world.but(replace(pod, node=node.name, cards=cards)), rest, units, wanted):
+                return True
+    return False
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(most_nodes=2, most_cards=2, most_pods=5, plain=True))
+def test_the_moves_empty_a_node_or_a_card(world):
+    for what in ("n0", "n0/0"):
+        advice = advise_empty(world.cluster, what)
+        then = _moved(world, advice.moves)
+        left = [pod.name for pod in then.pods if pod.node == "n0" and (what == "n0" or 0 in pod.cards)]
+        assert advice.after.pods == len(left)
+        if advice.moves:
+            assert not left

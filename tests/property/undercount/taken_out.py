@@ -1,0 +1,181 @@
+"""What stands in the place of an accounting rule that a mutant takes out."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allocator.ledger import Ask, Ledger, charges, choice, places
+from allocator.ledger.facts import Facts, PodFacts, Units, add
+from allocator.ledger.places import Draft
+from tests.property.undercount.extender import ModelExtender
+
+
+def nothing(*_: object, **__: object) -> tuple[()]:
+    return ()
+
+
+def none(*_: object, **__: object) -> None:
+    return None
+
+
+def empty(*_: object, **__: object) -> dict[str, int]:
+    return {}
+
+
+def nobody(*_: object) -> set[str]:
+    return set()
+
+
+def no(*_: object, **__: object) -> bool:
+    return False
+
+
+def yes(*_: object, **__: object) -> bool:
+    return True
+
+
+# Who holds what.
+
+_READ_BOOK = Ledger.read_book
+
+
+def book_is_all(ledger: Ledger, entries: Any, now_s: float) -> None:
+    _READ_BOOK(ledger, entries, now_s)
+    for one in ledger.facts.pods.values():
+        one.ids = dict(one.book)
+        one.units = ledger.facts.of_containers(one.ids.values())
+
+
+def ids_once(facts: Facts) -> Units:
+    """Over pods the union, as over the containers of one."""
+    pods = facts.pods.values()
+    ids = frozenset().union(*(one.ids_of(one.ids) for one in pods), *(g.ids for g in facts.grants))
+    total = {**dict.fromkeys(facts.cards, 0), **facts.by_card(ids)}
+    for one in pods:
+        add(total, {u: n - one.units.get(u, 0) for u, n in charges.of_pod(facts, one).items()})
+    return total
+
+
+_CHARGED = charges.charged
+
+
+def no_grants(facts: Facts) -> Units:
+    kept, facts.grants = facts.grants, []
+    try:
+        return _CHARGED(facts)
+    finally:
+        facts.grants = kept
+
+
+_USED = charges.used
+
+
+def never_out_of_use(facts: Facts, reserved: Any) -> tuple[int, ...]:
+    cards = facts.cards
+    facts.cards = {uuid: replace(card, healthy=True, cordoned=False) for uuid, card in cards.items()}
+    try:
+        return _USED(facts, reserved)
+    finally:
+        facts.cards = cards
+
+
+_COMPLETE = charges.complete
+
+
+def begun_is_complete(one: PodFacts) -> bool:
+    return _COMPLETE(one) or one.since is not None
+
+
+_RESTARTED = Ledger.kubelet_restarted
+
+
+def first_batch_is_known(ledger: Ledger) -> None:
+    """Who comes into view after the restart is taken to come after all others."""
+    _RESTARTED(ledger)
+    ledger.facts.asked = ledger.facts.restarted
+
+
+# When a charge ends.
+
+
+def over_is_dead(one: PodFacts) -> bool:
+    one.death = one.death or one.over
+    return one.over is not None
+
+
+def no_cgroup_is_dead(one: PodFacts) -> bool:
+    return one.over is not None and one.death is not None
+
+
+def dead_whenever_looked(one: PodFacts) -> bool:
+    return one.over is not None and one.death is not None and one.death.order >= one.over.order
+
+
+# Where pods will be served.
+
+
+def own_target_only(draft: Draft, one: places.Waiting) -> None:
+    own = draft.facts.target(one.one.pod, one.demand)
+    pool = draft.pools[one.shape]
+    draft.pools[one.shape] = Counter({target: n for target, n in pool.items() if target == own})
+    Draft.a_target_of_its_pool(draft, one)
+    draft.pools[one.shape] = pool
+
+
+def steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Callable[..., None], ...]:
+    return tuple(new for each in places.STEPS for new in (instead if each is step else (each,)))
+
+
+def targets_only(facts: Facts) -> Any:
+    """A pool that does not know who was served where."""
+    kept = {one: one.ids for one in facts.pods.values()}
+    for one in kept:
+        one.ids = {}
+    try:
+        return _POOLS(facts)
+    finally:
+        for one, ids in kept.items():
+            one.ids = ids
+
+
+def nobody_uses_up_his_own(facts: Facts) -> Any:
+    left: Any = defaultdict(Counter)
+    for one in facts.queue():
+        for demand in one.pod.request.demands:
+            pool, target = left[places.shape(one.pod.request, demand)], facts.target(one.pod, demand)
+            pool.update([target] if target is not None else [])
+            pool.subtract([tuple(sorted(facts.by_card(one.ids_of(demand.containers))))])
+    return left
+
+
+_POOLS = places.pools
+_SERVED_ON = choice._served_on
+
+
+def without_grants(facts: Facts, *of: Any) -> tuple[str, ...]:
+    kept, facts.grants = facts.grants, []
+    try:
+        return _SERVED_ON(facts, *of)
+    finally:
+        facts.grants = kept
+
+
+_CARDS = choice._cards
+
+
+def policy_only(ask: Ask) -> tuple[str, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ask, "whose", none)
+        return _CARDS(ask)
+
+
+def one_share(facts: Facts, sets: Any) -> Units:
+    """The share of a pod is rounded down, not that of each container."""
+    return facts.by_card(frozenset().union(*sets))
+
+
+def give_up_at_once(extender: ModelExtender, binding: Any) -> None:
+    extender._roll_back(binding.commitment)

@@ -1,0 +1,194 @@
+"""What goes wrong in the model, one method for each thing, and how it gets well again."""
+
+from allocator.names import POD_GPU_MODEL
+from scheduler_plugin.cluster.pods import shapes
+
+from .deviceids import card_of
+from .scene import UNSAID, Node, Scene
+
+
+class Trouble(Scene):
+    """A scene in which things go wrong."""
+
+    def _any(self) -> Node:
+        return self.random.choice(self.nodes)
+
+    def _tear(self) -> None:
+        self._any().kubelet.torn = True
+
+    def _fall_sick(self) -> None:
+        node = self._any()
+        card = self.random.choice(node.daemon.cards)
+        self._say(f"card {card.index} of {node.name} is sick")
+        node.daemon.sick.add(card.index)
+        node.sick_until = UNSAID
+        self._excuse()
+        self._set_health(node)
+
+    def _set_health(self, node: Node) -> None:
+        sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
+        for card in node.daemon.cards:
+            node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
+        node.kubelet.sick = frozenset(
+            text for text in node.kubelet.ids | node.kubelet.percent if card_of(text) in sick
+        )
+
+    def _recover(self) -> None:
+        """One thing that went wrong on a node is well again."""
+        node = self._any()
+        ways = {
+            self._sync_kubelet: not node.kubelet.synced and not node.daemon.away and node.daemon_up,
+            self._start_stopped_daemon: not node.daemon_up,
+            self._come_back: node.daemon.away,
+            self._create_node: node.name not in self.world.nodes,
+            self._get_well: bool(node.daemon.sick) and self.random.random() < 0.2,
+        }
+        open_ways = [way for way, needed in ways.items() if needed]
+        if open_ways:
+            self.random.choice(open_ways)(node)
+
+    def _get_well(self, node: Node) -> None:
+        self._say(f"all cards of {node.name} are well")
+        node.daemon.sick.clear()
+        self._set_health(node)
+
+    def _cordon(self) -> None:
+        node = self._any()
+        chosen = tuple(card.uuid for card in node.daemon.cards if self.random.random() < 0.3)
+        self.world.cordon(node.name, chosen)
+
+    def _pressure(self) -> None:
+        node = self._any()
+        card = self.random.choice(node.daemon.cards)
+        if node.daemon_up:
+            node.daemon.ledger.set_pressure({card.uuid: self.random.randrange(card.size_units)})
+
+    def _force_delete(self) -> None:
+        if self.world.pods:
+            bound = [pod for pod in self.world.pods.values() if pod.node]
+            pod = self.random.choice(bound or list(self.world.pods.values()))
+            self._say(f"force-delete {pod.name} {pod.uid} on {pod.node!r}")
+            self.world.delete(pod.name, pod.uid)
+
+    def _restart_kubelet(self) -> None:
+        node = self._any()
+        # What the kubelet forgets before anybody has read it, nobody can know.
+        published = node.kubelet.admitted <= self._held(node)
+        known = node.kubelet.admitted <= node.daemon.ledger.holds().keys() if node.daemon_up else published
+        lost = self.random.random() < 0.25 and known and node.kubelet.unwritten is None
+        if lost or node.kubelet.torn:
+            if not known:
+                return
+            node.amnesia |= node.kubelet.admitted
+        file = node.kubelet.file.entries if node.kubelet.file is not None else ()
+        written = {(line.uid, line.container) for line in file}
+        held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
+        forgotten = {uid for uid, _ in held - written}
+        node.amnesia |= forgotten & node.kubelet.admitted
+        node.kubelet.late |= forgotten - node.kubelet.admitted
+        if lost or node.kubelet.torn:
+            # What does not run yet is admitted anew, maybe elsewhere: the words have it where it was.
+            node.ever_held &= node.kubelet.running
+        self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
+        node.kubelet.restart(book_lost=lost)
+
+    def _sync_kubelet(self, node: Node) -> None:
+        self._say(f"kubelet of {node.name} lists its pods")
+        self._sync(node)
+
+    def _stop_daemon(self) -> None:
+        node = self._any()
+        # What kubelet and daemon both forget before it was written down, nobody can know.
+        if node.daemon_up and node.amnesia & node.kubelet.admitted <= self._held(node):
+            self._say(f"daemon of {node.name} stops")
+            node.daemon_up = False
+
+    def _start_stopped_daemon(self, node: Node) -> None:
+        self._say(f"daemon of {node.name} starts")
+        node.daemon_up = True
+        self._start_daemon(node)
+
+    def _restart_extender(self) -> None:
+        if any(self._unwritten(node) or self._unheard(node) or self._unsaid(node) for node in self.nodes):
+            return  # what the words and the API server lack, a new extender cannot know
+        self._say("extender restarts")
+        self.extender.start()
+
+    def _relist(self) -> None:
+        if self.random.random() < 0.5:
+            self.extender.relist_nodes()
+        else:
+            self.extender.relist_pods()
+
+    def _delete_node(self) -> None:
+        node = self._any()
+        # What kubelet, daemon and Node all forget, nobody can know.
+        knows = node.daemon_up and node.daemon.own.first.is_set()
+        kept = knows or not node.amnesia & node.kubelet.admitted
+        if node.name in self.world.nodes and kept:
+            self._say(f"Node {node.name} deleted")
+            self.world.delete_node(node.name)
+            # A daemon that restarts now has nothing to remember.
+            node.kubelet.late |= node.kubelet.running - node.kubelet.admitted
+
+    def _create_node(self, node: Node) -> None:
+        self._say(f"Node {node.name} created again")
+        self.world.put_node(node.name, {}, {})
+
+    def _away(self) -> None:
+        node = self._any()
+        if not node.daemon.away:
+            self._say(f"API server away for {node.name}")
+            node.daemon.away = True
+            node.daemon.disconnect(lost=self.random.random() < 0.3)
+
+    def _come_back(self, node: Node) -> None:
+        self._say(f"API server back for {node.name}")
+        node.daemon.away = False
+
+    def _foreign(self) -> None:
+        """Another scheduler binds a pod that fits, when nothing of ours is on its way."""
+        node = self._any()
+        if self.extender.bindings or node.name not in self.world.nodes:
+            return
+        while self.extender.deliver_node() or self.extender.deliver_pod():
+            pass
+        waiting = [
+            pod
+            for pod in self.world.pods.values()
+            if not pod.node and not pod.ended and POD_GPU_MODEL not in dict(pod.annotations)
+        ]
+        row = self.extender.state.nodes.rows.get(node.name)
+        if not waiting or row is None or self.extender.state.books[node.name].takes:
+            return
+        pod = self.random.choice(waiting)
+        free = [int(units) for units in self.extender.state.nodes.free[row]]
+        demands = pod.request.demands
+        if self.extender.state.busy_nodes(shapes(pod.request)):
+            return
+        sizes = [card.size_units for card in node.daemon.cards]
+        fits = any(left >= demands[0].units_on(size) for left, size in zip(free, sizes, strict=False))
+        if len(demands) == 1 and demands[0].cards == 1 and fits:
+            self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
+            self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
+            while self.extender.deliver_pod():
+                pass
+
+    def _sleep(self) -> None:
+        self.settle_bindings()
+        self._pass(self.random.choice((2.0, 12.0, 35.0)))
+
+    def _excuse(self) -> None:
+        """Nobody can know of a card that fell sick after a pod was bound there, or just before."""
+        for node in self.nodes:
+            book = self.extender.state.books.get(node.name)
+            if node.sick_until is None:
+                continue
+            if book is not None and book.revision >= node.sick_until:
+                node.sick_until = None
+                continue
+            node.excused |= {pod.uid for pod in self.world.pods.values() if pod.node == node.name} | {
+                binding.commitment.pod.uid
+                for binding in self.extender.bindings
+                if binding.commitment.node == node.name
+            }

@@ -1,0 +1,33 @@
+"""A cluster state and what it counts."""
+
+import json
+
+from allocator.names import POD_ASSIGNED
+from scheduler_plugin.cluster.objects import PodLite
+from scheduler_plugin.cluster.state import ClusterState
+from tests.cluster_builders import node, pod, uuid
+
+
+def state_with(*sizes: int, name: str = "n") -> ClusterState:
+    state = ClusterState()
+    state.apply_node(node(name, sizes or (16, 16)), 0)
+    return state
+
+
+def assigned(card: int, units: int, name: str = "n", container_name: str = "main") -> dict[str, str]:
+    return {POD_ASSIGNED: json.dumps({container_name: [[uuid(name, card), units]]})}
+
+
+def assumed(state: ClusterState, name: str = "n") -> list[int]:
+    row = state.nodes.rows[name]
+    return state.nodes.assumed[row, : state.nodes.cards[row]].tolist()
+
+
+def free(state: ClusterState, name: str = "n") -> list[int]:
+    row = state.nodes.rows[name]
+    return state.nodes.free[row, : state.nodes.cards[row]].tolist()
+
+
+def bound(name: str, units: int, card: int | None = None, *, version: int = 5, **options: object) -> PodLite:
+    annotations = assigned(card, units) if card is not None else {}
+    return pod(name, units, node="n", version=version, annotations=annotations, **options)

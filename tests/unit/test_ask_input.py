@@ -1,0 +1,210 @@
+"""What people get wrong, and clusters that are half there: a plain sentence each."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from allocator.names import PACKED_LAYOUT, POD_CARDS
+from gpupack import InputError
+from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask.advise import advise_empty, advise_start
+from gpupack.ask.objects import load
+from gpupack.cli import cli
+from tests.ask_world import EXAMPLE, Node, Pod, World
+
+
+def run(*arguments, text=None):
+    return CliRunner().invoke(cli, [*arguments, "-f", "-"], input=EXAMPLE.text if text is None else text)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "said"),
+    [
+        ("team-a", "nobody", 'the file has no pod "nobody" in namespace "team-a"'),
+        ("team-b", "inference", "pods of that name are in team-a: use -n"),
+        ("team-z", "nobody", "and no pod at all in that namespace"),
+    ],
+)
+def test_a_pod_that_is_not_there(namespace, name, said):
+    result = run("why", name, "-n", namespace)
+
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the input is empty"),
+        ("{", "the input is not JSON"),
+        ("[]", "does not hold nodes and pods"),
+        ('{"kind": "Node", "metadata": {"name": "n"}}', 'a "Node", not a list'),
+        ('{"items": [{"kind": "Service", "metadata": {"name": "web"}}]}', 'a "Service", "web"'),
+        ('{"items": []}', "holds nothing"),
+        ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', "holds no nodes"),
+        ('{"items": [{"kind": "Node", "metadata": 4}]}', "$.items[0].metadata"),
+    ],
+)
+def test_a_file_of_something_else(text, said):
+    with pytest.raises(InputError) as raised:
+        load(text)
+    assert said in str(raised.value)
+    assert "kubectl get nodes,pods -A -o json" in str(raised.value)
+
+
+def without_words(node):
+    amounts = node["status"]["allocatable"]
+    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
+        del amounts[name]
+    node["metadata"]["annotations"] = {}
+
+
+def changed(change, names=("gpu-a", "gpu-b", "gpu-c", "gpu-d")):
+    everything = json.loads(EXAMPLE.text)
+    for item in everything["items"]:
+        if item["metadata"]["name"] in names:
+            change(item)
+    return Cluster.read(json.dumps(everything))
+
+
+def test_a_cluster_without_any_gpupack():
+    cluster = changed(without_words)
+
+    answer = why(cluster, "team-a", "inference")
+
+    assert answer.state == "pending"
+    assert "none of the 4 nodes of the file offers GPU memory" in answer.text
+    with pytest.raises(InputError, match="is gpupack node running on them"):
+        fit(cluster, FitAsk(8))
+    with pytest.raises(InputError, match="no node of the file offers GPU memory"):
+        advise_start(cluster, FitAsk(8))
+
+
+def test_half_a_cluster_with_gpupack_says_so_of_the_other_half():
+    answer = why(changed(without_words, ("gpu-c", "gpu-d")), "team-a", "inference")
+
+    assert {group.reason: group.count for group in answer.nodes} == {"NotFree": 2, "NoWords": 2}
+    assert fit(changed(without_words, ("gpu-c", "gpu-d")), FitAsk(27)).pods == 1
+
+
+def test_a_node_with_corrupt_words_is_a_group_of_its_own_and_the_rest_is_answered():
+    def corrupt(node):
+        node["status"]["allocatable"][PACKED_LAYOUT] = "7"
+
+    answer = why(changed(corrupt, ("gpu-b",)), "team-a", "inference")
+
+    assert {group.reason for group in answer.nodes} >= {"NotFree", "CorruptWords"}
+    assert "words that cannot be read are on gpu-b" in answer.notes
+
+
+def test_a_pod_whose_request_cannot_be_given_is_refused_with_the_reason():
+    world = World((Node("n"),), (Pod("p", 3),))
+    everything = json.loads(world.text)
+    everything["items"][-1]["metadata"]["annotations"][POD_CARDS] = "2"
+
+    answer = why(Cluster.read(json.dumps(everything)), "default", "p")
+
+    assert answer.state == "refused"
+    assert "allowed is a multiple of the number of cards" in answer.text
+
+
+def test_a_pod_without_gpu_memory_and_pods_that_are_over():
+    everything = json.loads(World((Node("n"),), (Pod("a", 3), Pod("b", 3, "n", (0,)), Pod("c", 1))).text)
+    *_, plain, failed, done = everything["items"]
+    plain["spec"]["containers"][0]["resources"] = {}
+    failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no devices"}
+    done["status"] = {"phase": "Succeeded"}
+    cluster = Cluster.read(json.dumps(everything))
+
+    assert why(cluster, "default", "a").state == "no-cards"
+    answer = why(cluster, "default", "b")
+    assert (answer.state, answer.text) == ("failed", "failed: UnexpectedAdmissionError: no devices")
+    assert "the kubelet refused it" in answer.notes[0]
+    assert why(cluster, "default", "c").state == "ended"
+
+
+def test_a_running_pod_has_its_cards_and_neighbours():
+    answer = why(EXAMPLE.cluster, "team-a", "chat-1")
+
+    (card,) = answer.cards
+    assert (answer.state, answer.node, card.card, card.promised_units) == ("running", "gpu-a", 1, 10)
+    assert [(each.pod, each.units) for each in card.neighbours] == [("chat-2", 10)]
+    assert (card.used_mib, card.limit_mib) == (None, None)
+
+
+def test_a_gated_pod_says_which_queue():
+    everything = json.loads(EXAMPLE.text)
+    pod = everything["items"][-1]
+    pod["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
+    pod["metadata"]["labels"] = {"gpupack.io/queue-name": "research"}
+
+    answer = why(Cluster.read(json.dumps(everything)), "team-a", "inference")
+
+    assert answer.state == "gated"
+    assert (answer.ways_out[0].kind, answer.ways_out[0].queue) == ("queue", "research")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "0"], "0 units: allowed are 1 to"),
+        (["fit", "9", "--cards", "2"], "allowed is a multiple of the number of cards"),
+        (["fit", "8", "--model", "!"], "allowed is a comma list"),
+        (["fit", "8", "--without", "gone"], 'no node has the name "gone"'),
+        (["fit", "8", "--add", "9xnothing"], "profile"),
+        (["advise"], "allowed is one of --for"),
+        (["advise", "--for", "8", "--empty", "gpu-a"], "allowed is one of --for"),
+        (["advise", "--for", "8y2"], "allowed is UNITS or UNITSxN"),
+        (["advise", "--empty", "gpu-z"], "gpu-z is no node and no card"),
+        (["advise", "--empty", "gpu-a/7"], "node gpu-a has no card 7: allowed are 0, 1"),
+        (["simulate", "--nodes", "x"], "--nodes with a cluster"),
+        (["why", "p", "--context", "c"], "--context is for a cluster"),
+    ],
+)
+def test_what_is_wrong_with_a_command_line(arguments, said):
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_control_sequence_in_a_message_does_not_reach_the_terminal():
+    everything = json.loads(EXAMPLE.text)
+    everything["items"][-1]["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "message": "0/4 nodes \x1b[31mred"}
+    ]
+    result = run("why", "inference", "-n", "team-a", text=json.dumps(everything))
+
+    assert "kube-scheduler says:" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_the_keys_that_scripts_rely_on():
+    told = json.loads(run("why", "inference", "-n", "team-a", "-o", "json").output)
+    assert {"pod", "state", "nodes", "ways_out"} <= told.keys()
+    assert {"reason", "count", "best", "asked_units"} <= told["nodes"][0].keys()
+    assert told["nodes"][0]["best"].keys() == {"node", "card", "free_units"}
+    assert all({"kind", "text"} <= way.keys() for way in told["ways_out"])
+
+    told = json.loads(run("fit", "8", "-o", "json").output)
+    assert {"pods", "largest_units", "nodes"} <= told.keys()
+    assert {"node", "pods"} <= told["nodes"][0].keys()
+
+    told = json.loads(run("advise", "--for", "39x4", "-o", "json").output)
+    assert {"gained", "moves", "before", "after", "optimal"} <= told.keys()
+    move = told["moves"][0]
+    assert {"namespace", "pod", "units", "from", "to"} <= move.keys()
+    assert move["from"].keys() == move["to"].keys() == {"node", "cards"}
+    assert (told["before"], told["after"]) == ({"pods": 3}, {"pods": 4})
+
+
+def test_what_may_not_move_and_why():
+    world = World((Node("n", (16,)), Node("m", (16,))), (Pod("alone", 9, "n", (0,), owned=False),))
+
+    assert not advise_start(world.cluster, FitAsk(16), 2).moves
+    advice = advise_empty(world.cluster, "n/0")
+    assert not advice.moves
+    assert advice.notes == ("default/alone stays: no controller starts it again",)

@@ -1,0 +1,169 @@
+"""What `gpupack node --check` finds, on nodes made of folders."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from deviceplugin.check import Finding, check, served
+from deviceplugin.gpus.limits import Support
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.mps.folder import CardFolder, State
+from deviceplugin.settings import Settings
+from gpupack.commands.node import node
+from gpupack.nodecheck import render
+
+Run = Callable[[list[str]], str | None]
+
+
+def nothing(_command: list[str]) -> str | None:
+    return None
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A node with cgroup v2 and a kubelet."""
+    root, plugins, logs = (tmp_path / name for name in ("cgroup", "plugins", "logs"))
+    for folder in (root / "kubepods.slice", plugins, logs):
+        folder.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory dmem\n")
+    return Settings(
+        node_name="n",
+        gpus="simulated",
+        profile="2xt4",
+        device_plugin_dir=plugins,
+        cgroup_root=root,
+        container_logs=logs,
+        cdi_dirs=(tmp_path / "cdi",),
+    )
+
+
+def serve(settings: Settings) -> None:
+    """Let a kubelet's socket be there; its listener need not stay."""
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(settings.device_plugin_dir / "kubelet.sock"))
+
+
+def found(settings: Settings, run: Run = nothing) -> dict[str, Finding]:
+    return {each.what: each for each in check(settings, run)}
+
+
+def changed(settings: Settings, **values: object) -> Settings:
+    return Settings(**{**{name: getattr(settings, name) for name in settings.__slots__}, **values})
+
+
+def test_a_node_that_has_everything(settings: Settings) -> None:
+    serve(settings)
+    says = {
+        "nvidia-ctk": "NVIDIA Container Toolkit CLI version 1.20.1\ncommit: x\n",
+        "nvidia-cdi-hook": "help",
+    }
+    findings = found(settings, lambda command: says.get(command[0]))
+    assert findings["driver"].found == "570.86.15, simulated"
+    assert findings["memory of 2 cards"].found == "enforced by the driver"
+    assert findings["cgroups"].verdict == "ok"
+    assert findings["dmem controller"].uses == "limits by the kernel"
+    assert findings["pods' cgroups"].found.endswith("kubepods.slice, named by systemd")
+    assert findings["container toolkit"].found.endswith("1.20.1")
+    assert findings["hook apply-cuda-memory-limits"].found == "there"
+    assert findings["kubelet"].verdict == "ok"
+    assert findings["kubelet's book"].found == "none yet"
+    assert [each.uses for each in findings.values() if each.what.startswith("card ")] == ["14 units"] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "verdict", "says"),
+    [
+        ({"memory_limits": "off"}, "memory of 2 cards", "less", "--memory-limits off"),
+        ({"device_plugin_dir": Path("/none")}, "kubelet", "bad", "no folder /none"),
+        ({"container_logs": Path("/none")}, "container logs", "less", "no /none"),
+        ({"cgroup_root": Path("/none")}, "cgroups", "less", "nothing at /none"),
+        ({"profile": "/none.yaml"}, "driver", "bad", "none that can be used"),
+        ({"unit_mib": 20_000}, "card GPU-00000074-0000-4000-8000-000000000000", "bad", "Tesla T4"),
+    ],
+)
+def test_what_is_missing(
+    settings: Settings, change: dict[str, object], what: str, verdict: str, says: str
+) -> None:
+    finding = found(changed(settings, **change))[what]
+    assert (finding.verdict, says in finding.found) == (verdict, True)
+
+
+def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Path) -> None:
+    assert "MPS" not in found(settings)
+    chosen = changed(settings, sharing="mps", mps_root=tmp_path / "mps")
+    first, second = (simulated.card.uuid for simulated in load_profile("2xt4").cards)
+    folders = [CardFolder(chosen.mps_root, uuid) for uuid in (first, second)]
+    for folder in folders:
+        folder.make()
+    folders[0].serve(State(48))
+    finding = found(chosen)["MPS"]
+    assert (finding.verdict, finding.found) == ("less", f"answers for 1 of 2 cards in {tmp_path}/mps")
+    folders[1].serve(State(48))
+    assert found(chosen)["MPS"].verdict == "ok"
+    for folder in folders:
+        folder.end()
+
+
+def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Settings) -> None:
+    (settings.device_plugin_dir / "kubelet_internal_checkpoint").write_text("{")
+    findings = found(settings)
+    assert findings["kubelet"].found.startswith("does not serve")
+    assert findings["kubelet's book"].verdict == "bad"
+    assert not served(list(findings.values()))
+
+
+def test_require_cannot_be_served_where_nothing_holds(settings: Settings, monkeypatch) -> None:
+    monkeypatch.setattr("deviceplugin.gpus.simulated_limits.SimulatedLimits.support", _old)
+    finding = found(changed(settings, memory_limits="require"))["memory of 2 cards"]
+    assert (finding.verdict, finding.uses) == ("bad", "not offered: --memory-limits require")
+    assert found(settings)["memory of 2 cards"].verdict == "less"
+
+
+def _old(_self: object, _uuid: str) -> object:
+    return Support(False, "driver 580 has no call", "driver 615")
+
+
+def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_serve(
+    settings: Settings,
+) -> None:
+    arguments = [
+        "--check",
+        "--gpus=simulated",
+        "--profile=2xt4",
+        f"--device-plugin-dir={settings.device_plugin_dir}",
+        f"--cgroup-root={settings.cgroup_root}",
+    ]
+    result = CliRunner().invoke(node, arguments)
+    assert result.exit_code == 1
+    assert result.output.endswith("A daemon cannot serve pods here.\n")
+    serve(settings)
+    result = CliRunner().invoke(node, [*arguments, "-o", "json"])
+    told = {each["what"]: each for each in json.loads(result.output)}
+    assert told["kubelet"]["verdict"] == "ok"
+    assert result.exit_code == (0 if told["user"]["verdict"] == "ok" else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--check", "-o", "yaml"], "allowed are table, json"),
+        (["--check", "--gpus", "amd"], "allowed are nvml, simulated"),
+        (["--check", "--gpus", "simulated"], "--profile: required"),
+        ([], "Missing option '--node-name'"),
+    ],
+)
+def test_what_the_user_got_wrong(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(node, arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_control_sequences_of_a_driver_stay_off_the_terminal() -> None:
+    finding = Finding("card", "ok", "\x1b[2JTesla")
+    assert "\x1b" not in render([finding], "table", colour=False)
+    assert msgspec.json.decode(render([finding], "json", colour=True))[0]["found"] == "\x1b[2JTesla"

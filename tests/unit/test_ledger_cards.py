@@ -1,0 +1,98 @@
+"""Cards that come and go while pods run: what stays charged, what is named, what is never given twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from allocator.cards import Card
+from allocator.errors import LedgerError
+from allocator.ledger import BookEntry
+from allocator.request import ContainerRequest, PodRequest
+from tests.ledger_world import RESOURCE, World, ids, pod
+
+
+def card(uuid: str, size: int) -> Card:
+    return Card(0, uuid, "M", size_units=size, used_units=0)
+
+
+def install(world: World, **sizes: int) -> dict[str, dict[str, int]]:
+    cards = [replace(card(uuid, size), index=at) for at, (uuid, size) in enumerate(sizes.items())]
+    return world.ledger.set_cards(cards)
+
+
+@pytest.fixture
+def world() -> World:
+    """Pod a has 5 units of c0, pod b 3 of c1."""
+    world = World.of(8, 8)
+    for bound in (pod("a", 5, "c0"), pod("b", 3, "c1")):
+        world.bind(bound)
+        world.admit(bound.uid)
+    assert world.ledger.used() == (5, 3)
+    return world
+
+
+def test_what_stays_keeps_its_charge_and_what_is_gone_is_named(world: World) -> None:
+    assert install(world, n0=4, c1=8) == {"c0": {"a": 5}}
+    assert world.ledger.used() == (0, 3)
+    assert world.ledger.promises() == {"n0": {}, "c1": {"b": 3}}
+    assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
+
+
+def test_a_card_that_is_back_is_charged_as_before_also_for_pods_that_the_book_forgot(world: World) -> None:
+    world.drop("a")
+    install(world, c1=8)
+    install(world, c1=8, c0=8)
+    assert world.ledger.used() == (3, 5)
+
+
+def test_an_instance_of_the_same_name_that_is_smaller_is_full(world: World) -> None:
+    install(world, c0=2, c1=8)
+    assert world.ledger.used() == (2, 3)
+    install(world, c0=16, c1=8)
+    assert world.ledger.used() == (5, 3)
+
+
+def test_ids_of_a_card_that_is_gone_are_refused_and_those_of_new_ones_are_given(world: World) -> None:
+    install(world, n0=4, c1=8)
+    world.bind(pod("c", 4, "n0"))
+    assert world.admit("c") == [{"n0": 4}]
+    with pytest.raises(LedgerError, match="allowed are IDs of this node's cards"):
+        world.ledger.allocate(ids("c0", 6), world.now)
+
+
+def test_an_allocate_that_is_under_way_loses_the_card_that_goes(world: World) -> None:
+    world.ledger.allocate(ids("c0", 6, 7), world.now)
+    world.ledger.allocate(ids("c1", 6), world.now)
+    install(world, c1=8)
+    assert world.ledger.used() == (4,)
+    assert world.ledger.promised() == {"c1": 4}
+
+
+def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: World) -> None:
+    world.ledger.set_cordoned({"c1"})
+    world.ledger.set_healthy("c1", False)
+    install(world, n0=4, c1=8)
+    assert [(each.cordoned, each.healthy) for each in world.ledger.installed] == [(False, True), (True, True)]
+
+
+def test_a_pod_bound_to_a_card_that_is_gone_goes_elsewhere(world: World) -> None:
+    world.bind(pod("c", 4, "c0"))
+    install(world, n0=4, c1=8)
+    assert world.admit("c") in ([{"n0": 4}], [{"c1": 4}])
+
+
+def test_percent_cost_what_the_new_cards_are_worth() -> None:
+    world = World.of(8)
+    request = PodRequest((ContainerRequest("main", 50, "main"),), percent=True)
+    world.bind(replace(pod("p", 50), request=request, assigned={"main": (("n0", 5),)}))
+    install(world, n0=10)
+    (bound,) = world.ledger.facts.pods.values()
+    assert bound.pod.assigned_costs == {"n0": 5}
+
+
+def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:
+    world = World.of(8)
+    world.ledger.read_book([BookEntry("x", "main", RESOURCE, tuple(ids("n0", 0, 1)))], world.now)
+    assert world.ledger.used() == (0,)
+    install(world, c0=8, n0=4)
+    assert world.ledger.used() == (0, 2)

@@ -1,0 +1,301 @@
+"""What containers use: from the driver's own count, else from processes; and who is told of over-use."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.gpus.limits import Enforcement, Support
+from deviceplugin.gpus.source import GpuProcess, GpuSample
+from deviceplugin.memorymetrics import MemoryMetrics
+from deviceplugin.node.cgroups import ProcessPlace
+from deviceplugin.node.memory import ContainerMemory, Memory
+from deviceplugin.node.overuse import Names, OverUse
+from deviceplugin.node.shares import Shares
+from deviceplugin.node.told_use import ToldUse
+from deviceplugin.node.views import Seat
+from kubeapi.errors import Conflict, TooManyRequests
+from tests.kubelet_world import until
+from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
+
+
+class View:
+    """The part of a PodView that is needed."""
+
+    def __init__(self) -> None:
+        self.seats: dict[str, Seat] = {}
+
+    def seat(self, uid: str) -> Seat | None:
+        return self.seats.get(uid)
+
+
+class Node:
+    """What the driver measures of `processes`, by (card, pid): UID, letter of the container, MiB."""
+
+    def __init__(self, world: LimitsWorld) -> None:
+        self.world = world
+        self.view = View()
+        self.processes: dict[tuple[str, int], tuple[str, str, int | None]] = {}
+        self.told_apart = True
+        self.memory = Memory(
+            Shares(world.account, GIB),
+            world.supports,
+            world.enforcer,
+            self.view,  # type: ignore[arg-type]
+            self.samples,
+            self.place,
+        )
+
+    def samples(self) -> list[GpuSample]:
+        return [
+            GpuSample(
+                card,
+                0,
+                tuple(GpuProcess(pid, mib) for (on, pid), (_, _, mib) in self.processes.items() if on == card)
+                if self.told_apart
+                else None,
+            )
+            for card in ("c0", "c1")
+        ]
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        for (_, each), (uid, letter, _) in self.processes.items():
+            if each == pid and uid:
+                return ProcessPlace(uid, identifier(letter) if letter else "")
+        return None
+
+    def seat(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
+        containers = {identifier(letter): name for letter, name in names.items()}
+        self.view.seats[uid] = Seat("default", "web", None, uid, uid, containers, ended)
+
+    def used(self) -> dict[tuple[str, str, str], int | None]:
+        return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.rows()}
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
+    found = LimitsWorld(tmp_path)
+    yield found
+    await found.end()
+
+
+@pytest.fixture
+def node(world: LimitsWorld) -> Node:
+    return Node(world)
+
+
+async def test_processes_are_told_apart_by_their_containers(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    world.give(UID, "side", range(3, 4))
+    world.give(OTHER, "main", range(4, 6))
+    node.seat(UID, {"a": "main", "b": "side"})
+    node.processes = {
+        ("c0", 1): (UID, "a", 100),
+        ("c0", 2): (UID, "a", 200),
+        ("c0", 3): (UID, "b", 50),
+        ("c0", 4): (OTHER, "c", 70),
+        ("c0", 5): ("", "", 9000),
+        ("c1", 1): (UID, "a", 1),
+    }
+    assert node.used() == {(UID, "main", "c0"): 300, (UID, "side", "c0"): 50, (OTHER, "main", "c0"): 70}
+    (other, main, side) = node.memory.rows()
+    assert (other.pod, main.namespace, main.pod, side.promised_mib) == ("", "default", "web", GIB)
+    assert (main.limit_mib, main.held) == (None, Enforcement.ACCOUNTED)
+
+
+async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    world.give(UID, "side", range(3, 4))
+    # A container that the pod's status does not name yet may be either.
+    node.processes = {("c0", 1): (UID, "a", 100)}
+    assert set(node.used().values()) == {None}
+    node.seat(UID, {"a": "main"})
+    assert node.used()[UID, "main", "c0"] == 100
+    node.processes["c0", 2] = (UID, "a", None)
+    assert node.used()[UID, "main", "c0"] is None
+    node.told_apart = False
+    assert set(node.used().values()) == {None}
+
+
+async def test_an_init_container_that_ended_has_nothing_any_more(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "setup", range(3))
+    world.give(UID, "main", range(3))
+    node.seat(UID, {"a": "setup", "b": "main"}, frozenset({"setup"}))
+    assert set(node.used()) == {(UID, "main", "c0")}
+
+
+async def test_the_limits_own_count_comes_first(world: LimitsWorld, node: Node) -> None:
+    await world.start()
+    world.give(UID, "main", range(3))
+    cgroup = world.container("a")
+    await world.limited(cgroup, 3)
+    world.name("a", "main")
+    node.processes = {("c0", 1): (UID, "a", 100)}
+    world.driver.use("c0", 1, 700, cgroup)
+    world.account.changed()
+    await world.enforcer._rescan()
+    await until(lambda: node.used() == {(UID, "main", "c0"): 700})
+    (row,) = node.memory.rows()
+    assert (row.limit_mib, row.held, row.problem) == (3 * GIB, Enforcement.DRIVER, "")
+
+
+async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
+    world: LimitsWorld, node: Node
+) -> None:
+    world.driver.least_mib = 4 * GIB
+    await world.start()
+    world.give(UID, "main", range(3))
+    world.container("a")
+    await until(lambda: world.enforcer.faults)
+    (row,) = node.memory.rows()
+    assert (row.limit_mib, row.held) == (None, Enforcement.ACCOUNTED)
+    assert "allowed are 4096 MiB or more" in row.problem
+
+
+# Over-use
+
+
+def row(used_mib: int | None, uid: str = UID, promised_mib: int = 1000) -> ContainerMemory:
+    return ContainerMemory(
+        uid, "default", "web", "main", "c0", promised_mib, used_mib, None, Enforcement.ACCOUNTED
+    )
+
+
+class Watch:
+    """Over-use with a clock of its own; `refusal` is what evictions end with."""
+
+    def __init__(self, *, evict_after_s: float = 0.0, static: bool = False) -> None:
+        self.now_s = 0.0
+        self.events: list[tuple[str, str, str]] = []
+        self.evicted: list[tuple[str, str, str]] = []
+        self.refusal: Exception | None = None
+        self.names: dict[str, Names] = {
+            uid: Names("default", "web", f"api-{uid}", static=static) for uid in (UID, OTHER)
+        }
+        self.over_use = OverUse(
+            self.names.get,
+            lambda ref, kind, reason, said: self.events.append((ref.uid, reason, said)),
+            self.evict,
+            tolerance_mib=100,
+            evict_after_s=evict_after_s,
+            clock=lambda: self.now_s,
+        )
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        self.evicted.append((namespace, name, uid))
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def look(self, *rows: ContainerMemory, after_s: float = 5.0) -> None:
+        self.now_s += after_s
+        await self.over_use.look(rows)
+
+
+async def test_over_use_is_told_once_and_its_end_too() -> None:
+    watch = Watch()
+    for used_mib in (1000, 1100, 1101, 1500, None, 1200):
+        await watch.look(row(used_mib), row(50, OTHER))
+    assert [event[:2] for event in watch.events] == [(f"api-{UID}", "GPUMemoryOverUse")]
+    assert "uses 1101 MiB of card c0, it was given 1000; up to 100 more" in watch.events[0][2]
+    await watch.look(row(1100))
+    assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryOverUseEnded"]
+    await watch.look(row(2000))
+    assert (watch.over_use.found, watch.evicted) == (2, [])
+
+
+async def test_a_pod_is_evicted_after_its_grace_once_and_by_its_uid() -> None:
+    watch = Watch(evict_after_s=30.0)
+    for _ in range(6):
+        await watch.look(row(2000), row(50, OTHER))
+    assert watch.evicted == []
+    for _ in range(6):
+        await watch.look(row(2000), row(50, OTHER))
+    assert watch.evicted == [("default", "web", f"api-{UID}")]
+    assert watch.over_use.evictions == 1
+    assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryEvicted"]
+
+
+async def test_a_pod_that_is_back_in_time_is_not_evicted() -> None:
+    watch = Watch(evict_after_s=30.0)
+    for _ in range(10):
+        await watch.look(row(2000), after_s=20.0)
+        await watch.look(row(1000), after_s=20.0)
+    assert watch.evicted == []
+
+
+async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod() -> None:
+    watch = Watch(evict_after_s=1.0)
+    watch.refusal = TooManyRequests("a budget", status=429, reason="", retry_after_s=10.0)
+    await watch.look(row(2000))
+    for _ in range(4):
+        await watch.look(row(2000), after_s=2.0)
+    assert (len(watch.evicted), watch.over_use.errors) == (1, 1)
+    watch.refusal = Conflict("another pod", cause="uid")
+    await watch.look(row(2000), after_s=1000.0)
+    await watch.look(row(2000), after_s=1000.0)
+    assert (len(watch.evicted), watch.over_use.evictions) == (2, 0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_static_and_unknown_pods_are_not_evicted(known: bool) -> None:
+    watch = Watch(evict_after_s=1.0, static=True)
+    if not known:
+        watch.names.clear()
+    for _ in range(3):
+        await watch.look(row(2000))
+    assert watch.evicted == []
+    watch.over_use.not_limited(UID, "main", "too small")
+    assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryNotLimited"] * known
+
+
+def test_metrics_say_what_is_known_and_no_more() -> None:
+    watch = Watch()
+    rows = [row(2000), row(None, OTHER)]
+    metrics = MemoryMetrics(lambda: rows, watch.over_use.over, lambda: {"c0": Enforcement.DRIVER})
+    found = {metric.name: [sample.value for sample in metric.samples] for metric in metrics.collect()}
+    mib = 1 << 20
+    assert found == {
+        "gpupack_container_promised_bytes": [1000 * mib, 1000 * mib],
+        "gpupack_container_used_bytes": [2000 * mib],
+        "gpupack_container_limit_bytes": [],
+        "gpupack_container_over_use_bytes": [1000 * mib, 0],
+        "gpupack_card_memory_held": [1],
+    }
+
+
+# What is written
+
+
+def test_only_changes_that_are_worth_a_write_are_told() -> None:
+    now_s = [0.0]
+    told = ToldUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
+    assignment = {"main": (("c0", 1),)}
+
+    def text() -> dict[str, object]:
+        (record,) = told.of(UID, assignment, dict)["main"].values()
+        return {"held": record.held, "used": record.used}
+
+    assert text() == {"held": "driver", "used": None}
+    assert told.update([row(500)])
+    assert text() == {"held": "driver", "used": 500}
+    assert not told.update([row(5000)]), "too soon"
+    now_s[0] = 100.0
+    assert not told.update([row(600)]), "too little"
+    assert told.update([row(5000)])
+    assert text()["used"] == 5000
+    assert not told.update([])
+
+
+def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
+    told = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
+    before = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
+    before.update([row(500)])
+    written = before.of(UID, {"main": (("c0", 1),)}, dict)
+    assert told.of(UID, {"main": (("c0", 1),)}, lambda: written) == written
+    assert not told.update([row(510)])
+
+
+def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
+    world = LimitsWorld(tmp_path)
+    world.driver.say(Support(False, "old"))
+    assert world.supports.enforcement("c0") is Enforcement.ACCOUNTED

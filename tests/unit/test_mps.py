@@ -1,0 +1,304 @@
+"""MPS on the node: which container becomes a client, with what, and what counts as held meanwhile."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from pytest_mock import MockerFixture
+
+from allocator.ledger import BookEntry
+from allocator.names import PERCENT_RESOURCE
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.advice import framework_envs
+from deviceplugin.gpus.grant import ContainerGrant, Mount
+from deviceplugin.gpus.helpers import WithoutHelpers
+from deviceplugin.gpus.limits import Enforcement
+from deviceplugin.gpus.nvml_generations import NvmlGenerations
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.kubelet.service import _granted
+from deviceplugin.mps.cards import MpsCard, mps_cards
+from deviceplugin.mps.folder import CardFolder, State
+from deviceplugin.mps.grants import VOLTA, client_limit, why_not
+from deviceplugin.mps.service import MpsService
+from deviceplugin.node.sharing import Sharing
+from deviceplugin.node.supports import Supports
+from tests.ledger_world import RESOURCE, ids, pod
+from tests.unit.test_account import Node
+
+
+@pytest.mark.parametrize(("cuda", "clients"), [(11_050, 48), (13_000, 48), (13_010, 60), (14_000, 60)])
+def test_clients_by_the_drivers_cuda(cuda: int, clients: int) -> None:
+    assert client_limit(cuda) == clients
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cuda", "reason"),
+    [
+        (4, 13_000, "older than Volta"),
+        (5, 11_040, "older than CUDA 11.5"),
+        (None, 13_000, "does not say"),
+        (9, None, "does not say"),
+        (5, 11_050, ""),
+        (10, 13_010, ""),
+    ],
+)
+def test_cards_and_drivers_that_cannot(architecture: int | None, cuda: int | None, reason: str) -> None:
+    assert reason in why_not(architecture, cuda)
+    assert bool(why_not(architecture, cuda)) == bool(reason)
+
+
+def test_instances_and_cards_in_trouble_have_no_mps() -> None:
+    source = SimulatedGpus(load_profile("2xt4"))
+    first, second = (card.uuid for card in source.cards())
+
+    class Old:
+        def architecture(self, uuid: str) -> int | None:
+            return 4 if uuid == first else 7
+
+        def cuda(self) -> int | None:
+            return 12_040
+
+    assert mps_cards(source, Old()) == [
+        MpsCard(first, 0, "the card is older than Volta: processes share one address space under MPS"),
+        MpsCard(second, 48),
+    ]
+
+
+# The folder in which the two processes meet.
+
+
+def test_a_state_counts_as_long_as_its_writer_lives(tmp_path: Path) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    assert folder.state() is None
+    folder.make()
+    assert folder.serve(State(48, (7, 9)))
+    assert folder.state() == State(48, (7, 9))
+    # Written again while it is held, and read by another.
+    assert folder.serve(State(60))
+    assert CardFolder(tmp_path, "GPU-a").state() == State(60)
+    folder.end()
+    assert folder.state() is None
+    folder.end()
+
+
+def test_the_kernel_frees_the_lock_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    folder.make()
+    child = os.fork()
+    if child == 0:
+        folder.serve(State(48))
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert folder.state() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"clients": "many"}', "\xff"])
+def test_rubbish_is_no_state(tmp_path: Path, text: str) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    folder.make()
+    folder.serve(State(48))
+    (tmp_path / "GPU-a" / "state.json").write_text(text, "latin-1")
+    assert folder.state() is None
+
+
+@pytest.mark.parametrize("uuid", ["", "../x", "MIG-GPU-1/2/0", "..", "a b"])
+def test_names_that_are_no_folder(tmp_path: Path, uuid: str) -> None:
+    with pytest.raises(GpuError, match="allowed for MPS"):
+        CardFolder(tmp_path, uuid)
+    assert MpsService(tmp_path).state(uuid) is None
+
+
+# What containers are given.
+
+
+class World:
+    """An account with cards of these sizes, and a control daemon for each of them that answers."""
+
+    def __init__(self, root: Path, *sizes: int, clients: int = 48, threads: bool = False) -> None:
+        self.node = Node(*sizes)
+        self.account = self.node.account
+        self.root = root
+        self.folders = {f"c{i}": CardFolder(root, f"c{i}") for i in range(len(sizes))}
+        for folder in self.folders.values():
+            folder.make()
+            folder.serve(State(clients, (4711,)))
+        self.driver: set[str] = set()
+        self.sharing = Sharing(
+            self.account, MpsService(root, threads=threads), lambda uuid: uuid in self.driver, unit_mib=1024
+        )
+        self.sharing.look()
+
+    def allocate(self, *given: str) -> ContainerGrant:
+        return asyncio.run(self.account.allocate(given))
+
+    def hold(self, number: int, given: frozenset[str]) -> None:
+        """The kubelet writes down what a container has."""
+        entries = [
+            BookEntry(uid, container, RESOURCE, ids)
+            for uid, one in self.node.ledger.facts.pods.items()
+            for container, ids in one.book.items()
+        ]
+        entries.append(BookEntry(f"u{number}", "main", RESOURCE, given))
+        self.node.ledger.read_book(entries, self.account.now_s())
+        self.account.changed()
+
+
+def client_envs(grant: ContainerGrant) -> dict[str, str]:
+    return {key: value for key, value in grant.envs.items() if key.startswith("CUDA")}
+
+
+def test_a_share_of_one_card_becomes_a_client(tmp_path: Path) -> None:
+    world = World(tmp_path, 16)
+    grant = world.allocate(*ids("c0", *range(8)))
+    assert client_envs(grant) == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/gpupack/mps",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8G",
+    }
+    assert grant.mounts == (
+        Mount("/run/gpupack/mps", f"{tmp_path}/c0/pipe"),
+        Mount("/dev/shm", f"{tmp_path}/shm"),
+    )
+    assert grant.envs["GPUPACK_MEMORY_MIB"] == "8192"
+    answer = _granted(grant)
+    assert [(mount.container_path, mount.host_path, mount.read_only) for mount in answer.mounts] == [
+        ("/run/gpupack/mps", f"{tmp_path}/c0/pipe", False),
+        ("/dev/shm", f"{tmp_path}/shm", False),
+    ]
+
+
+@pytest.mark.parametrize(("units", "threads"), [(1, "7"), (8, "50"), (15, "94")])
+def test_the_share_of_the_multiprocessors_on_request(tmp_path: Path, units: int, threads: str) -> None:
+    world = World(tmp_path, 16, threads=True)
+    envs = client_envs(world.allocate(*ids("c0", *range(units))))
+    assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == threads
+
+
+def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
+    grant = MpsService(tmp_path).client("c0", 1536, 16384)
+    assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
+
+
+def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) -> None:
+    world = World(tmp_path, 4, 4, 4)
+    assert client_envs(world.allocate(*ids("c0", *range(4)))) == {}
+    world.node.bind(pod("a", 4, "c1", "c2", count=2))
+    both = asyncio.run(world.node.preferred(4))
+    grant = asyncio.run(world.account.allocate(tuple(both)))
+    assert (client_envs(grant), grant.mounts) == ({}, ())
+
+
+def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
+    world = World(tmp_path, 4, 4)
+    supports = Supports(world.account, None)
+    supports.fallback, supports.covers = world.sharing.enforcement, world.sharing.covers
+    gib = 1024
+    held = [supports.holding("c0", *share) for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))]
+    assert held == [Enforcement.MPS, Enforcement.ACCOUNTED, Enforcement.ACCOUNTED]
+    world.folders["c0"].end()
+    world.sharing.look()
+    assert supports.holding("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
+    assert supports.holding("gone", 1, 1) is Enforcement.ACCOUNTED
+
+
+def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:
+    world = World(tmp_path, 16)
+    world.driver.add("c0")
+    assert client_envs(world.allocate(*ids("c0", 0))) == {}
+
+
+def test_a_service_that_dies_is_missed_at_once_and_told(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, 16)
+    told: list[None] = []
+    world.account.follow(lambda: told.append(None))
+    assert [world.sharing.enforcement(uuid) for uuid in ("c0", "c1", "cx")] == [
+        Enforcement.MPS, Enforcement.MPS, Enforcement.ACCOUNTED,
+    ]  # fmt: skip
+    world.folders["c0"].end()
+    # Allocate looks itself, sooner than the next round.
+    assert client_envs(world.allocate(*ids("c0", 0))) == {}
+    told.clear()
+    world.sharing.look()
+    assert len(told) == 1
+    assert world.sharing.enforcement("c0") is Enforcement.ACCOUNTED
+    assert world.sharing.enforcement("c1") is Enforcement.MPS
+    world.sharing.look()
+    assert len(told) == 1
+    world.folders["c0"].serve(State(48))
+    world.sharing.look()
+    assert world.sharing.enforcement("c0") is Enforcement.MPS
+
+
+def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, 16, clients=2)
+    ledger = world.node.ledger
+    for number in range(2):
+        assert client_envs(world.allocate(*ids("c0", number)))
+        world.hold(number, ids("c0", number))
+    assert ledger.used() == (16, 0)
+    # One that was bound before gets its card all the same, without the service.
+    assert client_envs(world.allocate(*ids("c0", 2))) == {}
+    # What people keep free stays so, and beside it.
+    world.account.cordon(["c1"])
+    assert ledger.used() == (16, 16)
+    world.account.cordon([])
+    assert ledger.used() == (16, 0)
+    world.folders["c0"].end()
+    world.sharing.look()
+    assert ledger.used() == (3, 0)
+
+
+def test_percent_counts_like_units(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, clients=1)
+    percent = tuple(text for text in world.account.percent_devices() if text.startswith("c0::"))[:50]
+    grant = asyncio.run(world.account.percent.allocate(percent))
+    assert client_envs(grant)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8G"
+    assert world.node.ledger.used() == (16,)
+    assert PERCENT_RESOURCE
+
+
+def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
+    world = World(tmp_path, 16)
+    assert world.sharing.servers() == {4711}
+    source = SimulatedGpus(load_profile("2xt4"))
+    uuid = source.cards()[0].uuid
+    source.set_used(uuid, 130, [GpuProcess(4711, 30), GpuProcess(7, 100)])
+    seen = WithoutHelpers(source, world.sharing.servers)
+    assert [sample.processes for sample in seen.sample()] == [(GpuProcess(7, 100),), ()]
+    assert seen.sample()[0].used_mib == 130
+    nobody: Any = WithoutHelpers(source, frozenset)
+    assert len(nobody.sample()[0].processes) == 2
+    assert (seen.vendor, seen.limits, list(seen.cards())) == (
+        source.vendor,
+        source.limits,
+        list(source.cards()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "fraction"),
+    [(8192, 81920, "0.10"), (8192, 81559, "0.10"), (100, 81559, "0.01"), (81559, 81559, "1.00")],
+)
+def test_advice_is_rounded_down(share: int, total: int, fraction: str) -> None:
+    envs = framework_envs(share, total)
+    assert envs == {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+def test_no_advice_without_knowing_the_card() -> None:
+    assert framework_envs(8192, 0) == {}
+    assert framework_envs(0, 100) == {}
+
+
+def test_the_driver_is_asked_for_generations(mocker: MockerFixture) -> None:
+    unknown = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    mocker.patch.object(pynvml, "nvmlDeviceGetHandleByUUID", return_value="handle")
+    mocker.patch.object(pynvml, "nvmlDeviceGetArchitecture", return_value=pynvml.NVML_DEVICE_ARCH_VOLTA)
+    mocker.patch.object(pynvml, "nvmlSystemGetCudaDriverVersion_v2", return_value=13_010)
+    assert (NvmlGenerations().architecture("GPU-a"), NvmlGenerations().cuda()) == (VOLTA, 13_010)
+    mocker.patch.object(pynvml, "nvmlDeviceGetHandleByUUID", side_effect=unknown)
+    mocker.patch.object(pynvml, "nvmlSystemGetCudaDriverVersion_v2", side_effect=unknown)
+    assert (NvmlGenerations().architecture("GPU-a"), NvmlGenerations().cuda()) == (None, None)

@@ -1,0 +1,380 @@
+"""Preemption over time: what is kept and given up, restarts, bounds and faults."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_ASSIGNED
+from kubeapi.errors import Unreachable
+from scheduler_plugin.commit.nominations import ANNOUNCED_S, FOREIGN_S, KEPT_S, SEEN_S
+from scheduler_plugin.commit.preemptor import (
+    AT_ONCE,
+    BURST,
+    EVICTION_S,
+    REMEMBERED,
+    REST_MOST_S,
+    SETTLE_S,
+)
+from scheduler_plugin.placement.victims import OVERDUE_S
+from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorld
+
+
+@pytest.fixture
+def world() -> PreemptionWorld:
+    """Two nodes of which each has 8 units free and no card that has them."""
+    world = PreemptionWorld()
+    world.node("n1", (8, 8), a=(0, 4, 3), b=(1, 4, 2))
+    world.node("n2", (8, 8), c=(0, 4, 5), d=(1, 4, 4))
+    return world
+
+
+async def test_a_pod_that_does_not_take_its_card_loses_it(world: PreemptionWorld) -> None:
+    failed = []
+    world.preemptor.failed.connect(lambda pod, why: failed.append(pod.name))
+    needy = world.wait("needy", 8)
+    await world.settle()
+    await world.settle(20)
+    assert len(world.state.reservations) == 1, "its victim is there still"
+    world.vanish("b")
+    await world.settle(0)
+    await world.settle(KEPT_S - 1)
+    assert len(world.state.reservations) == 1
+    await world.settle(1)
+    assert len(world.state.reservations) == 0
+    assert failed == ["needy"]
+    assert world.api.nominated[-1] == ("needy", "")
+    other = world.create("other", 4, spec={"priority": 1})
+    assert world.filter(other, ["n1"]) == ["n1"]
+    assert world.filter(needy) == ["n1"]
+
+
+async def test_a_card_that_is_free_by_now_is_not_kept(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    world.vanish("c")
+    await world.settle()
+    assert world.api.nominated == []
+    assert world.filter(needy) == ["n2"]
+
+
+@pytest.mark.parametrize("stays", ["not seen", "overdue"])
+async def test_a_victim_that_does_not_leave_is_not_waited_for_for_ever(
+    world: PreemptionWorld, stays: str
+) -> None:
+    world.wait("needy", 8)
+    world.api.silent = stays == "not seen"
+    await world.settle()
+    longest_s = SEEN_S if stays == "not seen" else world.api.grace_s + OVERDUE_S
+    await world.settle(longest_s - 1)
+    await world.settle(KEPT_S - 1)
+    assert len(world.state.reservations) == 1
+    await world.settle(2)
+    await world.settle(KEPT_S)
+    assert len(world.state.reservations) == 0
+
+
+async def test_a_nomination_that_kube_scheduler_clears_is_written_again_now_and_then(
+    world: PreemptionWorld,
+) -> None:
+    needy = world.wait("needy", 8)
+    await world.settle()
+    needy["status"] = {"phase": "Pending"}
+    needy["metadata"]["resourceVersion"] = "70"
+    world.version = 70
+    world.see(needy)
+    await world.settle(1)
+    assert world.api.nominated == [("needy", "n1")]
+    await world.settle(ANNOUNCED_S)
+    assert world.api.nominated == [("needy", "n1")] * 2
+    needy["status"] = {"phase": "Pending"}
+    needy["metadata"]["resourceVersion"] = "80"
+    world.see(needy)
+    world.api.faults["/needy/status"] = [Unreachable("away")]
+    await world.settle(ANNOUNCED_S)
+    assert len(world.state.reservations) == 1
+
+
+async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    await world.settle()
+    world.state.reservations.drop("uid-needy")
+    world.restart()
+    other = world.create("other", 8, spec={"priority": 10})
+    await world.settle(0)
+    (kept,) = world.state.reservations
+    assert (kept.uid, kept.node, kept.units) == ("uid-needy", "n1", {1: 8})
+    world.vanish("b")
+    assert world.filter(other) == []
+    assert world.filter(needy) == ["n1"]
+    await world.settle(0)
+    await world.settle(KEPT_S)
+    assert len(world.state.reservations) == 0
+    assert world.api.nominated == [("needy", "n1")], "somebody else's is not taken back"
+
+
+async def test_a_process_that_died_before_the_eviction_leaves_it_to_the_next(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    world.api.faults["/eviction"] = [Unreachable("killed")]
+    world.api.faults["/needy/status"] = []
+    await world.settle()
+    needy["status"] = {"phase": "Pending", "nominatedNodeName": "n1"}
+    needy["metadata"]["resourceVersion"] = "70"
+    world.version = 70
+    world.see(needy)
+    world.restart()
+    world.filter(needy)
+    await world.settle()
+    assert world.api.evicted == [], "it might be kube-scheduler's"
+    world.now += FOREIGN_S
+    world.filter(needy)
+    await world.settle()
+    assert world.api.evicted == ["b"]
+
+
+async def test_there_is_a_bound_on_pods_that_cards_are_kept_for() -> None:
+    world = PreemptionWorld()
+    for number in range(AT_ONCE + 2):
+        world.node(f"n{number:02}", (8,), **{f"v{number:02}": (0, 4, 1)})
+    for number in range(AT_ONCE + 2):
+        world.wait(f"p{number:02}", 8)
+    await world.settle()
+    assert len(world.api.evicted) == AT_ONCE
+    world.delete("p00")
+    await world.settle(0)
+    # The card that was being freed for the one that is gone goes to another one.
+    assert len(world.api.evicted) == AT_ONCE
+    assert world.api.nominated[-1] == (f"p{AT_ONCE}", "n00")
+
+
+async def test_there_is_a_bound_on_evictions_in_a_time() -> None:
+    world = PreemptionWorld()
+    more = 5
+    for name in ("n1", "n2"):
+        world.node(name, (BURST + 10,), **{f"{name}-{each}": (0, 1, 1) for each in range(BURST + more)})
+    world.wait("first", BURST + 10)
+    world.wait("second", BURST + 10)
+    await world.settle()
+    assert len(world.api.evicted) == BURST + more
+    await world.settle(more * EVICTION_S)
+    assert len(world.api.evicted) == BURST + more
+    await world.settle(EVICTION_S)
+    assert len(world.api.evicted) == 2 * (BURST + more)
+
+
+async def test_a_fault_of_ours_does_not_end_the_work(world: PreemptionWorld) -> None:
+    rounds = []
+
+    class Enough(BaseException):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            rounds.append(seconds)
+            world.now += SETTLE_S
+            if len(rounds) == 3:
+                raise Enough
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a listener's")
+
+    world.preemptor = preemptor = world.restart()
+    preemptor._sleep = sleep
+    preemptor.began.connect(fail)
+    world.wait("needy", 8)
+    with pytest.raises(Enough):
+        await preemptor.run()
+    assert len(rounds) == 3
+
+
+async def test_a_pod_whose_binding_is_under_way_preempts_nobody(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    world.node("n3", (8,))
+    world.committer.begin("default", "needy", "uid-needy", "n3", world.now)
+    assert not world.filter(needy), "its own Binding takes the room"
+    await world.settle()
+    assert world.api.evicted == []
+
+
+async def test_nobody_is_evicted_before_the_one_that_a_budget_may_save() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8,))
+    world.run("n1", "a", 0, 4, 1)
+    world.run("n1", "g", 0, 4, 2, labels={"app": "g"})
+    world.publish("n1")
+    world.budget("g", 1)
+    world.wait("needy", 8)
+    world.api.faults["/g/eviction"] = [BUDGET_SAYS_NO]
+    await world.settle()
+    assert world.api.evicted == []
+
+
+async def test_a_victim_that_leaves_by_itself_is_not_evicted() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8,), a=(0, 4, 2), b=(0, 4, 1))
+    world.wait("needy", 8)
+
+    def leave(*_: object) -> None:
+        leaving = world.api.pods["/api/v1/namespaces/default/pods/a"]
+        leaving["metadata"] |= {"deletionTimestamp": "2027-01-15T08:00:30Z", "resourceVersion": "99"}
+        world.see(leaving)
+
+    world.preemptor.evicted.connect(leave)
+    await world.settle()
+    assert world.api.evicted == ["b"]
+    assert len(world.state.reservations) == 1
+
+
+async def test_another_card_of_the_node_is_not_taken_from_a_lesser_pod(world: PreemptionWorld) -> None:
+    world.wait("needy", 8)
+    await world.settle()
+    world.wait("king", 8, priority=11, annotations={"gpupack.io/gpu-uuid": "GPU-n1-0"})
+    await world.settle()
+    assert world.api.evicted == ["b", "a"]
+    assert {each.uid: set(each.units) for each in world.state.reservations} == {
+        "uid-needy": {1},
+        "uid-king": {0},
+    }
+
+
+async def test_an_eviction_that_is_seen_late_is_waited_for_after_all(world: PreemptionWorld) -> None:
+    world.wait("needy", 8)
+    world.api.silent = True
+    await world.settle()
+    await world.settle(SEEN_S)
+    world.api.grace_s = 600
+    victim = world.api.pods["/api/v1/namespaces/default/pods/b"]
+    victim["metadata"]["deletionTimestamp"] = "2027-01-15T09:00:00Z"
+    world.see(victim)
+    await world.settle(KEPT_S - 1)
+    victim["metadata"] |= {"deletionTimestamp": "2027-01-15T07:00:00Z", "resourceVersion": "99"}
+    world.see(victim)
+    await world.settle(KEPT_S - 1)
+    assert len(world.state.reservations) == 1
+
+
+@pytest.mark.parametrize("why", ["Binding under way", "being deleted"])
+async def test_a_nominated_pod_that_waits_no_more_gets_nothing_kept(why: str) -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8, 8))
+    deleted = "2027-01-15T08:00:30Z" if why == "being deleted" else None
+    world.create("needy", 4, status={"nominatedNodeName": "n1"}, deleted=deleted)
+    if deleted is None:
+        world.committer.begin("default", "needy", "uid-needy", "n1", world.now)
+    await world.settle()
+    assert len(world.state.reservations) == 0
+
+
+async def test_nobody_is_evicted_where_the_pod_only_has_to_wait(world: PreemptionWorld) -> None:
+    world.node("n3", (8, 8))
+    # The kubelet could mix the two up for as long as this one starts.
+    annotations = {POD_ASSIGNED: '{"main":[["GPU-n3-0",8]]}', "gpupack.io/gpu-model": "*"}
+    world.create("starting", 8, node="n3", annotations=annotations)
+    needy = world.wait("needy", 8)
+    assert "starting on the node" in world.answer["FailedAndUnresolvableNodes"]["n3"]
+    await world.settle()
+    assert world.api.evicted == []
+    world.nodes["n3"][1][:] = [8, 4]
+    world.nodes["n3"][2].append("uid-starting")
+    world.publish("n3")
+    assert not world.filter(needy)
+    await world.settle()
+    assert world.api.evicted == ["starting"]
+
+
+@pytest.mark.parametrize(
+    "annotations", [{"gpupack.io/node-policy": "none"}, {"gpupack.io/cards": "x"}], ids=["policy", "cards"]
+)
+async def test_a_nominated_pod_that_asks_for_what_cannot_be_given_gets_nothing_kept(
+    world: PreemptionWorld, annotations: dict[str, str]
+) -> None:
+    world.create("odd", 4, status={"nominatedNodeName": "n1"}, annotations=annotations)
+    await world.settle()
+    assert len(world.state.reservations) == 0
+
+
+async def test_an_answer_that_is_no_pod_changes_nothing(world: PreemptionWorld) -> None:
+    class Odd(PreemptionApi):
+        async def patch(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
+            await super().patch(path, body, timeout_s=timeout_s)
+            return b"<html>"
+
+    odd = Odd(world)
+    odd.pods = world.api.pods
+    world.api = odd
+    world.restart()
+    world.wait("needy", 8)
+    await world.settle()
+    assert odd.evicted == ["b"]
+
+
+async def test_refused_pods_are_forgotten_beyond_a_bound(world: PreemptionWorld) -> None:
+    world.wait("needy", 8)
+    for number in range(REMEMBERED):
+        world.preemptor.note(f"uid-{number}", ["n1"])
+    await world.settle()
+    assert world.api.evicted == []
+
+
+async def test_what_is_kept_for_a_pod_that_is_being_deleted_is_given_up(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    await world.settle()
+    needy["metadata"] |= {"deletionTimestamp": "2027-01-15T08:10:00Z", "resourceVersion": "99"}
+    world.see(needy)
+    await world.settle(0)
+    assert len(world.state.reservations) == 0
+
+
+async def test_looking_for_victims_takes_a_part_of_the_time_and_the_most_important_pod_is_first() -> None:
+    world = PreemptionWorld()
+    world.node("n1", (8, 8), a=(0, 4, 1), b=(1, 4, 2))
+
+    async def slow(seconds: float) -> None:
+        world.now += seconds or 0.1
+
+    world.preemptor._sleep = slow
+    world.wait("first", 8, priority=10)
+    world.wait("king", 8, priority=11)
+    await world.settle()
+    assert world.api.evicted == ["a"]
+    assert world.api.nominated == [("king", "n1")]
+    await world.settle(0.5)
+    assert world.api.evicted == ["a"]
+    await world.settle(0.6)
+    assert world.api.evicted == ["a", "b"]
+
+
+async def test_victims_that_are_not_there_are_not_looked_for_all_the_time() -> None:
+    looks = []
+    world = PreemptionWorld()
+    world.node("n1", (8,))
+    world.run("n1", "guarded", 0, 4, 1, labels={"app": "guarded"})
+    world.publish("n1")
+    world.budget("guarded", 0)
+
+    async def counted(seconds: float) -> None:
+        looks.append(seconds)
+
+    world.preemptor._sleep = counted
+    needy = world.wait("needy", 8)
+    for _ in range(60):
+        await world.settle(0.5)
+        world.filter(needy)
+    assert 0 < len(looks) < 6
+    # What rests is tried again when it may help.
+    world.budget("guarded", 1)
+    await world.settle(REST_MOST_S - 1)
+    world.filter(needy)
+    await world.settle()
+    assert world.api.evicted == ["guarded"]
+
+
+async def test_nodes_without_lesser_pods_are_passed_over_quickly(world: PreemptionWorld) -> None:
+    looks = []
+
+    async def counted(seconds: float) -> None:
+        looks.append(seconds)
+
+    world.preemptor._sleep = counted
+    world.wait("needy", 8, priority=1)
+    await world.settle()
+    assert (looks, world.api.evicted) == ([], [])
