@@ -362,3 +362,81 @@ async def test_a_port_that_is_in_use_is_named(command):
     assert status == 2
     assert f"http '127.0.0.1:{port}': " in err
     assert "in use" in err
+
+
+async def test_one_namespace_is_read_where_it_is_named(api, session):
+    fleet = Fleet(2, uniform=True)
+    fill(api, fleet)
+    team = fleet.team(next(iter(fleet.nodes[0].pods)))
+    async with following(api, namespace=team) as url, session.get(f"{url}api/events") as answer:
+        stream = messages(answer)
+        await until(stream, lambda message: len(message.get("nodes", ())) == 2)
+        async with session.get(f"{url}api/node", params={"name": fleet.nodes[0].name}) as detail:
+            cards = (await detail.json())["cards"]
+        assert {pod["namespace"] for card in cards for pod in card["pods"]} <= {team, ""}
+        async with session.get(f"{url}api/state") as state:
+            assert f"Only pods of namespace {team} are read" in (await state.json())["problems"][0]
+
+
+QUEUE_STATUS = {
+    "mode": "gate",
+    "queues": [
+        {
+            "name": "red", "cohort": "", "weight": 1.0, "nominal": 100, "used": 40, "borrowed": 0, "lent": 0,
+            "running": 5, "waiting": 300, "oldestWaitS": 60.0, "stop": "None",
+        }
+    ],
+    "pods": [
+        {
+            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1,
+            "reason": "Quota",
+            "message": "it needs 8 units", "waitsS": 60.0,
+        }
+        for number in range(300)
+    ],
+}  # fmt: skip
+
+
+async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, session):
+    answers = [web.json_response(QUEUE_STATUS), web.Response(text="<html>"), web.Response(status=503)]
+
+    async def status(_request):
+        return answers[0]
+
+    app = web.Application()
+    app.add_routes([web.get("/status", status)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    said = []
+    for url, expected in (
+        (address, {"there": True, "more": 100}),
+        (address, {"there": False}),
+        (address, {"there": False}),
+        ("http://127.0.0.1:1", {"there": False}),
+    ):
+        async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
+            _, message = await until(
+                messages(answer),
+                lambda message: "been asked" not in message.get("queues", {}).get("text", "been asked"),
+            )
+        assert expected.items() <= message["queues"].items()
+        said.append(message["queues"]["text"])
+        answers = answers[1:] or answers
+    await runner.cleanup()
+    assert said[0] == ""
+    assert "the answer is not a queue's" in said[1]
+    assert "503" in said[2]
+    assert said[3].startswith("No queue answers")
+
+
+async def test_a_page_ends_with_the_process(api, session):
+    fill(api, Fleet(1, uniform=True))
+    async with following(api) as url:
+        answer = await session.get(f"{url}api/events")
+        stream = messages(answer)
+        await until(stream, lambda message: "nodes" in message)
+    async with asyncio.timeout(20):
+        assert [name async for name, _ in stream if name == "whole"] == []
+    answer.close()

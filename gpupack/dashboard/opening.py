@@ -1,0 +1,19 @@
+"""Opens the page where somebody sits in front of a screen."""
+
+import os
+import sys
+import threading
+import webbrowser
+
+
+def can_open() -> bool:
+    """Whether there is a terminal with a screen: over SSH a browser would take the terminal itself."""
+    screen = sys.platform in {"darwin", "win32"} or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    return sys.stdout.isatty() and screen
+
+
+def open_page(url: str) -> None:
+    """Open it, without waiting for the browser."""
+    threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
