@@ -388,8 +388,8 @@ QUEUE_STATUS = {
     ],
     "pods": [
         {
-            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1, "reason": "Quota",
-            "message": "it needs 8 units", "waitsS": 60.0,
+            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1,
+            "reason": "Quota", "message": "it needs 8 units", "waitsS": 60.0,
         }
         for number in range(300)
     ],
