@@ -19,9 +19,10 @@ from deviceplugin.gpus.limits import Support
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
+from deviceplugin.mps.service import MpsService
 from deviceplugin.node.cgroups import pod_parents
 from deviceplugin.node.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
-from deviceplugin.settings import Settings
+from deviceplugin.settings import MPS, Settings
 
 Verdict = Literal["ok", "less", "bad"]
 """Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
@@ -90,6 +91,8 @@ def _cards(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
         for support, uuids in _supports(source, settings).items():
             yield _limits(support, uuids, settings)
+        if settings.sharing == MPS:
+            yield _mps([card.uuid for card in source.cards()], settings)
     finally:
         source.close()
 
@@ -124,6 +127,15 @@ def _limits(support: Support, uuids: list[str], settings: Settings) -> Finding:
     if settings.memory_limits == REQUIRE:
         return Finding(what, "bad", str(support), "not offered: --memory-limits require")
     return Finding(what, "less", str(support), "accounted: counted and told, not refused")
+
+
+def _mps(uuids: Sequence[str], settings: Settings) -> Finding:
+    service = MpsService(settings.mps_root)
+    answers = sum(service.state(uuid) is not None for uuid in uuids)
+    found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"
+    if answers < len(uuids):
+        return Finding("MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md")
+    return Finding("MPS", "ok", found, "limits each process where the driver does not limit containers")
 
 
 def _cgroups(settings: Settings) -> Iterator[Finding]:

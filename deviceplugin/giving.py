@@ -50,6 +50,7 @@ class Giving:
                 account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
             )
             supports.fallback = self._sharing.enforcement
+            supports.covers = self._sharing.covers
 
         def advice(shares: Sequence[tuple[str, int]]) -> ContainerGrant:
             (uuid, units), *others = shares

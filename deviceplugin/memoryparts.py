@@ -61,6 +61,7 @@ class MemoryParts:
     ) -> None:
         self._account = account
         self._pods = pods
+        self._unit_mib = settings.unit_mib
         self.supports = Supports(
             account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
         )
@@ -85,7 +86,7 @@ class MemoryParts:
         self._memory = Memory(
             shares, self.supports, self._enforcer, pods, lambda: sampler.samples, owners.place
         )
-        self.told = ToldUse(self.supports.enforcement, time.monotonic)
+        self.told = ToldUse(self._holding, time.monotonic)
         self.on_news: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -150,6 +151,9 @@ class MemoryParts:
             "evictions": ("Pods evicted for over-use.", lambda: self._over_use.evictions),
             "eviction_errors": ("Evictions that were refused.", lambda: self._over_use.errors),
         }
+
+    def _holding(self, uuid: str, units: int, cards: int) -> Enforcement:
+        return self.supports.holding(uuid, units * self._unit_mib, cards)
 
     def _held(self) -> dict[str, Enforcement]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]

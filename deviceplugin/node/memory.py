@@ -105,7 +105,7 @@ class Memory:
         for container, shares in grants.items():
             if seat is None or container not in seat.ended:
                 for uuid, mib in shares.items():
-                    held = self._supports.enforcement(uuid)
+                    held = self._supports.holding(uuid, mib, len(shares))
                     yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
 
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:

@@ -79,6 +79,14 @@ class Sharing:
         """Tell how a card's containers are held where the driver does not."""
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
 
+    def covers(self, uuid: str, mib: int, cards: int) -> bool:
+        """Tell whether a container with so much of a card, and so many cards in all, is a client."""
+        return cards == 1 and mib < self._size_mib(uuid)
+
+    def _size_mib(self, uuid: str) -> int:
+        card = self._account.ledger.facts.cards.get(uuid)
+        return 0 if card is None else card.size_units * self._unit_mib
+
     def servers(self) -> frozenset[int]:
         """Pids of the service's own processes: they are nobody's use of a card."""
         return frozenset().union(*(state.servers for state in self._states.values()))
@@ -90,8 +98,8 @@ class Sharing:
             shares: units by card UUID of one container, which the ledger has as granted.
         """
         (uuid, units), *others = shares
-        size = self._account.ledger.facts.cards[uuid].size_units
-        if others or units >= size or self._driver_holds(uuid):
+        mib = units * self._unit_mib
+        if self._driver_holds(uuid) or not self.covers(uuid, mib, 1 + len(others)):
             return ContainerGrant()
         state = self._service.state(uuid)
         if state is None:
@@ -102,7 +110,7 @@ class Sharing:
                 "container without memory limit: the card has all clients", card=uuid, most=state.clients
             )
             return ContainerGrant()
-        return self._service.client(uuid, units * self._unit_mib, size * self._unit_mib)
+        return self._service.client(uuid, mib, self._size_mib(uuid))
 
     async def run(self) -> None:
         """Follow the service until cancelled."""

@@ -38,6 +38,7 @@ class Supports:
     Attributes:
         driver: the same.
         fallback: how a card is held on which the driver holds nothing.
+        covers: whether that holds a container there, by the card's UUID, its MiB, and how many cards it has.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Supports:
         self._thread = OwnThread("support of limits")
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
+        self.covers: Callable[[str, int, int], bool] = lambda *_: True
         account.limit_envs = self.container_envs
         self._withhold()
 
@@ -69,6 +71,18 @@ class Supports:
     def enforcement(self, uuid: str) -> Enforcement:
         """Tell how the memory of a card's containers is held."""
         return Enforcement.DRIVER if self.of(uuid).held else self.fallback(uuid)
+
+    def holding(self, uuid: str, mib: int, cards: int) -> Enforcement:
+        """Tell how one container is held on a card.
+
+        Args:
+            uuid: of the card.
+            mib: what the container has there.
+            cards: how many cards it has in all.
+        """
+        found = self.enforcement(uuid)
+        held = found is Enforcement.DRIVER or self.covers(uuid, mib, cards)
+        return found if held else Enforcement.ACCOUNTED
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
         """Name the variables for the vendor's toolkit; none where the driver does not hold all the cards.

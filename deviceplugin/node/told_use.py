@@ -31,12 +31,12 @@ class ToldUse:
     """Remembers what was told of each pod, by the UID that the kubelet uses.
 
     Args:
-        enforcement: how a card's memory is held.
+        holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.
         clock: monotonic seconds.
     """
 
-    def __init__(self, enforcement: Callable[[str], Enforcement], clock: Callable[[], float]) -> None:
-        self._enforcement = enforcement
+    def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:
+        self._holding = holding
         self._clock = clock
         self._pods: dict[str, _Pod] = {}
 
@@ -78,8 +78,8 @@ class ToldUse:
             pod.told, pod.at_s, pod.due = dict(pod.now), self._clock(), False
         return {
             name: {
-                uuid: MemoryRecord(self._enforcement(uuid).value, pod.told.get((name, uuid)))
-                for uuid, _ in shares
+                uuid: MemoryRecord(self._holding(uuid, units, len(shares)).value, pod.told.get((name, uuid)))
+                for uuid, units in shares
             }
             for name, shares in assignment.items()
         }

@@ -64,7 +64,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     def make(folder, clients):
         return ControlDaemon(
             folder, clients, program=options.program, arguments=options.arguments,
-            backoff=Backoff(0.5, 0.6), ask_s=1.0,
+            backoff=Backoff(0.05, 0.1), ask_s=1.0,
         )  # fmt: skip
 
     async with running(Supervisor(options, source, Modern(), make=make).run()):
@@ -73,9 +73,12 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         assert [service.state(uuid) for uuid in CARDS] == [State(48, (pid + 1000,)) for pid in pids]
         for uuid, pid in zip(CARDS, pids, strict=True):
             assert history(root, uuid) == [f"started {pid} on {uuid} with -f -multiuser-server"]
+        broken = root / CARDS[0] / "pipe" / "broken"
+        broken.touch()
         end(pids[0], signal.SIGKILL)
         await until(lambda: service.state(CARDS[0]) is None)
         assert service.state(CARDS[1]) is not None
+        broken.unlink()
         await until(lambda: service.state(CARDS[0]))
         assert pid_of(root, CARDS[0]) != pids[0]
         assert pid_of(root, CARDS[1]) == pids[1]

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from deviceplugin.check import Finding, check, served
 from deviceplugin.gpus.limits import Support
+from deviceplugin.gpus.profile import load_profile
+from deviceplugin.mps.folder import CardFolder, State
 from deviceplugin.settings import Settings
 from gpupack.commands.node import node
 from gpupack.nodecheck import render
@@ -89,6 +91,22 @@ def test_what_is_missing(
 ) -> None:
     finding = found(changed(settings, **change))[what]
     assert (finding.verdict, says in finding.found) == (verdict, True)
+
+
+def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Path) -> None:
+    assert "MPS" not in found(settings)
+    chosen = changed(settings, sharing="mps", mps_root=tmp_path / "mps")
+    first, second = (simulated.card.uuid for simulated in load_profile("2xt4").cards)
+    folders = [CardFolder(chosen.mps_root, uuid) for uuid in (first, second)]
+    for folder in folders:
+        folder.make()
+    folders[0].serve(State(48))
+    finding = found(chosen)["MPS"]
+    assert (finding.verdict, finding.found) == ("less", f"answers for 1 of 2 cards in {tmp_path}/mps")
+    folders[1].serve(State(48))
+    assert found(chosen)["MPS"].verdict == "ok"
+    for folder in folders:
+        folder.end()
 
 
 def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Settings) -> None:

@@ -268,7 +268,7 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
 
 def test_only_changes_that_are_worth_a_write_are_told() -> None:
     now_s = [0.0]
-    told = ToldUse(lambda _: Enforcement.DRIVER, lambda: now_s[0])
+    told = ToldUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
     assignment = {"main": (("c0", 1),)}
 
     def text() -> dict[str, object]:
@@ -287,8 +287,8 @@ def test_only_changes_that_are_worth_a_write_are_told() -> None:
 
 
 def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
-    told = ToldUse(lambda _: Enforcement.ACCOUNTED, lambda: 0.0)
-    before = ToldUse(lambda _: Enforcement.ACCOUNTED, lambda: 0.0)
+    told = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
+    before = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
     before.update([row(500)])
     written = before.of(UID, {"main": (("c0", 1),)}, dict)
     assert told.of(UID, {"main": (("c0", 1),)}, lambda: written) == written

@@ -26,6 +26,7 @@ from deviceplugin.mps.folder import CardFolder, State
 from deviceplugin.mps.grants import VOLTA, client_limit, why_not
 from deviceplugin.mps.service import MpsService
 from deviceplugin.node.sharing import Sharing
+from deviceplugin.node.supports import Supports
 from tests.ledger_world import RESOURCE, ids, pod
 from tests.unit.test_account import Node
 
@@ -189,6 +190,19 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
     both = asyncio.run(world.node.preferred(4))
     grant = asyncio.run(world.account.allocate(tuple(both)))
     assert (client_envs(grant), grant.mounts) == ({}, ())
+
+
+def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
+    world = World(tmp_path, 4, 4)
+    supports = Supports(world.account, None)
+    supports.fallback, supports.covers = world.sharing.enforcement, world.sharing.covers
+    gib = 1024
+    held = [supports.holding("c0", *share) for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))]
+    assert held == [Enforcement.MPS, Enforcement.ACCOUNTED, Enforcement.ACCOUNTED]
+    world.folders["c0"].end()
+    world.sharing.look()
+    assert supports.holding("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
+    assert supports.holding("gone", 1, 1) is Enforcement.ACCOUNTED
 
 
 def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:
