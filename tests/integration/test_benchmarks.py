@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import node, throughput
+from benchmarks import hardware, node, throughput
+from deviceplugin.gpus.profile import parse_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +62,26 @@ def test_the_node_s_last_line() -> None:
         "rss_mib": 82.0,
         "idle_cpu_percent": 0.123,
     }
+
+
+def test_the_hardware_s_last_line() -> None:
+    world = SimpleNamespace(empty=SimpleNamespace(took_ms=[0.5, 1.0]), wrong=0, twice=0, refused=1)
+    assert hardware.figures([1, 3], 9999.6, 55.04, world, 82.04, 83) == {
+        "instances": 112,
+        "allocates": 2,
+        "allocate_p50_ms": 1,
+        "allocate_p99_ms": 3,
+        "empty_plugin_p99_ms": 1.0,
+        "errors_per_s": 10000,
+        "driver_hung_s": 55.0,
+        "wrong_cards": 0,
+        "ids_twice": 0,
+        "refused": 1,
+        "rss_before_mib": 82.0,
+        "rss_after_mib": 83,
+    }
+
+
+def test_the_hardware_s_profile_is_one() -> None:
+    profile = parse_profile("bench", hardware.profile_text([{"at_s": 1, "hang_s": 60}]))
+    assert sum(len(card.instances or ()) for card in profile.cards) == 112

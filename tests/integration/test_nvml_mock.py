@@ -48,11 +48,15 @@ if sys.argv[1] == "v1":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         return found(name)
     pynvml._nvmlGetFunctionPointer = without_v2
-gpus = NvmlGpus()
+now_s = [0.0]
+gpus = NvmlGpus(clock=lambda: now_s[0])
 gpus.open()
 print("[]", flush=True)
 for line in sys.stdin:
     command = line.strip()
+    if command == "start_again":
+        now_s[0] += 60.0
+        command = "sample"
     if command == "support":
         supports = [gpus.limits.support(card.uuid) for card in gpus.cards()]
         print(json.dumps([dataclasses.asdict(support) for support in supports]), flush=True)
@@ -278,3 +282,19 @@ def test_a_card_that_is_lost_from_the_start_shows_up_later(
     child.until("sample", lambda samples: samples[2]["error"] is None)
     assert child.ask("cards")[2]["uuid"] == document["devices"][2]["uuid"]
     assert child.ask("cards")[2]["total_mib"] == 16384
+
+
+def test_the_library_is_started_again_for_a_lost_card(start: Callable[..., Child]) -> None:
+    child = start("t4")
+    uuid = child.ask("cards")[1]["uuid"]
+    child.override({"1": {"failure": {"mode": "lost"}}})
+    child.until("sample", lambda samples: samples[1]["error"])
+    # The library is shut down and started, with the card lost; the others are measured, and it keeps its place.
+    child.ask("start_again")
+    samples = child.ask("sample")
+    assert [sample["error"] is None for sample in samples] == [True, False, True, True]
+    assert [card["uuid"] for card in child.ask("cards")][1] == uuid
+    child.override({"2": {"failure": {"mode": "ecc_uncorrectable", "xid": {"code": 48}}}})
+    child.until("sample", lambda samples: samples[1]["error"] is None and samples[2]["error"])
+    (news,) = child.until("events", bool)
+    assert (news["code"], [card["error"] for card in child.ask("cards")]) == (48, [None] * 4)
