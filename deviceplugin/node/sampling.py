@@ -151,13 +151,16 @@ class Sampler:
 
     async def follow_events(self) -> None:
         """Take health events as they come, until cancelled."""
-        while True:
-            events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))
-            for event in events:
-                self._note_fault(event)
-            self._take_events(events)
-            self._wake.set()
-            await asyncio.sleep(EVENT_GAP_S)
+        try:
+            while True:
+                events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))
+                for event in events:
+                    self._note_fault(event)
+                self._take_events(events)
+                self._wake.set()
+                await asyncio.sleep(EVENT_GAP_S)
+        finally:
+            self._news.end()
 
     async def _once(self) -> None:
         before = self._promises()

@@ -289,7 +289,7 @@ def test_the_library_is_started_again_for_a_lost_card(start: Callable[..., Child
     uuid = child.ask("cards")[1]["uuid"]
     child.override({"1": {"failure": {"mode": "lost"}}})
     child.until("sample", lambda samples: samples[1]["error"])
-    # The library is shut down and started, with the card lost; the others are measured, and it keeps its place.
+    # Shut down and started with the card lost: the others are measured, and it keeps its place.
     child.ask("start_again")
     samples = child.ask("sample")
     assert [sample["error"] is None for sample in samples] == [True, False, True, True]
