@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from gpupack.ask import Cluster, FitAsk, fit, why
-from gpupack.ask.advise import Limits, advise_empty, advise_start
+from gpupack.ask.advise import advise_empty, advise_start
 from gpupack.ask.objects import AskBudget
+from gpupack.ask.planning import Limits
 from scheduler_plugin.cluster.budgets import BudgetSpec, BudgetStatus, LabelSelector
 from scheduler_plugin.cluster.objects import Metadata
 from tests.ask_world import Node, Pod, World
