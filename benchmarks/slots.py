@@ -43,7 +43,7 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
             def may(_: object, group: Group[str], slot: Kind = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick(slot, [owner], near=lambda _: True, may=may)
+            choice = pick(slot, [owner], near=lambda _tenant, _group: True, may=may)
             sat[at].append("" if choice is None else choice.task.uid)
             if choice is not None:
                 owner.waiting.remove(choice.task.uid)

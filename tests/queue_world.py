@@ -66,10 +66,11 @@ class QueueWorld:
         gang: str = "",
         size: int | str = "",
         gates: Sequence[str] = (QUEUE_GATE,),
+        live: bool = False,
         annotations: Mapping[str, str] | None = None,
         **more: Any,
     ) -> str:
-        """Create a gated pod; its UID."""
+        """Create a gated pod, seen as an event where it is `live`; its UID."""
         notes = {POD_DATA: data, POD_JOB: job, POD_GANG: gang, POD_GANG_SIZE: str(size)}
         notes = {key: value for key, value in notes.items() if value} | dict(annotations or {})
         raw: dict[str, Any] = pod_object(name, units, annotations=notes, **more)
@@ -80,7 +81,7 @@ class QueueWorld:
         )
         raw["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
         self.objects[raw["metadata"]["uid"]] = raw
-        self._send(raw)
+        self._send(raw, live=live)
         return str(raw["metadata"]["uid"])
 
     def decide(self) -> list[Release]:
@@ -134,9 +135,9 @@ class QueueWorld:
         """Name of a pod."""
         return str(self.objects[uid]["metadata"]["name"])
 
-    def _send(self, raw: dict[str, Any]) -> None:
+    def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:
         self.version += 1
         raw["metadata"]["resourceVersion"] = str(self.version)
         pod = msgspec.convert(raw, QueuePod)
         self.state.apply_pod(pod, self.now)
-        self.queue.apply_pod(pod, self.now)
+        self.queue.apply_pod(pod, self.now, live=live)

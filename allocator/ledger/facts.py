@@ -252,6 +252,8 @@ class Facts:
         if counts.pop(None, 0):
             percent = Counter(self.share_of[text] for text in ids if text in self.share_of)
             counts.update({uuid: n * self.cards[uuid].size_units // WHOLE for uuid, n in percent.items()})
+        if len(counts) <= 1:
+            return {uuid: units for uuid, units in counts.items() if uuid is not None}
         return {uuid: counts[uuid] for uuid in self.cards if uuid in counts}
 
     def count(self, ids: Iterable[str]) -> Counter[str]:

@@ -137,8 +137,10 @@ STEPS = (
 
 def places(facts: Facts) -> dict[Key, Place]:
     """Tell where each waiting demand will be served: the first of `STEPS` that knows."""
-    draft = Draft(facts)
     queue = waiting(facts)
+    if not queue:
+        return {}  # as a rule; the rest takes long with many pods
+    draft = Draft(facts)
     for step in STEPS:
         for one in queue:
             if one.key not in draft.settled:
@@ -158,7 +160,8 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
     for one in facts.queue():
         for demand in one.pod.request.demands:
             kind, target = shape(one.pod.request, demand), facts.target(one.pod, demand) or ()
-            got = tuple(sorted(facts.by_card(one.ids_of(demand.containers))))
+            alone = one.ids.keys() <= set(demand.containers)
+            got = tuple(sorted(one.units if alone else facts.by_card(one.ids_of(demand.containers))))
             if target:
                 happened.append((one.seen.order, kind, target, ()))
             if got and one.since is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpupack.ask.objects import AskNode, AskPod
-from scheduler_plugin.cluster.budgets import LabelSelector
+from scheduler_plugin.cluster.labels import LabelSelector
 from scheduler_plugin.cluster.objects import Struct
 
 

@@ -4,12 +4,17 @@ import asyncio
 import gc
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpupack.commands.common import FAILED, context_option, fail, version_option
 from gpupack.helptexts import TOP_HELP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpupack.top import NodeRow
 
 
 @click.command(help=TOP_HELP)
@@ -25,6 +30,14 @@ from gpupack.helptexts import TOP_HELP
     "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
 )
 @click.option("--pods", is_flag=True, help="Show the pods on each card.")
+@click.option("--queues", is_flag=True, help="Also the queues and who waits in them; JSON is an object then.")
+@click.option(
+    "--queue-service",
+    metavar="NAMESPACE/NAME",
+    default="gpupack-system/gpupack-queue",
+    show_default=True,
+    help="The queue's Service.",
+)
 @click.option("-w", "--watch", is_flag=True, help="Show them again whenever something has changed.")
 @click.option(
     "--kubeconfig",
@@ -39,9 +52,11 @@ def top(**options: Any) -> None:
     from kubeapi.errors import ConfigError, KubeApiError
 
     if options["filename"] is not None:
-        for name in ("watch", "context", "kubeconfig"):
+        for name in ("watch", "context", "kubeconfig", "queues"):
             if options[name]:
                 raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
+    if options["queues"] and options["watch"]:
+        raise click.UsageError("--queues is asked once: leave it out with --watch")
     try:
         text = _watched(options) if options["watch"] else _text(options)
     except (InputError, ConfigError, OSError) as error:
@@ -64,7 +79,31 @@ def _text(options: dict[str, Any]) -> str:
     else:
         raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
         found = load_nodes(raw, pods=pods)
-    return render(rows(found, names), options["output"], pods=pods, colour=sys.stdout.isatty())
+    look = {"pods": pods, "colour": sys.stdout.isatty()}
+    if not options["queues"]:
+        return render(rows(found, names), options["output"], **look)
+    return _with_queues(rows(found, names), options, look)
+
+
+def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
+    """Write nodes, then queues and the pods that wait: as tables, or as one JSON object."""
+    import msgspec
+
+    from gpupack import queuestatus
+    from gpupack.top.as_json import as_records
+    from gpupack.top.rendering import render
+
+    namespace, _, service = options["queue_service"].partition("/")
+    if not namespace or not service:
+        raise click.UsageError(
+            f"--queue-service is {options['queue_service']!r}: allowed is NAMESPACE/NAME of a Service"
+        )
+    raw = asyncio.run(queuestatus.fetch(options["kubeconfig"], options["context"], namespace, service))
+    status = queuestatus.read(raw)
+    if options["output"] != "json":
+        return f"{render(found, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
+    told = {"nodes": as_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
 
 
 def _watched(options: dict[str, Any]) -> str:

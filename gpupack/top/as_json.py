@@ -10,9 +10,12 @@ from gpupack.top.records import CardRow, NodeRow, PodRow
 
 def as_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
     """Write the rows; with `pods` those on each card, and those on none that is known."""
-    return msgspec.json.format(
-        msgspec.json.encode([_node(row, pods=pods) for row in rows]), indent=2
-    ).decode()
+    return msgspec.json.format(msgspec.json.encode(as_records(rows, pods=pods)), indent=2).decode()
+
+
+def as_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
+    """What `as_json` writes, as values."""
+    return [_node(row, pods=pods) for row in rows]
 
 
 def _node(row: NodeRow, *, pods: bool) -> dict[str, Any]:

@@ -1,47 +1,13 @@
 """PodDisruptionBudgets: how many of the pods that an application counts on may be evicted now."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from scheduler_plugin.cluster.labels import LabelSelector
 from scheduler_plugin.cluster.objects import Metadata, Struct
 from scheduler_plugin.cluster.pods import PodRecord
-
-
-class Requirement(Struct):
-    """One of a label selector's `matchExpressions`."""
-
-    key: str = ""
-    operator: str = ""
-    values: list[str] | None = None
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether labels meet it; an operator that Kubernetes does not have is met by none."""
-        value = labels.get(self.key)
-        values = self.values or ()
-        match self.operator:
-            case "In":
-                return value is not None and value in values
-            case "NotIn":
-                return value is None or value not in values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-        return False
-
-
-class LabelSelector(Struct):
-    """A label selector; an empty one matches everything."""
-
-    match_labels: dict[str, str] | None = None
-    match_expressions: list[Requirement] | None = None
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether labels meet every requirement."""
-        wanted = (self.match_labels or {}).items()
-        return wanted <= labels.items() and all(each.matches(labels) for each in self.match_expressions or ())
 
 
 class BudgetSpec(Struct):

@@ -12,6 +12,7 @@ import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.queue.ahead import Ahead
+from scheduler_plugin.queue.amounts import Amounts
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.lending import Case, Choice, Tenant, by_share, pick
 from scheduler_plugin.queue.locality import Locality
@@ -80,6 +81,7 @@ class Admission:
         self.config = config
         self.tenants = tenants
         self.room = room
+        self.amounts = Amounts(room.state)
         self.ahead = Ahead(room)
         self.slots = slots
         self.locality = locality
@@ -122,19 +124,27 @@ class Admission:
     def _take(self, choice: Choice[Needs], look: "Look", row: int | None, now: float) -> Release | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
         task, tenant = choice.task, self.tenants[choice.tenant]
-        pods = task.wants.members if isinstance(task.wants, GangWants) else ((task.uid, task.wants),)
+        pods = self.amounts.members(task.wants, task.uid)
         taken: list[Member] = []
+        amounts: list[int] = []
+        headroom = self.tenants.headroom(choice.tenant)
         for uid, wants in pods:
-            node = self._place(uid, wants, task, row if not taken else None, choice.relaxed, look, now)
+            if row is not None and not taken:
+                node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
+            else:
+                most = None if headroom is None else headroom - sum(amounts)
+                fits = self.amounts.within(wants, self._rows(wants, choice, look), most)
+                node = self.ahead.place(uid, wants, fits, now)
             if not node:
                 for member in taken:
                     self._undo(member.uid, now)
                 return None
             taken.append(Member(uid, wants, node))
+            amounts.append(self.amounts.of(self.room.state.pods[uid], wants) or 0)
             self.slots.sit(uid, node, task.kind)
         before = self._borrowed(choice.tenant)
-        for member in taken:
-            self.tenants.hold(choice.tenant, member.uid, member.wants.units)
+        for member, units in zip(taken, amounts, strict=True):
+            self.tenants.hold(choice.tenant, member.uid, units)
         tenant.waiting.remove(task.uid)
         self.room.give_up(task.uid)
         return Release(
@@ -147,30 +157,19 @@ class Admission:
             borrowed=self._borrowed(choice.tenant) - before,
         )
 
-    def _place(
-        self,
-        uid: str,
-        wants: Wants,
-        task: Task[Needs],
-        row: int | None,
-        relaxed: bool,
-        look: "Look",
-        now: float,
-    ) -> str:
-        """Take a pod's cards on the best node, or on a given one; the node's name, empty for none."""
-        names: list[str] = self.room.state.nodes.names
-        if row is not None:
-            return names[row] if self.room.take(uid, wants, row, now) else ""
-        fits = self.room.fits(wants, holder=task.uid)
+    def _rows(self, wants: Wants, choice: Choice[Needs], look: "Look") -> BoolArray:
+        """Where a pod of a choice may be placed, bool[R]."""
+        fits = self.room.fits(wants, holder=choice.task.uid)
         if self.config.slots is not None:
             fits = fits & look.with_idle_slots()
-        if task.data and not relaxed and self.config.locality.enabled:
-            fits = fits & look.near_rows(task.data)
-        return self.ahead.place(uid, wants, fits, now)
+        if choice.task.data and not choice.relaxed and self.config.locality.enabled:
+            fits = fits & look.near_rows(choice.task.data)
+        return fits
 
     def place(self, uid: str, wants: Wants, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        return self.ahead.place(uid, wants, self.room.fits(wants), now)
+        fits = self.room.fits(wants)
+        return self.ahead.place(uid, wants, fits, now) if fits.any() else ""
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
@@ -220,16 +219,21 @@ class Admission:
             task = tenant.waiting.get(uid) if name not in served and tenant.is_open else None
             if task is None or isinstance(task.wants, GangWants) or task.wants in roomy:
                 continue
-            if tenant.waiting.is_held(uid) or not self.tenants.allows(name, task.wants.units):
+            if tenant.waiting.is_held(uid) or not self.tenants.allows(name, self.amounts.least(task.wants)):
                 continue
             if self.room.fits(task.wants).any():
                 roomy.add(task.wants)
                 continue
-            node = self.room.keep(uid, task.wants)
+            node = self.room.keep(uid, task.wants, among=self._affordable(name, task.wants))
             if node:
                 served.add(tenant.name)
                 kept.append((uid, node))
         return kept
+
+    def _affordable(self, tenant: str, wants: Wants) -> BoolArray:
+        """Where a tenant's quota lets a pod be, fit or not: bool[R]."""
+        everywhere = np.ones(self.room.state.nodes.row_count, dtype=np.bool_)
+        return self.amounts.within(wants, everywhere, self.tenants.headroom(tenant))
 
 
 class Look:
@@ -246,8 +250,8 @@ class Look:
     def __init__(self, admission: Admission, order: Sequence[TenantState]) -> None:
         self._admission = admission
         self._order = order
-        self._fits: dict[tuple[Wants, str], tuple[BoolArray, bool]] = {}
-        self._near_somewhere: dict[tuple[Wants, frozenset[str]], bool] = {}
+        self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
+        self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
         self.able = self._able()
 
@@ -255,7 +259,7 @@ class Look:
         """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
         admission = self._admission
         needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
-        able: set[Needs] = {each for each in needs if self._fit(_first(each), "")[1]}
+        able: set[Needs] = {each for each in needs if self._fit(self._first(each), "", None)[1]}
         for uid in admission.room.keeping:
             for tenant in self._order:
                 task = tenant.waiting.get(uid)
@@ -268,17 +272,18 @@ class Look:
         name = "" if row is None else self._admission.room.state.nodes.names[row]
 
         def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
-            fits, somewhere = self._where(group)
+            fits, somewhere = self._where(tenant.name, group)
             return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
 
-        def near(group: Group[Needs]) -> bool:
+        def near(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
             data = group.key.data
             if row is not None:
                 return self._admission.locality.near(name, data)
-            key = (_first(group.key.wants), data)
+            wants = self._first(group.key.wants)
+            key = (wants, data, self._most(tenant.name, wants))
             found = self._near_somewhere.get(key)
             if found is None:
-                found = bool((self._where(group)[0] & self.near_rows(data)).any())
+                found = bool((self._where(tenant.name, group)[0] & self.near_rows(data)).any())
                 self._near_somewhere[key] = found
             return found
 
@@ -301,14 +306,16 @@ class Look:
         """An idle slot where an admissible task fits, of the task's own type if there is one."""
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
         rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
-        seen: set[tuple[Kind, Needs]] = set()
+        seen: set[tuple[Kind, Needs, int | None]] = set()
         for tenant in self._order:
             for kind in Kind:
                 for group in tenant.waiting.groups(kind, self.able):
-                    known = (kind, group.key.wants) in seen and not self._admission.room.keeping
+                    wants = self._first(group.key.wants)
+                    alike = (kind, group.key.wants, self._most(tenant.name, wants))
+                    known = alike in seen and not self._admission.room.keeping
                     if not known and self._is_admissible(tenant.name, group):
-                        seen.add((kind, group.key.wants))
-                        rows[kind] |= self._where(group)[0]
+                        seen.add(alike)
+                        rows[kind] |= self._where(tenant.name, group)[0]
         for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
             idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
             own = [kind for kind in idle if rows[kind][row]]
@@ -318,8 +325,10 @@ class Look:
 
     def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
         """Whether order and quota allow the group, wherever there may be room."""
-        wants = group.key.wants
-        return self._is_next(tenant, group) and self._admission.tenants.allows(tenant, wants.units)
+        if not self._is_next(tenant, group):
+            return False
+        least = self._admission.amounts.least(group.key.wants)
+        return self._admission.tenants.allows(tenant, least)
 
     def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
@@ -331,20 +340,25 @@ class Look:
             self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
         return self._strict[tenant] is group
 
-    def _where(self, group: Group[Needs]) -> tuple[BoolArray, bool]:
+    def _where(self, tenant: str, group: Group[Needs]) -> tuple[BoolArray, bool]:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
         room = self._admission.room
+        wants = self._first(group.key.wants)
         uid = group.oldest().uid if room.keeping else ""
-        return self._fit(_first(group.key.wants), uid if uid in room.keeping else "")
+        return self._fit(wants, uid if uid in room.keeping else "", self._most(tenant, wants))
 
-    def _fit(self, wants: Wants, holder: str) -> tuple[BoolArray, bool]:
-        found = self._fits.get((wants, holder))
+    def _first(self, needs: Needs) -> Wants:
+        """What a task needs; of a gang its first pod."""
+        return needs if isinstance(needs, Wants) else self._admission.amounts.members(needs, "")[0][1]
+
+    def _most(self, tenant: str, wants: Wants) -> int | None:
+        """The most units that quotas allow, for pods that count for different ones on different rows."""
+        return self._admission.tenants.headroom(tenant) if wants.percent else None
+
+    def _fit(self, wants: Wants, holder: str, most: int | None) -> tuple[BoolArray, bool]:
+        found = self._fits.get((wants, holder, most))
         if found is None:
             fits = self._admission.room.fits(wants, holder=holder)
-            found = self._fits[wants, holder] = (fits, bool(fits.any()))
+            fits = self._admission.amounts.within(wants, fits, most)
+            found = self._fits[wants, holder, most] = (fits, bool(fits.any()))
         return found
-
-
-def _first(needs: Needs) -> Wants:
-    """What a task needs; of a gang its first pod."""
-    return needs.members[0][1] if isinstance(needs, GangWants) else needs

@@ -8,8 +8,8 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from scheduler_plugin.cluster.labels import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.labels import LabelSelector
 from scheduler_plugin.queue.quota import Quota
 
 _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
@@ -23,6 +23,19 @@ Stop = Literal["None", "Hold", "HoldAndDrain"]
 
 class _Form(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A part of the document; unknown keys are faults, not ignored."""
+
+
+class ExpressionForm(Expression, frozen=True, forbid_unknown_fields=True):
+    """A condition of a `SelectorForm`: what Kubernetes does not have is a fault here."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+
+
+class SelectorForm(LabelSelector, frozen=True, forbid_unknown_fields=True):
+    """A label selector of the document."""
+
+    match_expressions: tuple[ExpressionForm, ...] | None = None
 
 
 class QueueForm(_Form, frozen=True):
@@ -46,7 +59,7 @@ class QueueForm(_Form, frozen=True):
     nominal_quota: Units | None = None
     borrowing_limit: Units | None = None
     lending_limit: Units | None = None
-    namespace_selector: LabelSelector | None = None
+    namespace_selector: SelectorForm | None = None
     strategy: Strategy = "BestEffortFIFO"
     stop: Stop = "None"
 
@@ -73,7 +86,7 @@ class SlotForm(_Form, frozen=True):
     """
 
     count: Annotated[int, Meta(ge=0, le=1024)] = 1
-    node_selector: LabelSelector | None = None
+    node_selector: SelectorForm | None = None
     share_of_cards: Annotated[int, Meta(ge=1, le=100)] = 100
 
 
@@ -212,8 +225,11 @@ def _together(queues: list[QueueForm], cohorts: list[CohortForm], slots: SlotsFo
     yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts])
     for at, queue in enumerate(queues):
         yield from _quotas(at, queue)
+        yield from _conditions(f"queues[{at}].namespaceSelector", queue.namespace_selector)
     yield from _circles({cohort.name: cohort.parent for cohort in cohorts if cohort.parent})
     if slots is not None:
+        yield from _conditions("slots.local.nodeSelector", slots.local.node_selector)
+        yield from _conditions("slots.free.nodeSelector", slots.free.node_selector)
         if slots.local.count == 0 and slots.free.count == 0:
             yield "slots: both counts are 0; allowed is one type with slots at least"
         if slots.local_name == slots.free_name:
@@ -235,6 +251,16 @@ def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
             f"queues[{at}].lendingLimit: {queue.lending_limit}; "
             f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
         )
+
+
+def _conditions(path: str, selector: SelectorForm | None) -> Iterable[str]:
+    """`In` and `NotIn` have values, `Exists` and `DoesNotExist` have none."""
+    for at, each in enumerate((selector.match_expressions if selector is not None else None) or ()):
+        listed = each.operator in {"In", "NotIn"}
+        if listed != bool(each.values):
+            allowed = "one or more" if listed else "none"
+            values = f"{path}.matchExpressions[{at}].values: {list(each.values or ())}"
+            yield f"{values}; allowed are {allowed} with {each.operator}"
 
 
 def _circles(parents: Mapping[str, str]) -> Iterable[str]:

@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from scheduler_plugin.queue.admission import Member, Release
 from scheduler_plugin.queue.config import over_the_cluster
-from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.explain import Reason, why
 from scheduler_plugin.queue.lending import launch_order
-from scheduler_plugin.queue.queue import Queue, TakenBack
+from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
 from scheduler_plugin.queue.writing import Writer, Written
 
@@ -29,7 +29,20 @@ TICK_S: Final = 1.0
 EXPLAIN_S: Final = 0.02
 """Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
 
+AGAIN_S: Final = 600.0
+"""A pod that waits for others is told that often at most for which, where the reason stays the same."""
+
+_WAITS_FOR_PODS: Final = frozenset({Reason.STAGE, Reason.GANG})
+
 log = structlog.get_logger(__name__)
+
+
+class Told(NamedTuple):
+    """The newest Event that says why a pod waits; the message where another one is worth an Event."""
+
+    reason: Reason
+    message: str
+    at_s: float
 
 
 class Recorder(Protocol):
@@ -47,11 +60,13 @@ class Counts:
         released: Pods released.
         borrowed: Of them, with quota or a turn that others lent.
         taken_back: Pods whose room was given to others again.
+        reclaimed: Pods that were evicted for a lender.
     """
 
     released: dict[str, int] = field(default_factory=dict)
     borrowed: dict[str, int] = field(default_factory=dict)
     taken_back: dict[str, int] = field(default_factory=dict)
+    reclaimed: dict[str, int] = field(default_factory=dict)
 
 
 class Controller:
@@ -90,7 +105,7 @@ class Controller:
         self._news = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(UNDER_WAY)
-        self._told: dict[str, Reason] = {}
+        self._told: dict[str, Told] = {}
         self._reclaimer = Reclaimer(queue)
         self._unexplained: list[str] = []
 
@@ -221,6 +236,8 @@ class Controller:
         for victim in reclaim.victims:
             why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
             self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            borrower = victim.ticket.queue
+            self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
             log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
             self._begin_removing(victim, reclaim.tenant)
 
@@ -247,9 +264,14 @@ class Controller:
     def _explain(self, entry: Entry, now: float) -> None:
         """Say why a pod waits, when that has changed."""
         found = why(self.queue, entry, now, position=0)
-        if self._told.get(entry.uid) is found.reason:
-            return
-        self._told[entry.uid] = found.reason
+        lasts = found.reason in _WAITS_FOR_PODS or found.reason is Reason.REFUSED
+        told = self._told.get(entry.uid)
+        new = Told(found.reason, found.message if lasts else "", now)
+        if told is not None and told.reason is new.reason:
+            soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
+            if soon or told.message == new.message:
+                return
+        self._told[entry.uid] = new
         wrong = found.reason in {Reason.REFUSED, Reason.GANG}
         self._event(entry, "Warning" if wrong else "Normal", "Waiting", f"{found.reason}: {found.message}")
 

@@ -30,6 +30,7 @@ class Entry:
         wants: What it needs of a node; None when it asks for what cannot be given.
         fault: Why it cannot be given anything, in words.
         phase: Where it is.
+        since: Since when it waits, by the API server's clock: the order in its queue.
         seen: When the queue saw it first, seconds.
         released: When it was released, seconds; when the queue found it released where it began later.
         holder: Tenant whose quota counts it, empty for none.
@@ -42,6 +43,7 @@ class Entry:
     wants: Wants | None
     fault: str
     phase: Phase
+    since: float
     seen: float
     released: float
     holder: str = ""
@@ -70,7 +72,7 @@ class Entry:
 
     def task(self, wants: Needs) -> Task[Needs]:
         """The task that waits for it, where it is in no gang."""
-        return Task(self.uid, self.kind, self.ticket.created, wants, self.ticket.data, self.job)
+        return Task(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
 
 
 @dataclass(slots=True)
@@ -99,12 +101,13 @@ class Gang:
         Args:
             entries: Its pods, all of them ready.
         """
-        order = sorted(entries, key=lambda entry: (-_hardness(entry), entry.uid))
-        first = min(entries, key=lambda entry: (entry.ticket.created, entry.uid))
-        wants = GangWants(self.uid, tuple((e.uid, e.wants) for e in order if e.wants is not None))
+        pods = [(entry.uid, entry.wants) for entry in entries if entry.wants is not None]
+        pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
+        first = min(entries, key=lambda entry: (entry.since, entry.uid))
+        wants = GangWants(self.uid, tuple(pods))
         data = frozenset().union(*(entry.ticket.data for entry in entries))
         kind = Kind.LOCAL if data else Kind.FREE
-        return Task(self.uid, kind, first.ticket.created, wants, data, first.job)
+        return Task(self.uid, kind, first.since, wants, data, first.job)
 
     def disagreement(self, entries: list[Entry]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
@@ -118,7 +121,31 @@ class Gang:
         return ""
 
 
-def _hardness(entry: Entry) -> int:
-    """Units on one card: who needs the most of one is placed first."""
-    demands = entry.wants.request.demands if entry.wants is not None else ()
-    return max((demand.per_card for demand in demands), default=0)
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
+
+    Attributes:
+        queue: Of the pod.
+        job: Of the pod, told apart by namespace.
+        name: Of the pod, with its namespace.
+    """
+
+    queue: str
+    job: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A released pod whose room and quota others have again.
+
+    Attributes:
+        entry: The pod.
+        why: In words.
+        remove: It is in the way where it is: whoever made it makes it again, with its gate.
+    """
+
+    entry: Entry
+    why: str
+    remove: bool

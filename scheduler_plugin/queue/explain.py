@@ -1,7 +1,9 @@
 """Why a pod waits, and what every tenant has: for Events, metrics and `gpupack queue status`. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
+from itertools import islice
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -10,7 +12,13 @@ from scheduler_plugin.queue.entries import Entry, Gang, Phase
 from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.quota import Cohort
 from scheduler_plugin.queue.tenants import TenantState
-from scheduler_plugin.queue.wants import Wants
+from scheduler_plugin.queue.wants import GangWants, Wants
+
+STAGE_NAMED: Final = 3
+"""Pods of a first stage that a message names."""
+
+STAGE_LOOKED_AT: Final = 64
+"""Of a first stage with more pods only the oldest are looked at."""
 
 
 class Reason(StrEnum):
@@ -158,20 +166,52 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
 def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> tuple[Reason, str]:
     """Say why a pod that waits in a queue is not the one released."""
     task = tenant.waiting.get(entry.gang or entry.uid)
-    needs = wants.units if task is None else task.wants.units
     if task is not None and tenant.waiting.is_held(task.uid):
-        count = len(tenant.waiting.unfinished(task.job))
-        return Reason.STAGE, f"its job has {count} unfinished pods of the first stage, those with data"
+        return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job))
     if not tenant.is_open:
         return Reason.STOPPED, f"queue {tenant.name} is stopped"
+    fits = queue.room.fits(wants, holder=entry.uid)
+    if task is None or not isinstance(task.wants, GangWants):
+        least = [queue.amounts.least(wants), queue.amounts.least(wants, fits)]
+    else:
+        least = [queue.amounts.least(task.wants)]
     cohort = queue.tenants.cohort(tenant.name)
-    if cohort is not None and not cohort.allows(tenant.name, needs):
-        return Reason.QUOTA, _quota(cohort, tenant, needs)
-    if not queue.room.fits(wants, holder=entry.uid).any():
+    for needs in least:
+        if cohort is not None and not cohort.allows(tenant.name, needs):
+            return Reason.QUOTA, _quota(cohort, tenant, needs)
+    if not fits.any():
         return Reason.ROOM, _room(queue, entry.gang or entry.uid, wants)
     if task is not None and task.wants in queue.admission.unplaced:
         return Reason.ROOM, f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
     return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
+
+
+def _stage(queue: Queue, unfinished: Collection[str]) -> str:
+    """Say which pods of the first stage a job waits for: first those that will not end by themselves."""
+    found = sorted(_holds_up(queue, uid) for uid in islice(unfinished, STAGE_LOOKED_AT))
+    named = ", ".join(text for _, text in found[:STAGE_NAMED])
+    more = len(unfinished) - min(len(found), STAGE_NAMED)
+    count = len(unfinished)
+    pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"
+    return (
+        f"its job waits for {pods} with data, its first stage: {named}{f' and {more} more' if more else ''}"
+    )
+
+
+def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
+    """How bad it is that a pod of the first stage has not ended, and what is known of it."""
+    failed, entry = queue.failed.get(uid), queue.entries.get(uid)
+    if failed is not None:
+        return 0, f"{failed.name} (failed: it counts until it is deleted)"
+    if entry is None:
+        return 4, uid
+    name = f"{entry.record.namespace}/{entry.record.name}"
+    match entry.phase:
+        case Phase.BOUND:
+            return 4, f"{name} (on node {entry.record.node})"
+        case Phase.RELEASED:
+            return 3, f"{name} (released, without a node yet)"
+    return (1, f"{name} (refused)") if queue.refusal(entry) else (2, f"{name} (waits)")
 
 
 def _incomplete(entry: Entry, gang: Gang) -> str:
@@ -193,10 +233,14 @@ def _room(queue: Queue, uid: str, wants: Wants) -> str:
     cards = max(demand.cards for demand in demands)
     units = max(demand.per_card for demand in demands)
     usable = np.flatnonzero(nodes.usable)
-    largest = int(nodes.free[usable].max()) if len(usable) else 0
-    need = (
-        f"{cards} cards of a node with {units} units free each" if cards > 1 else f"{units} units on one card"
-    )
+    free = nodes.free[usable]
+    if wants.percent:
+        free = free * 100 // np.maximum(nodes.size[usable], 1)
+    largest = int(free.max(initial=0))
+    kind = "percent" if wants.percent else "units"
+    need = f"{cards} cards of a node with {units} {kind} free each" if cards > 1 else f"{units} {kind}"
+    if cards == 1:
+        need += " of one card" if wants.percent else " on one card"
     text = f"it needs {need}; the largest free card has {largest}"
     if largest >= units:
         text = f"it needs {need}, on a node that its rules, processor and memory allow: none has that"

@@ -1,57 +1,13 @@
-"""Label selectors and node selectors, by the rules of Kubernetes. Pure.
+"""Which nodes a pod may run on: node selectors, taints and tolerations, by the rules of Kubernetes. Pure.
 
-Sources: metav1.LabelSelector and corev1.NodeSelector of the Kubernetes API.
+Source: corev1.NodeSelector of the Kubernetes API.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 
-Labels = Mapping[str, str]
-Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-
-
-class Expression(msgspec.Struct, frozen=True, rename="camel"):
-    """One condition on one label; all conditions of a list must hold."""
-
-    key: str
-    operator: Operator
-    values: tuple[str, ...] = ()
-
-    def holds(self, value: str | None) -> bool:
-        """Whether a label's value, None where there is no such label, satisfies the condition."""
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-        return self._compares(value)
-
-    def _compares(self, value: str | None) -> bool:
-        """Compare as whole numbers; what is none satisfies nothing."""
-        try:
-            left, right = int(value or ""), int(self.values[0])
-        except (ValueError, IndexError):
-            return False
-        return left > right if self.operator == "Gt" else left < right
-
-
-class LabelSelector(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Labels that must be there, and conditions; an empty selector matches everything."""
-
-    match_labels: dict[str, str] = {}
-    match_expressions: tuple[Expression, ...] = ()
-
-    def matches(self, labels: Labels) -> bool:
-        """Whether an object with these labels is selected."""
-        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            each.holds(labels.get(each.key)) for each in self.match_expressions
-        )
+from scheduler_plugin.cluster.labels import Expression, Labels
 
 
 class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):

@@ -77,7 +77,7 @@ def pick(
     slot: Kind | None,
     tenants: Sequence[Tenant[W]],
     *,
-    near: Callable[[Group[W]], bool],
+    near: Callable[[Tenant[W], Group[W]], bool],
     may: Callable[[Tenant[W], Group[W]], bool],
     among: Collection[W] | None = None,
     locality: bool = True,
@@ -87,7 +87,7 @@ def pick(
     Args:
         slot: Its type; None: there are no types, of a tenant's tasks the oldest comes first.
         tenants: In the order of `by_share`.
-        near: Whether the data of a group of local tasks is on the node or in its rack.
+        near: Whether the data of a tenant's group of local tasks is on the node or in its rack.
         may: Whether a tenant's tasks of a group can run on the node now.
         among: Needs of tasks that could be chosen; no other tasks are looked at. None: all.
         locality: Ask first for tasks whose data is near.
@@ -107,7 +107,7 @@ def pick(
                 tenant=tenant.name,
                 task=group.oldest(),
                 case=None if slot is None else _case(slot, group.key.kind),
-                relaxed=relaxed and bool(group.key.data) and not near(group),
+                relaxed=relaxed and bool(group.key.data) and not near(tenant, group),
                 lender="" if tenant.name == head else head,
             )
     return None
@@ -131,7 +131,7 @@ def _preferred(slot: Kind | None) -> tuple[Kind, Kind]:
 def _oldest(
     tenant: Tenant[W],
     kind: Kind,
-    near: Callable[[Group[W]], bool],
+    near: Callable[[Tenant[W], Group[W]], bool],
     may: Callable[[Tenant[W], Group[W]], bool],
     among: Collection[W] | None,
     *,
@@ -143,7 +143,7 @@ def _oldest(
         if best is not None and best.oldest().age_key < group.oldest().age_key:
             continue
         bound = kind is Kind.LOCAL and bool(group.key.data)
-        if (relaxed or not bound or near(group)) and may(tenant, group):
+        if (relaxed or not bound or near(tenant, group)) and may(tenant, group):
             best = group
     return best
 

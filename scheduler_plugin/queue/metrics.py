@@ -22,6 +22,9 @@ class QueueMetrics:
             "gpupack_queue_units", "GPU memory in units.", ("queue", "kind"), registry=registry
         )
         self._pods = Gauge("gpupack_queue_pods", "Pods.", ("queue", "state"), registry=registry)
+        self._weight = Gauge(
+            "gpupack_queue_weight", "Share beside the others.", ("queue",), registry=registry
+        )
         self._oldest = Gauge(
             "gpupack_queue_oldest_wait_seconds",
             "How long the pod waits that waits longest.",
@@ -40,12 +43,13 @@ class QueueMetrics:
                 ("released", "Pods released."),
                 ("borrowed", "Pods released on what others lent."),
                 ("taken_back", "Released pods whose room was given to others."),
+                ("reclaimed", "Pods evicted because a lender needed what their queue had borrowed."),
             )
         }
 
     def render(self, controller: Controller, now: float) -> bytes:
         """Write everything in Prometheus' text format."""
-        for gauge in (self._units, self._pods, self._oldest):
+        for gauge in (self._units, self._pods, self._weight, self._oldest):
             gauge.clear()
         for tenant in tenants(controller.queue, now):
             for kind, units in (
@@ -58,12 +62,14 @@ class QueueMetrics:
                     self._units.labels(tenant.name, kind).set(units)
             self._pods.labels(tenant.name, "waiting").set(tenant.waiting)
             self._pods.labels(tenant.name, "released").set(tenant.running)
+            self._weight.labels(tenant.name).set(tenant.weight)
             self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)
         counts = controller.counts
         for name, by_tenant in (
             ("released", counts.released),
             ("borrowed", counts.borrowed),
             ("taken_back", counts.taken_back),
+            ("reclaimed", counts.reclaimed),
         ):
             for queue, count in by_tenant.items():
                 self._counters[name].labels(queue).inc(count)

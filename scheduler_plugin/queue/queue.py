@@ -5,12 +5,10 @@ was released, one with a node sits in its slot. So everything is found again aft
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from allocator.errors import shown
-from allocator.names import POD_NODE_POLICY, QUEUE_NAME
+from allocator.names import POD_NODE_POLICY
 from allocator.request import unknown_policy
 from scheduler_plugin.cluster.pods import PodRecord, read_pod
 from scheduler_plugin.cluster.rules import Rules, Take
@@ -18,17 +16,19 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.admission import Admission, Release
+from scheduler_plugin.queue.ages import Ages
 from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.entries import Entry, Gang, Phase
+from scheduler_plugin.queue.displaced import displaced
+from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
+from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
+from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
 from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import Needs, Wants
-
-NAMES_SHOWN: Final = 10
 
 FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
@@ -42,21 +42,6 @@ class QueueRules(Rules):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """A released pod whose room and quota others have again.
-
-    Attributes:
-        entry: The pod.
-        why: In words.
-        remove: It is in the way where it is: whoever made it makes it again, with its gate.
-    """
-
-    entry: Entry
-    why: str
-    remove: bool
-
-
 class Queue:
     """Everything that the queue knows.
 
@@ -64,6 +49,10 @@ class Queue:
         config: The configuration.
         state: The cluster; made with `QueueRules`, and told of every pod and node before the queue is.
         policies: Of the cluster.
+
+    Attributes:
+        unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
+        failed: Failed pods that a job waits for, by UID.
     """
 
     def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
@@ -74,12 +63,15 @@ class Queue:
         self.slots = Slots(config.slots)
         self.locality = Locality(config.locality)
         self.admission = Admission(config, self.tenants, self.room, self.slots, self.locality)
+        self.amounts = self.admission.amounts
         self.entries: dict[str, Entry] = {}
-        self.gangs: dict[str, Gang] = {}
+        self.gangs = Gangs(self.entries, self.tenants)
+        self.failed: dict[str, Failed] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
-        self._unplaced: set[str] = set()
+        self.unplaced: set[str] = set()
         self._drained: set[str] = set()
-        self._failed: dict[str, tuple[str, str]] = {}
+        self._estimated: set[str] = set()
+        self._ages = Ages()
         self._wants: dict[Wants, Wants] = {}
 
     # What comes in.
@@ -92,6 +84,8 @@ class Queue:
         self.locality = self.admission.locality = Locality(config.locality)
         for name, facts in self.room.facts.items():
             self._count_node(name, facts)
+        for uid, failed in self.failed.items():
+            self.tenants[failed.queue].waiting.begun(uid, failed.job)
         for entry in list(self.entries.values()):
             self._enter(entry)
 
@@ -100,6 +94,7 @@ class Queue:
         if facts is not None or name in self.room.facts:
             self.room.set_facts(name, facts)
             self._count_node(name, facts)
+            self._displace(name)
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
         """Take a namespace's labels, None when it is gone."""
@@ -113,8 +108,14 @@ class Queue:
             if entry.record.namespace == name:
                 self._enter(entry)
 
-    def apply_pod(self, pod: QueuePod, now: float) -> None:
-        """Take a pod's newest version; after the state was told of it."""
+    def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
+        """Take a pod's newest version; after the state was told of it.
+
+        Args:
+            pod: The pod.
+            now: Seconds.
+            live: It was created a moment ago, see `Ages`.
+        """
         uid = pod.metadata.uid
         record, ticket = self.state.pods.get(uid) or read_pod(pod, self.state.resource), read_ticket(pod)
         entry = self.entries.get(record.uid)
@@ -123,21 +124,27 @@ class Queue:
             self._end(uid, now)
             if record.ended and pod.status.phase != "Succeeded" and ticket.data and ticket.job:
                 # Its job waits for whatever is made in its place.
-                self._failed[uid] = (ticket.queue, f"{record.namespace}/{ticket.job}")
-                self.tenants[ticket.queue].waiting.begun(uid, self._failed[uid][1])
+                job = f"{record.namespace}/{ticket.job}"
+                self.failed[uid] = Failed(ticket.queue, job, f"{record.namespace}/{record.name}")
+                self.tenants[ticket.queue].waiting.begun(uid, job)
             return
         wants, fault = self._needs(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
         if entry is None:
-            entry = Entry(record, ticket, wants, fault, phase, seen=now, released=now)
+            since = self._ages.since(ticket.created, now, live=live)
+            entry = Entry(record, ticket, wants, fault, phase, since=since, seen=now, released=now)
             self.entries[record.uid] = entry
             if phase is Phase.RELEASED:
-                self._unplaced.add(uid)
+                self.unplaced.add(uid)
         elif phase is Phase.GATED and entry.phase is Phase.RELEASED:
             # Released by us a moment ago; the API server has not told that yet.
             phase = Phase.RELEASED
+        elif phase is Phase.RELEASED and entry.phase is Phase.GATED:
+            # Another process released it, or this one and was told that it had not.
+            entry.released = now
+            self.unplaced.add(uid)
         if entry.gang:
-            self._leave_gang(entry)
+            self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
             record,
             ticket,
@@ -148,6 +155,8 @@ class Queue:
         self._enter(entry)
         if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang:
             self._give_back(entry, now)
+        if phase is Phase.BOUND:
+            self._displace(record.node)
 
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state was told of it."""
@@ -164,26 +173,27 @@ class Queue:
     @property
     def known(self) -> Iterator[str]:
         """UIDs of all pods that the queue would forget if they were gone."""
-        return chain(self.entries, self._failed)
+        return chain(self.entries, self.failed)
 
     # What comes out.
 
     def decide(self, now: float) -> Iterator[Release]:
         """Release what can be released now; what is yielded is taken and counted.
 
-        Pods that were released before this process began get their room first.
+        Pods that were released and have no room get theirs first: those released before this process began,
+        and those whose room others have taken.
         """
-        for uid in self._unplaced:
-            self._place_again(uid, now)
-        self._unplaced.clear()
+        self.state.expire(now)
+        self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
+        for uid in list(self._estimated):
+            if uid in self.entries:
+                self._hold(self.entries[uid])
         for release in self.admission.decide(now):
             for member in release.members:
                 entry = self.entries[member.uid]
                 entry.phase, entry.released, entry.given_back = Phase.RELEASED, now, False
                 entry.holder, entry.waits_in = release.tenant, ""
-            gang = self.gangs.get(release.task.uid)
-            if gang is not None:
-                gang.released, gang.waits_in = now, ""
+            self.gangs.released(release.task.uid, now)
             yield release
 
     def expire(self, now: float) -> list[TakenBack]:
@@ -200,47 +210,27 @@ class Queue:
             if entry.uid not in self._drained and not entry.ticket.ending:
                 self._drained.add(entry.uid)
                 back.append(TakenBack(entry, f"queue {entry.ticket.queue} is drained", remove=True))
-        for gang in list(self.gangs.values()):
-            if gang.released is not None and now - gang.released >= self.config.gang_within_s:
-                back += self._take_gang_back(gang, now)
+        for entries, why in self.gangs.half_bound(now, self.config.gang_within_s):
+            for entry in entries:
+                if entry.phase is Phase.RELEASED and not entry.given_back:
+                    self._give_back(entry, now)
+            released = [entry for entry in entries if entry.phase is not Phase.GATED]
+            back += [TakenBack(entry, why, remove=entry.ticket.owned) for entry in released]
         return back
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
         limit = now - self.config.keep_room_after_s
         long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
-        long.sort(key=lambda entry: (entry.ticket.created, entry.uid))
+        long.sort(key=lambda entry: (entry.since, entry.uid))
         kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
         return [(self.entries[uid], node) for uid, node in kept]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
-            return entry.fault or f"it asks for no {self.state.resource}: allowed is 1 or more"
-        wrong = entry.fault or self._wrong_queue(entry)
-        if wrong:
-            return wrong
-        if entry.ticket.foreign_gates:
-            return f"it waits for the scheduling gates {', '.join(entry.ticket.foreign_gates)}"
-        return "it is being deleted" if entry.ticket.ending else ""
-
-    def _wrong_queue(self, entry: Entry) -> str:
-        name = entry.ticket.queue
-        if not name:
-            return f"label {QUEUE_NAME} is missing: allowed are {self._names()}"
-        form = self.config.queues.get(name)
-        if form is None:
-            return f"queue {shown(name)} does not exist: allowed are {self._names()}"
-        if form.namespace_selector is None:
-            return ""
-        labels = self._namespaces.get(entry.record.namespace, {})
-        if form.namespace_selector.matches(labels):
-            return ""
-        return f"queue {shown(name)} is not for namespace {shown(entry.record.namespace)}"
-
-    def _names(self) -> str:
-        names = sorted(self.config.queues)
-        return ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")
+            return entry.fault or no_request(self.state.resource)
+        return refusal(entry, self.config, self._namespaces.get(entry.record.namespace, {}))
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
@@ -261,15 +251,16 @@ class Queue:
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
             return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES.names()))
-        return self._wants.setdefault(wants, wants), ticket.fault or wants.fault
+        return self._wants.setdefault(wants, wants), ticket.fault
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
             self.tenants[entry.ticket.queue].waiting.begun(entry.uid, entry.job)
+        ready = entry.phase is Phase.GATED and not self.refusal(entry)
         if entry.gang:
-            self._enter_gang(entry)
-        elif entry.phase is Phase.GATED and entry.wants is not None and not self.refusal(entry):
+            self.gangs.enter(entry, ready=ready)
+        elif ready and entry.wants is not None:
             self._wait(entry, entry.task(entry.wants))
         else:
             self._wait_no_more(entry)
@@ -294,11 +285,21 @@ class Queue:
             entry.waits_in = ""
 
     def _hold(self, entry: Entry) -> None:
-        """Count a pod in its tenant's quota."""
-        if entry.wants is None or entry.holder == entry.ticket.queue:
+        """Count a pod in its tenant's quota, with what it counts for now."""
+        if entry.wants is None:
+            return
+        units = self.amounts.of(entry.record, entry.wants)
+        if units is None:
+            self._estimated.add(entry.uid)
+            if entry.holder == entry.ticket.queue:
+                return
+            units = self.amounts.least(entry.wants)
+        else:
+            self._estimated.discard(entry.uid)
+        if self.tenants[entry.ticket.queue].released.get(entry.uid) == units:
             return
         self._let_go(entry)
-        self.tenants.hold(entry.ticket.queue, entry.uid, entry.wants.units)
+        self.tenants.hold(entry.ticket.queue, entry.uid, units)
         entry.holder = entry.ticket.queue
 
     def _let_go(self, entry: Entry) -> None:
@@ -315,21 +316,42 @@ class Queue:
         self._let_go(entry)
         entry.given_back = True
 
-    def _place_again(self, uid: str, now: float) -> None:
-        """Take room for a pod that somebody else has released and that is not bound."""
+    def _place_again(self, uid: str, now: float) -> bool:
+        """Take room for a released pod that has none and is not bound; whether it needs none any more."""
         entry = self.entries.get(uid)
-        if entry is None or entry.wants is None or entry.phase is not Phase.RELEASED or entry.fault:
-            return
+        if entry is None or entry.wants is None or entry.phase is not Phase.RELEASED:
+            return True
+        if entry.given_back or entry.fault:
+            return True
         node = self.admission.place(uid, entry.wants, now)
         if node:
             self.slots.sit(uid, node, entry.kind)
+            self._hold(entry)
+        return bool(node)
+
+    def _displace(self, node: str) -> None:
+        """Let released pods whose cards on a node are full now find other ones."""
+        book = self.state.books.get(node)
+        row = self.state.nodes.rows.get(node)
+        if book is None or row is None or not book.takes or not book.sizes:
+            return
+        nodes = self.state.nodes
+        if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
+            return
+        for uid in displaced(book, self.state.rules):
+            take = self.state.taken(uid)
+            if take is not None:
+                self.state.roll_back(take, 0.0)
+                self.slots.leave(uid)
+                self.unplaced.add(uid)
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
         self._drained.discard(uid)
-        if uid in self._failed:
-            tenant, job = self._failed.pop(uid)
-            self.tenants[tenant].waiting.finished(uid, job)
+        self._estimated.discard(uid)
+        failed = self.failed.pop(uid, None)
+        if failed is not None:
+            self.tenants[failed.queue].waiting.finished(uid, failed.job)
         entry = self.entries.get(uid)
         if entry is None:
             return
@@ -338,74 +360,10 @@ class Queue:
         self._wait_no_more(entry)
         self._give_back(entry, now)
         if entry.gang:
-            self._leave_gang(entry)
+            self.gangs.leave(entry)
         del self.entries[uid]
 
     def _count_node(self, name: str, facts: NodeFacts | None) -> None:
         row = self.state.nodes.rows.get(name)
         self.slots.set_node(name, facts, 0 if row is None else int(self.state.nodes.cards[row]))
         self.locality.set_node(name, None if facts is None else facts.labels)
-
-    # Gangs.
-
-    def _enter_gang(self, entry: Entry) -> None:
-        gang = self.gangs.setdefault(entry.gang, Gang(entry.gang))
-        gang.members.add(entry.uid)
-        if entry.phase is Phase.GATED and not self.refusal(entry):
-            gang.ready.add(entry.uid)
-        else:
-            gang.ready.discard(entry.uid)
-        if entry.phase is not Phase.GATED and gang.released is None:
-            gang.released = entry.released
-        self._queue_gang(gang)
-
-    def _leave_gang(self, entry: Entry) -> None:
-        gang = self.gangs.get(entry.gang)
-        if gang is None:
-            return
-        gang.members.discard(entry.uid)
-        gang.ready.discard(entry.uid)
-        if not any(self.entries[uid].phase is not Phase.GATED for uid in gang.members):
-            gang.released = None
-        self._queue_gang(gang)
-        if not gang.members:
-            del self.gangs[gang.uid]
-
-    def _queue_gang(self, gang: Gang) -> None:
-        """Let the gang wait as one task when all of its pods could; a gang that grew by one pod waits too."""
-        entries = [self.entries[uid] for uid in gang.members]
-        gang.fault = gang.disagreement(entries)
-        size = entries[0].ticket.gang_size if entries else 0
-        if not gang.fault and len(entries) > size:
-            gang.fault = f"it has {len(entries)} pods and gpupack.io/gang-size is {size}"
-        complete = entries and not gang.fault and len(gang.ready) == size
-        task = gang.task(entries) if complete else None
-        if gang.waits_in:
-            waiting = self.tenants[gang.waits_in].waiting
-            if task is not None and waiting.get(gang.uid) == task:
-                return
-            waiting.remove(gang.uid)
-            gang.waits_in = ""
-        if task is not None:
-            gang.waits_in = entries[0].ticket.queue
-            self.tenants[gang.waits_in].waiting.add(task)
-
-    def _take_gang_back(self, gang: Gang, now: float) -> list[TakenBack]:
-        """Take back a gang that was released and is not bound whole."""
-        entries = [self.entries[uid] for uid in gang.members]
-        bound = [entry for entry in entries if entry.phase is Phase.BOUND]
-        if len(bound) == entries[0].ticket.gang_size or len(bound) == len(entries):
-            gang.released = now
-            return []
-        why = (
-            f"{len(bound)} of {entries[0].ticket.gang_size} pods of its gang are bound "
-            f"{self.config.gang_within_s:g} s after its release"
-        )
-        back = []
-        for entry in entries:
-            if entry.phase is Phase.RELEASED and not entry.given_back:
-                self._give_back(entry, now)
-            if entry.phase is not Phase.GATED:
-                back.append(TakenBack(entry, why, remove=entry.ticket.owned))
-        gang.released = now
-        return back

@@ -82,25 +82,32 @@ class Cohort:
 
     def allows(self, tenant: str, units: int) -> bool:
         """Whether a tenant may have so many units more."""
+        most = self.headroom(tenant)
+        return most is None or units <= most
+
+    def headroom(self, tenant: str) -> int | None:
+        """The most units that a tenant may have more, below 0 after a change; None: no limit."""
         account = self.accounts[tenant]
         quota = account.quota
         if quota.nominal is None:
-            return True
-        beyond = account.used + units - quota.nominal
-        if beyond > 0 and quota.borrowing_limit is not None and beyond > quota.borrowing_limit:
-            return False
-        return self._lacks(account, units) <= 0
+            return None
+        free = self.free(tenant)
+        if quota.borrowing_limit is None:
+            return free
+        return min(free, quota.nominal + quota.borrowing_limit - account.used)
 
     def free(self, tenant: str) -> int:
         """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
         return -self._lacks(self.accounts[tenant], 0)
 
+    def is_own(self, tenant: str, units: int) -> bool:
+        """Whether a tenant would have so many units more within its own quota; it has one."""
+        account = self.accounts[tenant]
+        return account.quota.nominal is not None and account.used + units <= account.quota.nominal
+
     def lacks(self, tenant: str, units: int) -> int:
         """Units that borrowers have and that a tenant misses to have so many more within its own quota."""
-        account = self.accounts[tenant]
-        if account.quota.nominal is None or account.used + units > account.quota.nominal:
-            return 0
-        return max(0, self._lacks(account, units))
+        return max(0, self._lacks(self.accounts[tenant], units)) if self.is_own(tenant, units) else 0
 
     def lent(self, tenant: str) -> int:
         """Units of a tenant's own quota that others have: each lender's share of what all borrow."""

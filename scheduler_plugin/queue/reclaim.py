@@ -8,6 +8,7 @@ from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.queue.entries import Entry, Phase
 from scheduler_plugin.queue.queue import Queue
+from scheduler_plugin.queue.quota import Cohort
 from scheduler_plugin.queue.tenants import TenantState
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
@@ -94,18 +95,16 @@ class Reclaimer:
         if task is None or isinstance(task.wants, GangWants):
             return None
         cohort = self._queue.tenants.cohort(tenant.name)
-        account = cohort.accounts[tenant.name] if cohort is not None else None
-        if cohort is None or account is None or account.quota.nominal is None:
-            return None
-        if account.used + task.wants.units > account.quota.nominal:
+        if cohort is None or not cohort.is_own(tenant.name, self._queue.amounts.least(task.wants)):
             return None
         borrowed = self._borrowed_pods(cohort.borrowers(tenant.name), self._priority(task))
         if not borrowed:
             return None
-        lacks = cohort.lacks(tenant.name, task.wants.units)
-        if self._queue.room.fits(task.wants, holder=task.uid).any():
+        fits = self._queue.room.fits(task.wants, holder=task.uid)
+        if fits.any():
+            lacks = cohort.lacks(tenant.name, self._queue.amounts.least(task.wants, fits))
             return self._by_quota(tenant, task, lacks, borrowed) if lacks else None
-        return self._by_room(tenant, task, task.wants, lacks, borrowed, now)
+        return self._by_room(tenant, cohort, task, task.wants, borrowed, now)
 
     def _oldest(self, tenant: TenantState) -> Task[Needs] | None:
         oldest = [group.oldest() for kind in Kind for group in tenant.waiting.groups(kind)]
@@ -124,16 +123,21 @@ class Reclaimer:
             cohort = queue.tenants.cohort(name)
             left = cohort.accounts[name].borrowed if cohort is not None else 0
             pods = [queue.entries[uid] for uid in queue.tenants[name].released if uid in queue.entries]
-            pods.sort(key=lambda entry: (entry.record.priority, -entry.ticket.created, entry.uid))
+            pods.sort(key=lambda entry: (entry.record.priority, -entry.since, entry.uid))
             for entry in pods:
                 if left <= 0:
                     break
                 if entry.wants is None or entry.phase is not Phase.BOUND or entry.ticket.ending:
                     continue
-                left -= entry.wants.units
+                left -= self._units([entry])
                 if entry.uid not in going and entry.record.priority <= priority:
                     found.append(entry)
         return found
+
+    def _units(self, entries: Iterable[Entry]) -> int:
+        """Units that pods count for."""
+        tenants = self._queue.tenants
+        return sum(tenants[entry.holder].released.get(entry.uid, 0) for entry in entries if entry.holder)
 
     def _by_quota(
         self, tenant: TenantState, task: Task[Needs], lacks: int, borrowed: Iterable[Entry]
@@ -141,20 +145,20 @@ class Reclaimer:
         """Evict until the lender's own quota is free again."""
         victims: list[Entry] = []
         for entry in borrowed:
-            if lacks <= _units(victims):
+            if lacks <= self._units(victims):
                 break
             victims.append(entry)
-        if _units(victims) < lacks:
+        if self._units(victims) < lacks:
             return None
-        kept = [v for v in victims if _units(victims) - _units([v]) < lacks] or victims
+        kept = [v for v in victims if self._units(victims) - self._units([v]) < lacks] or victims
         return Reclaim(tenant.name, task.uid, "", tuple(kept))
 
     def _by_room(
         self,
         tenant: TenantState,
+        cohort: Cohort,
         task: Task[Needs],
         wants: Wants,
-        lacks: int,
         borrowed: Sequence[Entry],
         now: float,
     ) -> Reclaim | None:
@@ -165,8 +169,11 @@ class Reclaimer:
             by_node.setdefault(entry.record.node, []).append(entry)
         best: tuple[int, str, list[Entry]] | None = None
         for node, candidates in by_node.items():
+            units = self._queue.amounts.on_node(wants, node)
+            if units is None or not cohort.is_own(tenant.name, units):
+                continue
             victims = self._on(node, wants, candidates[:MOST_CANDIDATES])
-            if victims is not None and lacks <= _units(victims):
+            if victims is not None and cohort.lacks(tenant.name, units) <= self._units(victims):
                 rank = (len(victims), node, victims)
                 best = rank if best is None or rank[:2] < best[:2] else best
         if best is None:
@@ -199,7 +206,3 @@ class Reclaimer:
 def _fits(room: NodeRoom, wants: Wants, victims: Collection[Entry], queue: Queue) -> bool:
     uids = [entry.uid for entry in victims]
     return room.has_host(uids) and room.fits(queue.room.query(wants), uids)
-
-
-def _units(entries: Iterable[Entry]) -> int:
-    return sum(entry.wants.units for entry in entries if entry.wants is not None)

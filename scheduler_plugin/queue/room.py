@@ -155,13 +155,14 @@ class Room:
 
     # Room that is kept.
 
-    def keep(self, uid: str, wants: Wants, node: str = "") -> str:
+    def keep(self, uid: str, wants: Wants, node: str = "", among: BoolArray | None = None) -> str:
         """Keep cards for a pod that fits nowhere: those that need the least to become free.
 
         Args:
             uid: Of the pod.
             wants: Its needs.
             node: Where, empty: on the node that needs the least.
+            among: bool[R], nodes that come into question; None: all.
 
         Returns:
             The node, empty where no node could ever take the pod.
@@ -172,6 +173,8 @@ class Room:
         wanted[list(taken)] = False
         if node:
             wanted &= np.arange(len(wanted)) == nodes.rows.get(node, -1)
+        if among is not None:
+            wanted &= among
         rows = np.flatnonzero(wanted)
         bound = self._least_missing(wants, rows)
         found: tuple[int, str, int, tuple[int, ...]] | None = None

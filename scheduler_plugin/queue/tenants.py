@@ -113,6 +113,11 @@ class Tenants:
         cohort = self._cohorts.get(name)
         return cohort is not None and cohort.allows(name, units)
 
+    def headroom(self, name: str) -> int | None:
+        """The most units that quotas let a configured tenant have more; None: no limit."""
+        cohort = self._cohorts.get(name)
+        return None if cohort is None else cohort.headroom(name)
+
     def hold(self, name: str, uid: str, units: int) -> None:
         """Count a released pod of a tenant."""
         self._use(name, self[name].hold(uid, units))

@@ -104,11 +104,11 @@ class _Job(Generic[W]):
     """A job's stages.
 
     Attributes:
-        unfinished: UIDs of first-stage tasks that have not ended.
+        unfinished: UIDs of first-stage tasks that have not ended, in the order in which they came.
         second: Waiting tasks of the second stage, eligible when `unfinished` is empty.
     """
 
-    unfinished: set[str] = field(default_factory=set)
+    unfinished: dict[str, None] = field(default_factory=dict)
     second: dict[str, Task[W]] = field(default_factory=dict)
 
 
@@ -170,7 +170,7 @@ class Waiting(Generic[W]):
         if not known.unfinished:
             for task in known.second.values():
                 self._leave(task)
-        known.unfinished.add(uid)
+        known.unfinished[uid] = None
 
     def finished(self, uid: str, job: str) -> bool:
         """End a first-stage task; the last one of a job makes its second stage eligible.
@@ -181,7 +181,7 @@ class Waiting(Generic[W]):
         known = self._jobs.get(job)
         if known is None or uid not in known.unfinished:
             return False
-        known.unfinished.discard(uid)
+        del known.unfinished[uid]
         if known.unfinished:
             return False
         for task in known.second.values():
@@ -189,10 +189,10 @@ class Waiting(Generic[W]):
         self._forget_empty(job, known)
         return bool(known.second)
 
-    def unfinished(self, job: str) -> frozenset[str]:
-        """UIDs of the first-stage tasks that a job waits for."""
+    def unfinished(self, job: str) -> Collection[str]:
+        """UIDs of the first-stage tasks that a job waits for, in the order in which they came."""
         known = self._jobs.get(job)
-        return frozenset(known.unfinished) if known is not None else frozenset()
+        return known.unfinished.keys() if known is not None else ()
 
     def is_held(self, uid: str) -> bool:
         """Whether a waiting task waits for the first stage of its job."""

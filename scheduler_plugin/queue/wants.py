@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from allocator.names import PERCENT_RESOURCE
 from allocator.request import PodRequest
+from scheduler_plugin.errors import StateError
 from scheduler_plugin.queue.labels import NodeRules
 
 
@@ -26,18 +26,27 @@ class Wants:
 
     @cached_property
     def units(self) -> int:
-        """Units of GPU memory over all its cards, as quotas count them.
+        """Units of GPU memory over all its cards; of a pod that asks for percent see `amounts.Amounts`.
 
-        Percent of a pod that asks for those: none is admitted, but one may come without asking.
+        Raises:
+            StateError: it asks for percent.
         """
-        return sum(demand.per_card * demand.cards for demand in self.request.demands)
+        if self.percent:
+            raise StateError("units of a pod that asks for percent: allowed is to ask for those on a node")
+        return self.units_on(0)
 
-    @property
-    def fault(self) -> str:
-        """What keeps the queue from admitting it, empty: nothing."""
-        if not self.request.percent:
-            return ""
-        return f"{PERCENT_RESOURCE} in a queue: allowed are GiB, which its quota counts"
+    @cached_property
+    def percent(self) -> bool:
+        """It asks for percent of cards: what that is in units depends on the card."""
+        return self.request.percent
+
+    def units_on(self, size: int) -> int:
+        """Units of GPU memory over all its cards, where each has so many units."""
+        return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
+
+    def hardness(self, size: int) -> int:
+        """Units on one card of that size: a pod that needs more of one is harder to place."""
+        return max(demand.units_on(size) for demand in self.request.demands)
 
     @cached_property
     def _hash(self) -> int:
@@ -54,16 +63,16 @@ class GangWants:
 
     Attributes:
         uid: Of the gang.
-        members: UID and needs of each of its pods, the hardest to place first.
+        members: UID and needs of each of its pods, the hardest to place first where all ask for units.
     """
 
     uid: str
     members: tuple[tuple[str, Wants], ...]
 
     @cached_property
-    def units(self) -> int:
-        """Units of GPU memory of all members."""
-        return sum(wants.units for _, wants in self.members)
+    def percent(self) -> bool:
+        """Some of its pods ask for percent of cards."""
+        return any(wants.percent for _, wants in self.members)
 
     def __hash__(self) -> int:
         """By the gang: its members are many."""

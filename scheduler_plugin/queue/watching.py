@@ -42,7 +42,7 @@ class QueueFeed:
         if kind == "DELETED":
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
-            self._queue.apply_pod(pod, self._clock())
+            self._queue.apply_pod(pod, self._clock(), live=kind == "ADDED")
 
     def _pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}

@@ -115,16 +115,26 @@ class Writer:
         return Written.DONE
 
     async def _look(self, path: str, uid: str) -> Written:
-        """See whether a patch that was refused had been done by an earlier one without an answer."""
-        try:
-            now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
-        except NotFound:
-            return Written.GONE
-        except (KubeApiError, *UNREADABLE):
-            return Written.REFUSED
-        if now.metadata.uid != uid:
-            return Written.GONE
-        return Written.REFUSED if now.spec.scheduling_gates else Written.DONE
+        """See whether a patch that was refused had been done by an earlier one without an answer.
+
+        Without an answer to this either it is asked again: whoever takes a pod that was released for one that
+        was not gives its room away.
+        """
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+            except NotFound:
+                return Written.GONE
+            except UNREADABLE:
+                return Written.REFUSED
+            except KubeApiError:
+                await self._sleep(backoff.failed(None))
+                continue
+            if now.metadata.uid != uid:
+                return Written.GONE
+            return Written.REFUSED if now.spec.scheduling_gates else Written.DONE
+        return Written.REFUSED
 
 
 def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -184,6 +194,6 @@ def _field(node: str) -> dict[str, Any]:
 
 def _fields(term: NodeTerm) -> list[dict[str, Any]]:
     return [
-        {"key": each.key, "operator": each.operator, "values": list(each.values)}
+        {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
         for each in term.match_fields or ()
     ]

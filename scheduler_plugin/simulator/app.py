@@ -147,7 +147,7 @@ def replay_one(
     config = ConfigFile(options.queues).load()
     used = config if variant.borrowing else without_borrowing(config)
     placer = Placer(cluster, ranked, options.card_policy)
-    replaying = QueuedReplaying(cluster, placer, what.arrivals, used)
+    replaying = QueuedReplaying(cluster, placer, what, used)
     story = follow(replaying, [cluster.kind(each.pod, options.card_policy) for each in what.arrivals])
     result = replay_result(story, what, cluster, time.perf_counter() - began)
     return _named(options, variant, seed) | result | queued_result(replaying, what, config)

@@ -174,6 +174,15 @@ class Cluster:
         """Take a pod away from a row's cards."""
         self._add(kind, row, cards, -1)
 
+    def block(self, row: int, card: int, units: int) -> None:
+        """Keep units of a card from pods, or where negative give them back."""
+        taken = self.arrays.assumed[row, : self.arrays.cards[row]].tolist()
+        taken[card] += units
+        known = self._cards.get(row)
+        if known is not None:
+            known[card] = replace(known[card], used_units=taken[card])
+        self.arrays.set_assumed(row, taken)
+
     def _add(self, kind: PodKind, row: int, cards: Sequence[int], times: int) -> None:
         arrays, ask = self.arrays, kind.ask
         if cards:

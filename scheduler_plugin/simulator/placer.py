@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from allocator.registry import Parameters
+from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.placement.placing import CHOSEN_BY_NODE_POLICY
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
@@ -38,10 +39,18 @@ class Placer:
         by_node = isinstance(policy, CardChooser) and card_policy == CHOSEN_BY_NODE_POLICY
         self._chooser = policy if by_node and isinstance(policy, CardChooser) else None
 
-    def place(self, kind: PodKind, uid: str) -> Place | str:
-        """Place a pod; the reason when it cannot be."""
+    def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> Place | str:
+        """Place a pod; the reason when it cannot be.
+
+        Args:
+            kind: What it asks for.
+            uid: Of the pod.
+            among: bool[R], rows that come into question; None: all.
+        """
         cluster, ask = self._cluster, kind.ask
         rows = cluster.fitting(kind)
+        if among is not None:
+            rows = rows[among[rows]]
         if not rows.size:
             if self._learner is not None:
                 self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))

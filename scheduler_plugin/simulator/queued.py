@@ -1,26 +1,30 @@
-"""A replay through the borrowing queue: who waits is tried in the order that `gpupack queue` has.
+"""Pods of a trace that go through the borrowing queue, without a cluster: who is released when, and where.
 
-Queues, weights, quotas with lending and borrowing, strategies and stops are the queue's own code. A trace
-says nothing of data, jobs and gangs, so slots and locality have no part here; nor have evictions and room
-that is kept. Pods run as long as in the trace from when they are placed.
+Order, quotas with lending and borrowing, strategies and stops, slots, locality and stages of jobs are the
+queue's own code. Pods run as long as in the trace from when they are placed; an evicted one begins anew.
 """
 
+import heapq
 import zlib
 from bisect import bisect
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable
+from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
+from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.lending import Tenant, by_share, pick
 from scheduler_plugin.queue.quota import Account, Cohort, cohorts_of
 from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
-from scheduler_plugin.simulator.arrivals import Arrival
+from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Placer
+from scheduler_plugin.simulator.queued_places import Places
+from scheduler_plugin.simulator.queued_room import KeptRoom, victims
 from scheduler_plugin.simulator.replay import Replaying, Running
 from scheduler_plugin.simulator.trace import TracePod
 
@@ -41,17 +45,23 @@ class SimTenant:
     Attributes:
         name: Its name.
         weight: Its share beside the others.
-        allocated: Units of its pods that run.
+        units: Of its pods that run.
         waiting: Its pods that wait.
     """
 
-    def __init__(self, name: str, weight: float, *, strict: bool, is_open: bool) -> None:
+    def __init__(self, name: str, weight: float, *, strict: bool, is_open: bool, count_slots: bool) -> None:
         self.name = name
         self.weight = weight
-        self.allocated = 0.0
+        self.units = self.pods = 0
         self.waiting: Waiting[PodKind] = Waiting()
         self.strict = strict
         self.is_open = is_open
+        self._count_slots = count_slots
+
+    @property
+    def allocated(self) -> float:
+        """What it has: pods where there are slots, else units."""
+        return self.pods if self._count_slots else self.units
 
 
 def without_borrowing(config: QueueConfig) -> QueueConfig:
@@ -64,12 +74,8 @@ def check(config: QueueConfig, pods: Iterable[TracePod]) -> None:
     """Check that a trace can be replayed through queues.
 
     Raises:
-        SettingsError: the configuration has slots, or a pod names a queue that is not in it.
+        SettingsError: a pod names a queue that is not in the configuration.
     """
-    if config.slots is not None:
-        raise SettingsError(
-            "queues with slots cannot be replayed: a trace says nothing of data; allowed is none"
-        )
     unknown = sorted({pod.queue for pod in pods if pod.queue} - set(config.queues))
     if unknown:
         names = ", ".join(sorted(config.queues)[:SHOWN])
@@ -92,19 +98,26 @@ class QueuedReplaying(Replaying):
     Args:
         cluster: Empty.
         placer: Places pods on it.
-        arrivals: In order of their times.
+        replay: Nodes, in the order of the cluster's rows, and arrivals in order of their times.
         config: The queues; amounts are units of the cluster's cards.
+
+    Attributes:
+        evicted: Pods that were evicted for a lender.
+        kept: Times that cards were kept free for a pod that waited long.
     """
 
-    def __init__(
-        self, cluster: Cluster, placer: Placer, arrivals: Sequence[Arrival], config: QueueConfig
-    ) -> None:
-        super().__init__(cluster, placer, arrivals)
+    def __init__(self, cluster: Cluster, placer: Placer, replay: Replay, config: QueueConfig) -> None:
+        super().__init__(cluster, placer, replay.arrivals)
         self.shares: list[Share] = []
-        self.queues = [queue_of(arrival.pod, config) for arrival in arrivals]
+        self.evicted = self.kept = 0
+        self.queues = [queue_of(arrival.pod, config) for arrival in replay.arrivals]
         self.tenants = {
             name: SimTenant(
-                name, form.weight, strict=form.strategy == "StrictFIFO", is_open=form.stop == "None"
+                name,
+                form.weight,
+                strict=form.strategy == "StrictFIFO",
+                is_open=form.stop == "None",
+                count_slots=config.slots is not None,
             )
             for name, form in config.queues.items()
         }
@@ -114,6 +127,11 @@ class QueuedReplaying(Replaying):
             accounts.setdefault(root, {})[name] = Account(config.queues[name].quota)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
+        self._config = config
+        self._places = Places(config, replay.nodes)
+        self._room = KeptRoom(cluster)
+        self._runs: dict[int, Running] = {}
+        self._waited: dict[int, float] = {}
         self._stuck: set[PodKind] = set()
 
     def arrive(self, number: int, kind: PodKind) -> None:
@@ -122,10 +140,7 @@ class QueuedReplaying(Replaying):
             self.story.impossible.add(number)
             return
         now = self.arrivals[number].at_s
-        task = Task(f"{number:09}", Kind.FREE, now, kind)
-        self.tenants[self.queues[number]].waiting.add(task)
-        self._waiting += 1
-        self._waiting_milli += kind.asked
+        self._wait(number, kind, now)
         self._backfill(now, set())
         if self.story.placed_s[number] is None:
             self.story.turned_away.append(number)
@@ -133,7 +148,9 @@ class QueuedReplaying(Replaying):
     def end(self, ended: Running) -> None:
         """Take a pod away that has ended."""
         super().end(ended)
-        self._use(self.queues[ended.number], -ended.kind.units)
+        self._leave(ended)
+        pod = self.arrivals[ended.number].pod
+        self.tenants[self.queues[ended.number]].waiting.finished(f"{ended.number:09}", pod.job)
 
     def sample(self, at: float) -> None:
         """Note how the cluster and the queues are from a moment on."""
@@ -141,41 +158,208 @@ class QueuedReplaying(Replaying):
         if self.shares and self.shares[-1].at_s == at:
             self.shares.pop()
         tenants = self.tenants.values()
-        used = tuple(int(tenant.allocated) for tenant in tenants)
+        used = tuple(tenant.units for tenant in tenants)
         self.shares.append(Share(at, used, tuple(len(tenant.waiting) for tenant in tenants)))
+
+    def _wait(self, number: int, kind: PodKind, since: float) -> None:
+        pod = self.arrivals[number].pod
+        task = Task(f"{number:09}", Kind.LOCAL if pod.data else Kind.FREE, since, kind, pod.data, pod.job)
+        self.tenants[self.queues[number]].waiting.add(task)
+        self._waiting += 1
+        self._waiting_milli += kind.asked
+
+    def _leave(self, pod: Running) -> None:
+        """A pod runs no more."""
+        del self._runs[pod.number]
+        self._places.leave(str(pod.number))
+        self._use(self.queues[pod.number], -pod.kind.units, -1)
+
+    def _began(self, pod: Running) -> None:
+        super()._began(pod)
+        self._runs[pod.number] = pod
+
+    # Who is released.
 
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Release until nobody can be; a kind that fitted nowhere is tried again where something ended."""
+        self._room.grab()
+        self._unstick(rows)
+        while self._release_kept(now) or self._release_next(now) or self._reclaim(now):
+            pass
+        self._keep_room(now)
+
+    def _unstick(self, rows: set[int]) -> None:
+        """Kinds that fitted nowhere are tried again where they fit on one of these rows now."""
         self._stuck = {
             kind
             for kind in self._stuck
             if kind not in self._held and not any(self._cluster.fits(kind, row) for row in rows)
         }
 
+    def _release_kept(self, now: float) -> bool:
+        """Release a pod onto what was kept for it."""
+        for uid, row in self._room.ready():
+            name = self.queues[int(uid)]
+            task = self.tenants[name].waiting.get(uid)
+            if task is None or not self._may(self.tenants[name], task.wants, row):
+                continue
+            self._room.give_up(uid)
+            self._unstick({row})
+            if self._release(name, task, now, self._only({row})):
+                return True
+        return False
+
+    def _release_next(self, now: float) -> bool:
+        """Offer the cluster, or an idle slot, to the tenants in their order."""
+        order = by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
+        if not self._places.has_slots:
+            return self._offer(None, None, order, now)
+        for row in range(self._cluster.arrays.row_count):
+            for slot in self._places.idle(row):
+                if self._offer(slot, row, order, now):
+                    return True
+        return False
+
+    def _offer(self, slot: Kind | None, row: int | None, order: list[SimTenant], now: float) -> bool:
+        """Offer a slot of a type on a row, or the whole cluster; whether somebody was released."""
+        unplaced: set[PodKind] = set()
+
         def may(tenant: Tenant[PodKind], group: Group[PodKind]) -> bool:
             kind = group.key.wants
-            if kind in self._stuck or not self._cohorts[tenant.name].allows(tenant.name, kind.units):
+            if kind in self._stuck or kind in unplaced:
                 return False
-            return not self.tenants[tenant.name].strict or _oldest(tenant.waiting) is group
+            return self._may(self.tenants[tenant.name], kind, row, group)
+
+        def near(_tenant: Tenant[PodKind], group: Group[PodKind]) -> bool:
+            data = group.key.data
+            if row is not None:
+                return self._places.is_near(data, row)
+            return bool(self._near(data)[self._cluster.fitting(group.key.wants)].any())
 
         while True:
-            order = by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
-            choice = pick(None, order, near=lambda _: True, may=may, locality=False)
+            choice = pick(slot, order, near=near, may=may, locality=self._places.by_data)
             if choice is None:
-                return
-            kind = choice.task.wants
-            if not self._try(int(choice.task.uid), kind, now):
-                self._stuck.add(kind)
-                continue
-            self.tenants[choice.tenant].waiting.remove(choice.task.uid)
-            self._use(choice.tenant, kind.units)
-            self._waiting -= 1
-            self._waiting_milli -= kind.asked
+                return False
+            among = None if row is None else self._only({row})
+            if among is None and choice.task.data and self._places.by_data and not choice.relaxed:
+                among = self._near(choice.task.data)
+            if self._release(choice.tenant, choice.task, now, among):
+                return True
+            (self._stuck if among is None else unplaced).add(choice.task.wants)
 
-    def _use(self, name: str, units: int) -> None:
-        self.tenants[name].allocated += units
+    def _may(
+        self, tenant: SimTenant, kind: PodKind, row: int | None, group: Group[PodKind] | None = None
+    ) -> bool:
+        """Whether quota, order and, where a row is given, slots and room of that row let a pod go."""
+        if not tenant.is_open or not self._cohorts[tenant.name].allows(tenant.name, kind.units):
+            return False
+        if row is not None and group is not None and not self._cluster.fits(kind, row):
+            return False
+        if row is not None and self._places.has_slots and not self._places.idle(row):
+            return False
+        return group is None or not tenant.strict or _oldest(tenant.waiting) is group
+
+    def _release(self, name: str, task: Task[PodKind], now: float, among: BoolArray | None) -> bool:
+        number, kind = int(task.uid), task.wants
+        if not self._try(number, kind, now, among):
+            return False
+        self.tenants[name].waiting.remove(task.uid)
+        self._room.give_up(task.uid)
+        self._places.sit(str(number), self._runs[number].place.row, task.kind)
+        self._use(name, kind.units, 1)
+        self._waiting -= 1
+        self._waiting_milli -= kind.asked
+        # What counts is how long it waited in all; an evicted pod waits more than once.
+        waited = self._waited.pop(number, 0.0) + now - task.since
+        self.story.placed_s[number] = self.arrivals[number].at_s + waited
+        self._waited[number] = waited
+        return True
+
+    def _only(self, rows: set[int]) -> BoolArray:
+        among = np.zeros(self._cluster.arrays.row_count, dtype=np.bool_)
+        among[list(rows)] = True
+        return among
+
+    def _near(self, data: frozenset[str]) -> BoolArray:
+        return self._places.near(data, self._cluster.arrays.row_count)
+
+    def _use(self, name: str, units: int, pods: int) -> None:
+        self.tenants[name].units += units
+        self.tenants[name].pods += pods
         self._cohorts[name].use(name, units)
+
+    # Who waits long, and lenders.
+
+    def _keep_room(self, now: float) -> None:
+        """Keep cards for one pod of each queue that has waited too long and fits nowhere."""
+        served = {self.queues[int(uid)] for uid in self._room.uids}
+        for name, tenant in self.tenants.items():
+            group = _oldest(tenant.waiting) if name not in served and tenant.is_open else None
+            if group is None or now - group.oldest().since < self._config.keep_room_after_s:
+                continue
+            kind = group.key.wants
+            if not self._cohorts[name].allows(name, kind.units) or self._cluster.fitting(kind).size:
+                continue
+            self.kept += self._room.keep(group.oldest().uid, kind)
+
+    def _reclaim(self, now: float) -> bool:
+        """Evict what others borrowed of the oldest pod's queue, so that it fits; whether anybody was."""
+        if self._config.reclaim != "evict":
+            return False
+        for name, tenant in self.tenants.items():
+            group = _oldest(tenant.waiting) if tenant.is_open else None
+            cohort = self._cohorts[name]
+            if group is None or not cohort.is_own(name, group.key.wants.units):
+                continue
+            task, lacks = group.oldest(), cohort.lacks(name, group.key.wants.units)
+            fits = bool(self._cluster.fitting(task.wants).size)
+            if fits and not lacks:
+                continue
+            gone, row = self._who_goes(task.wants, self._borrowed(cohort, name), lacks, fits=fits)
+            for pod in gone:
+                self._evict(pod, now)
+            self._unstick({pod.place.row for pod in gone})
+            if gone and self._release(name, task, now, None if row is None else self._only({row})):
+                return True
+        return False
+
+    def _who_goes(
+        self, kind: PodKind, borrowed: list[Running], lacks: int, *, fits: bool
+    ) -> tuple[list[Running], int | None]:
+        """The fewest that must go for a lender's pod, and the row where it fits then; none where in vain."""
+        if not fits:
+            return victims(self._cluster, kind, borrowed, lacks) or ([], None)
+        gone: list[Running] = []
+        for pod in borrowed:
+            if lacks <= 0:
+                break
+            gone.append(pod)
+            lacks -= pod.kind.units
+        return (gone, None) if lacks <= 0 else ([], None)
+
+    def _borrowed(self, cohort: Cohort, lender: str) -> list[Running]:
+        """The pods with which others exceed their own quota, the youngest first."""
+        found = []
+        for name in cohort.borrowers(lender):
+            left = cohort.accounts[name].borrowed
+            mine = [pod for number, pod in self._runs.items() if self.queues[number] == name]
+            for pod in sorted(mine, key=lambda pod: -pod.number):
+                if left <= 0:
+                    break
+                left -= pod.kind.units
+                found.append(pod)
+        return found
+
+    def _evict(self, pod: Running, now: float) -> None:
+        """Take a pod away; it is made again, and waits."""
+        self._running.remove(pod)
+        heapq.heapify(self._running)
+        super().end(pod)
+        self._leave(pod)
+        self.evicted += 1
+        self._wait(pod.number, pod.kind, now)
 
 
 def _oldest(waiting: Waiting[PodKind]) -> Group[PodKind] | None:
-    return min(waiting.groups(Kind.FREE), key=lambda group: group.oldest().age_key, default=None)
+    groups = chain.from_iterable(waiting.groups(kind) for kind in Kind)
+    return min(groups, key=lambda group: group.oldest().age_key, default=None)

@@ -34,7 +34,8 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
     Returns:
         `queues {name: {weight, pods, wait_s}}`; `fairness`, the mean of Jain's index over the time that
         counts, of what each queue has by its weight, over the queues that have or want something;
-        `fairness_series [[day, index]]`.
+        `fairness_series [[day, index]]`; `evicted`, pods that went for lenders; `room_kept`, times that cards
+        were kept free for a pod that waited long.
     """
     waits: dict[str, list[float]] = {name: [] for name in config.queues}
     pods = dict.fromkeys(config.queues, 0)
@@ -53,6 +54,8 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
             for name, form in config.queues.items()
         },
         "fairness": round(float(fair.mean()), 4),
+        "evicted": replaying.evicted,
+        "room_kept": replaying.kept,
         "fairness_series": [
             [round(float(day), 4), round(float(value), 4)] for day, value in zip(days, fair, strict=True)
         ],
@@ -73,12 +76,14 @@ def _fairness(replaying: QueuedReplaying, config: QueueConfig, edges: "FloatArra
 
 
 def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Average the runs of each label: `fairness`, and `queues {name: {weight, pods, wait_s}}`."""
+    """Average the runs of each label: what `queued_result` has, but for the series."""
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
         mine = [run for run in runs if run["label"] == label]
         result[label] = {
             "fairness": round(fmean(run["fairness"] for run in mine), 4),
+            "evicted": round(fmean(run["evicted"] for run in mine), 1),
+            "room_kept": round(fmean(run["room_kept"] for run in mine), 1),
             "queues": {name: _queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]},
         }
     return result
@@ -105,4 +110,6 @@ def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield ""
     for label, mean in means.items():
         busy = f"{mean['allocated_percent']:.2f} % of the GPUs allocated"
-        yield f"{label}: {busy}, Jain's index {mean['fairness']:.3f}"
+        more = f", {mean['evicted']:g} pods evicted for lenders" if mean["evicted"] else ""
+        more += f", room kept {mean['room_kept']:g} times" if mean["room_kept"] else ""
+        yield f"{label}: {busy}, Jain's index {mean['fairness']:.3f}{more}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Arrival
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
@@ -135,8 +136,8 @@ class Replaying:
             else:
                 del queues[kind]
 
-    def _try(self, number: int, kind: PodKind, now: float) -> bool:
-        placed = self._placer.place(kind, str(number))
+    def _try(self, number: int, kind: PodKind, now: float, among: BoolArray | None = None) -> bool:
+        placed = self._placer.place(kind, str(number), among)
         if not isinstance(placed, Place):
             (self._held.add if placed == HELD else self._held.discard)(kind)
             return False
@@ -145,8 +146,12 @@ class Replaying:
         self._used += kind.units
         runs = self.arrivals[number].runs_s
         ends = math.inf if runs is None else now + runs
-        heapq.heappush(self._running, Running(ends, number, kind, placed))
+        self._began(Running(ends, number, kind, placed))
         return True
+
+    def _began(self, pod: Running) -> None:
+        """A pod runs from now on."""
+        heapq.heappush(self._running, pod)
 
 
 def replay(

@@ -20,6 +20,9 @@ NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MODELS_COLUMN: Final = "gpu_spec"
 QUEUE_COLUMN: Final = "queue"
+DATA_COLUMN: Final = "data"
+JOB_COLUMN: Final = "job"
+RACK_COLUMN: Final = "rack"
 CARD_UNITS_COLUMN: Final = "card_units"
 GPU_UNITS_COLUMN: Final = "gpu_units"
 CREATED_COLUMN: Final = "creation_time"
@@ -38,7 +41,10 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said)."""
+    """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said).
+
+    With the names of the data that it has, and its rack, where there are any.
+    """
 
     name: str
     cpu_milli: int
@@ -46,6 +52,8 @@ class TraceNode:
     cards: int
     model: str
     card_units: int = 0
+    data: frozenset[str] = frozenset()
+    rack: str = ""
 
 
 class Times(NamedTuple):
@@ -59,7 +67,8 @@ class Times(NamedTuple):
 class TracePod:
     """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
 
-    Where `gpu_units` is not 0 it asks for so many units of each card, whatever that is in thousandths.
+    Where `gpu_units` is not 0 it asks for so many units of each card, whatever that is in thousandths. With
+    the names of the data that it reads, and the job that it belongs to, where there are any.
     """
 
     name: str
@@ -71,6 +80,8 @@ class TracePod:
     times: Times | None = None
     queue: str = ""
     gpu_units: int = 0
+    data: frozenset[str] = frozenset()
+    job: str = ""
 
     @property
     def asked(self) -> int:
@@ -82,7 +93,8 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
     """Read the node list, sorted by name.
 
     Args:
-        path: CSV file with the columns of `NODE_COLUMNS`, and `card_units` where cards differ in size.
+        path: CSV file with the columns of `NODE_COLUMNS`; `card_units` where cards differ in size, `data`
+            (names, `A|B`) and `rack` where they are.
         warn: Called with a line for each row that is left out.
 
     Raises:
@@ -108,6 +120,8 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
             numbers["gpu"],
             (row["model"] or "").strip(),
             units,
+            _names(row.get(DATA_COLUMN)),
+            (row.get(RACK_COLUMN) or "").strip(),
         )
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
@@ -119,7 +133,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
 
     Args:
         path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
-            `queue`, `gpu_units` (units of each card, in place of `gpu_milli`).
+            `queue`, `gpu_units` (units of each card, in place of `gpu_milli`), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -207,14 +221,18 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
         fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed is 1 to {CARD}"
     if fault:
         return None, fault
-    text = row.get(MODELS_COLUMN) or ""
-    models = tuple(sorted({model.strip() for model in text.split("|") if model.strip()}))
+    models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
-    queue = (row.get(QUEUE_COLUMN) or "").strip()
     units, fault = _units(where, GPU_UNITS_COLUMN, row)
     if fault:
         return None, fault
-    return replace(pod, queue=queue, gpu_units=units if cards else 0), ""
+    queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
+    data = _names(row.get(DATA_COLUMN))
+    return replace(pod, queue=queue, job=job, data=data, gpu_units=units if cards else 0), ""
+
+
+def _names(text: str | None) -> frozenset[str]:
+    return frozenset(name.strip() for name in (text or "").split("|") if name.strip())
 
 
 def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:

@@ -1,16 +1,20 @@
 """The queue on a real cluster: from the gate to a running container, in every mode, through restarts."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.rest import ApiError
 
 pytestmark = pytest.mark.telling
 
@@ -171,6 +175,56 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
         cluster.api.delete(
             f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
         )
+
+
+def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """The example of docs/queue.md: who waits in the queue has used its namespace's quota already."""
+    text = (REPOSITORY / "docs" / "queue.md").read_text()
+    found = re.search(r"```yaml\n(apiVersion: v1\nkind: ResourceQuota\n.*?)```", text, re.DOTALL)
+    assert found is not None
+    quota = yaml.safe_load(found[1])
+    quota["spec"]["hard"] = {"requests.gpupack.io/gpu-memory-gib": "6"}
+    running.config.write_text("queues: [{name: a, stop: Hold}, {name: b}]\n")
+    until(lambda: {q["stop"] for q in running.status()["queues"]} == {"Hold", "None"}, "a is held", 20)
+    path = "/api/v1/namespaces/default/resourcequotas"
+    quota["metadata"]["namespace"] = "default"
+    cluster.api.post(path, quota)
+    name = quota["metadata"]["name"]
+    try:
+        until(lambda: cluster.api.get(f"{path}/{name}")["status"].get("hard"), "the quota counts", 30)
+        cluster.create(gated("p0", 3))
+        cluster.create(gated("p1", 3))
+        with pytest.raises(ApiError, match="exceeded quota"):
+            cluster.create(gated("p2", 3))
+        assert wears_gate(cluster, "p0")
+        used = cluster.api.get(f"{path}/{name}")["status"]["used"]
+        assert used == {"requests.gpupack.io/gpu-memory-gib": "6"}
+    finally:
+        cluster.api.delete(f"{path}/{name}")
+
+
+def test_a_pod_with_kueues_gate_waits_for_both(cluster: Cluster, running: QueueController) -> None:
+    """Kueue takes its own gate away when it admits a pod; ours is taken away after that, never Kueue's."""
+    pod = gated("both", 3)
+    kueue = {"name": "kueue.x-k8s.io/admission"}
+    pod["spec"]["schedulingGates"].append(kueue)
+    cluster.create(pod)
+    assert "it waits for the scheduling gates kueue.x-k8s.io/admission" in cluster.wait_event(
+        "both", "Refused"
+    )
+    assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue]
+    other = w.pod("kueues", w.container(gib=3), schedulingGates=[kueue])
+    other["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "user-queue"}
+    cluster.create(other)
+    patch = [
+        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": kueue["name"]},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
+    ]
+    cluster.api.call("PATCH", f"{PODS}/both", patch, content_type="application/json-patch+json")
+    cluster.wait_running("both")
+    assert cluster.pod("kueues")["spec"]["schedulingGates"] == [kueue], "it is none of this queue's"
 
 
 def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:

@@ -389,8 +389,7 @@ QUEUE_STATUS = {
     "pods": [
         {
             "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1,
-            "reason": "Quota",
-            "message": "it needs 8 units", "waitsS": 60.0,
+            "reason": "Quota", "message": "it needs 8 units", "waitsS": 60.0,
         }
         for number in range(300)
     ],

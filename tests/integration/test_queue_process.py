@@ -139,6 +139,7 @@ async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path)
             text = (await running.get("/metrics"))[1]
             assert 'gpupack_queue_released_total{queue="a"} 3.0' in text
             assert 'gpupack_queue_units{kind="used",queue="a"} 20.0' in text
+            assert 'gpupack_queue_weight{queue="a"} 1.0' in text
 
 
 async def test_batch_mode_names_the_node(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from benchmarks import slots
 from scheduler_plugin.errors import QueueConfigError, SettingsError
 from scheduler_plugin.queue.config import parse_config
 from scheduler_plugin.simulator.app import run, simulate
+from scheduler_plugin.simulator.arrivals import replayed
+from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.options import Options
-from scheduler_plugin.simulator.queued import queue_of
+from scheduler_plugin.simulator.placer import Placer, policy_for
+from scheduler_plugin.simulator.queued import QueuedReplaying, queue_of
 from scheduler_plugin.simulator.queued_results import jain
-from scheduler_plugin.simulator.trace import TracePod
+from scheduler_plugin.simulator.trace import TracePod, read_nodes, read_pods
 
 COHORT = "queues: [{name: a, cohort: x, nominalQuota: 2000}, {name: b, cohort: x, nominalQuota: 2000}]"
 
@@ -74,6 +77,78 @@ def test_weights_share_what_everybody_wants(trace):
     assert lent["never_placed"] == 0
 
 
+def rewrite(trace, pods, nodes=("n1,32000,65536,4,T4",), head="queue", node_head=""):
+    """Write another trace; of pods name, thousandths of a card, when they come and how long they run."""
+    head = f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,{head}"
+    rows = [f"{name},1000,1024,1,{milli},{at},{at + runs},{rest}" for name, milli, at, runs, rest in pods]
+    (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
+    node_head = f"sn,cpu_milli,memory_mib,gpu,model{node_head}"
+    (trace / "nodes.csv").write_text("\n".join([node_head, *nodes]) + "\n")
+
+
+def test_a_lender_gets_its_share_back_by_evictions(trace):
+    """b's pod need not wait for one of a's; a pod of a that is evicted begins anew and waits longer."""
+    lent, own = simulate(options(trace, f"{COHORT}\nreclaim: evict"), quiet, quiet)["runs"]
+    assert (lent["evicted"], own["evicted"]) == (1, 0)
+    assert lent["queues"]["b"]["wait_s"]["most"] == 0
+    assert lent["queues"]["a"]["wait_s"]["most"] > 50
+    assert lent["never_placed"] == 0
+
+
+def test_nobody_is_evicted_for_more_than_the_lenders_own(trace):
+    """b has a card of its own and wants two."""
+    config = COHORT.replace("nominalQuota: 2000}]", "nominalQuota: 1000}]").replace("2000", "3000")
+    pods = [(f"a{n}", 1000, n, 1000, "a") for n in range(4)]
+    rewrite(trace, pods + [(f"b{n}", 1000, 50, 10, "b") for n in range(2)])
+    lent, _ = simulate(options(trace, f"{config}\nreclaim: evict"), quiet, quiet)["runs"]
+    assert lent["evicted"] == 1
+    assert lent["queues"]["b"]["wait_s"]["most"] == 10
+
+
+def test_room_is_kept_for_a_pod_that_waits_long(trace):
+    """A whole card among pods of half a card that never leave one empty at once."""
+    halves = [(f"h{n}", 500, 25 * n, 100, "a") for n in range(40)]
+    rewrite(trace, [*halves, ("whole", 1000, 95, 10, "b")], ["n1,99000,655360,2,T4"])
+    waits = {}
+    for after in ("30s", "720h"):
+        config = f"queues: [{{name: a, weight: 4}}, {{name: b}}]\nkeepRoomAfter: {after}"
+        one, _ = simulate(options(trace, config), quiet, quiet)["runs"]
+        waits[after] = one["queues"]["b"]["wait_s"]["most"]
+        assert bool(one["room_kept"]) == (after == "30s")
+        assert one["never_placed"] == 0
+    assert waits["30s"] < 300 < waits["720h"]
+
+
+def test_slots_and_stages(trace):
+    """The headline of the queue's algorithm as a trace: 8 pods with data, then 4 of the second stage."""
+    pods = [(f"m{n}", 100, 0, 10, "a,d,j") for n in range(8)]
+    pods += [(f"r{n}", 100, 1, 10, "a,,j") for n in range(4)]
+    rewrite(trace, pods, ["n1,32000,65536,1,T4,d,r1"], "queue,data,job", ",data,rack")
+    config = "queues: [{name: a}]\nslots: {per: node, local: {count: 2}, free: {count: 2}}"
+    lent, _ = simulate(options(trace, config), quiet, quiet)["runs"]
+    assert lent["queues"]["a"]["wait_s"]["most"] == 19, "rounds of ten seconds; the third waits from 1 on"
+
+
+def test_pods_go_where_their_data_is(trace):
+    """Both nodes have room; the policy alone would fill the first one."""
+    pods = [(f"p{n}", 100, n, 100, "a,d") for n in range(3)]
+    nodes = ["n1,32000,65536,1,T4,,r1", "n2,32000,65536,1,T4,d,r2"]
+    rewrite(trace, pods, nodes, "queue,data", ",data,rack")
+    made = options(trace, "queues: [{name: a}]")
+    nodes = read_nodes(made.nodes, quiet)
+    what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
+    for enabled, row in (("true", 1), ("false", 0)):
+        config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
+        cluster = Cluster(what.nodes)
+        placer = Placer(cluster, policy_for("best-fit", {}, None), "least-used")
+        replaying = QueuedReplaying(cluster, placer, what, config)
+        kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
+        replaying.look(kinds)
+        for number, kind in enumerate(kinds):
+            replaying.arrive(number, kind)
+        assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
+
+
 def test_report_json_and_pictures(trace):
     pytest.importorskip("matplotlib")
     lines = []
@@ -91,7 +166,6 @@ def test_report_json_and_pictures(trace):
     ("config", "error", "message"),
     [
         ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured: allowed are a"),
-        ("slots: {}\nqueues: [{name: a}, {name: b}]", SettingsError, "slots cannot be replayed"),
         ("queues: [{name: a, weight: 0}]", QueueConfigError, "weight"),
     ],
 )

@@ -68,6 +68,19 @@ def test_what_is_left_out_has_defaults() -> None:
         ("queues: [{name: a}, {name: a}]", ["queues.name"]),
         ("queues: [{name: a, strategy: Fifo}]", ["queues[0].strategy"]),
         ("queues: [{name: a, namespaceSelector: {labels: {}}}]", ["queues[0].namespaceSelector"]),
+        (
+            "queues: [{name: a, namespaceSelector: {matchExpressions: [{key: k, operator: Gt}]}}]",
+            ["queues[0].namespaceSelector.matchExpressions[0].operator"],
+        ),
+        (
+            "queues: [{name: a, namespaceSelector: {matchExpressions: [{key: k, operator: In}]}}]",
+            ["queues[0].namespaceSelector.matchExpressions[0].values"],
+        ),
+        (
+            """queues: [{name: a}]
+slots: {free: {nodeSelector: {matchExpressions: [{key: k, operator: Exists, values: [x]}]}}}""",
+            ["slots.free.nodeSelector.matchExpressions[0].values"],
+        ),
         ("queues: [{name: a}]\ncohorts: [{name: x, parent: y}, {name: y, parent: x}]", ["cohorts"]),
         ("queues: [{name: a}]\ncohorts: [{name: x, parent: x}]", ["cohorts"]),
         ("queues: [{name: a}]\nslots: {local: {count: 0}, free: {count: 0}}", ["slots"]),

@@ -44,7 +44,7 @@ def offer(
 ) -> Choice[str] | None:
     """Offer a slot on a node; data is named after the node that it is on."""
 
-    def near(group: Group[str]) -> bool:
+    def near(_tenant: object, group: Group[str]) -> bool:
         return all(RACKS[name] == RACKS[node] for name in group.key.data)
 
     return pick(slot, by_share(tenants), near=near, may=lambda _tenant, _group: True, locality=locality)
@@ -131,7 +131,7 @@ def rounds(*, borrowing: bool) -> tuple[int, float]:
             def may(_tenant: object, group: Group[str], slot: Kind = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick(slot, [tenant], near=lambda _group: True, may=may)
+            choice = pick(slot, [tenant], near=lambda _tenant, _group: True, may=may)
             if choice is not None:
                 tenant.waiting.remove(choice.task.uid)
                 running.append(choice.task)

@@ -108,9 +108,7 @@ class ModelExtender:
         if not self._open():
             return False
         committer = self.random.choice(self.committers)
-        names = list(self.state.nodes.rows)
-        self.random.shuffle(names)
-        for name in names:
+        for name in self.candidates(pod):
             try:
                 commitment = committer.begin("default", pod.name, pod.uid, name, self.now)
             except CommitError:
@@ -119,6 +117,12 @@ class ModelExtender:
             self.bindings.append(Binding(commitment, self.now + FENCE_S, heard))
             return True
         return False
+
+    def candidates(self, pod: ModelPod) -> list[str]:
+        """Nodes that kube-scheduler may choose for a pod, in the order in which it tries them."""
+        names = list(self.state.nodes.rows)
+        self.random.shuffle(names)
+        return names
 
     def _open(self) -> bool:
         """Bind only once no Binding of the one before can land any more, and all that landed are known."""

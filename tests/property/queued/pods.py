@@ -1,0 +1,108 @@
+"""Pods of the model that are born gated, and the API server's part of releasing them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from allocator.names import POD_PLANNED, QUEUE_GATE, QUEUE_NAME
+from scheduler_plugin.cluster.objects import NodeLite
+from scheduler_plugin.queue.pods import QueueNode, QueuePod
+from tests.property.undercount.world import ModelPod, World
+
+PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")
+
+
+@dataclass(frozen=True)
+class GatedPod(ModelPod):
+    """A pod that belongs to a queue.
+
+    Attributes:
+        queue: Name of its queue.
+        gated: It wears the gate.
+        only_node: The node that the queue named.
+        unschedulable: kube-scheduler said that it finds no node.
+    """
+
+    queue: str = ""
+    gated: bool = True
+    only_node: str = ""
+    unschedulable: bool = False
+
+    @cached_property
+    def lite(self) -> QueuePod:
+        """What extender and queue decode; the extender looks at less of it."""
+        raw = msgspec.to_builtins(super().lite)
+        number = int(self.created)
+        raw["metadata"] |= {
+            "labels": {QUEUE_NAME: self.queue},
+            "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
+            "ownerReferences": [{"uid": "owner", "controller": True}],
+        }
+        if self.gated:
+            raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+        if self.unschedulable and not self.node:
+            failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            raw["status"]["conditions"] = [failed]
+        return msgspec.convert(raw, QueuePod)
+
+    def units(self, size: int) -> int:
+        """Units that it asks for over all its cards, where each is of that size."""
+        return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
+
+
+def queue_node(node: NodeLite) -> QueueNode:
+    """A node as the queue decodes it."""
+    return msgspec.convert(msgspec.to_builtins(node), QueueNode)
+
+
+def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, Any]]) -> bool:
+    """Carry a release out as an API server does: all of it, or nothing where a test fails."""
+    if pod is None:
+        return False
+    changes: dict[str, Any] = {"gated": False}
+    notes = dict(pod.annotations)
+    for step in patch:
+        path, value = step["path"], step.get("value")
+        if step["op"] == "test":
+            seen = {
+                "/metadata/uid": pod.uid,
+                "/spec/schedulingGates": [{"name": QUEUE_GATE}] if pod.gated else None,
+                "/metadata/resourceVersion": str(pod.version),
+            }[path]
+            if seen != value:
+                return False
+        elif path == PLANNED_PATH:
+            notes[POD_PLANNED] = str(value)
+        elif path == "/metadata/annotations":
+            notes = dict(value or {})
+        elif path.startswith("/spec/affinity"):
+            changes["only_node"] = _node_in(value)
+        else:
+            assert (step["op"], path) == ("remove", "/spec/schedulingGates")
+    return world.change(pod.name, pod.uid, annotations=tuple(notes.items()), **changes)
+
+
+def _node_in(value: Any) -> str:
+    """The node in a patch of `spec.affinity`."""
+    if isinstance(value, dict) and value.get("key") == "metadata.name":
+        (name,) = value["values"]
+        return str(name)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((name for part in parts if (name := _node_in(part))), "")
+
+
+def gate(world: World, pod: ModelPod, queue: str) -> None:
+    """The pod that was created last belongs to a queue and is born gated; nobody has seen it yet."""
+    fields = {name: getattr(pod, name) for name in ModelPod.__dataclass_fields__}
+    gated = GatedPod(**fields, queue=queue)
+    world.pods[pod.name] = gated
+    world.pod_events[-1] = replace(world.pod_events[-1], pod=gated)
+
+
+def find(world: World, path: str) -> GatedPod | None:
+    """The pod that a path of the API names."""
+    pod = world.pods.get(path.removesuffix("/eviction").rpartition("/")[2])
+    return pod if isinstance(pod, GatedPod) else None

@@ -1,0 +1,233 @@
+"""One replica of `gpupack queue` in the model: the shipped queue, feed and writer; requests late or lost."""
+
+import types
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from kubeapi.errors import Invalid, NotFound, Unreachable
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cluster.watching import Watcher
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.config import QueueConfig
+from scheduler_plugin.queue.controller import planned
+from scheduler_plugin.queue.entries import Entry
+from scheduler_plugin.queue.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.queue import Queue, QueueRules
+from scheduler_plugin.queue.reclaim import Reclaimer
+from scheduler_plugin.queue.watching import QueueFeed
+from scheduler_plugin.queue.writing import Writer, Written
+from tests.property.undercount.world import UNIT_MIB, World
+
+from .pods import find, queue_node, take_patch
+
+WRITE_S: Final = 5.0
+"""A request without an answer takes effect within this time or never."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the writer waits for: the answer to a request, or time."""
+
+    verb: str
+    path: str = ""
+    body: Any = None
+    until: float = 0.0
+
+
+@types.coroutine
+def _wait(request: Request) -> Generator[Request, Any, Any]:
+    return (yield request)
+
+
+@dataclass(eq=False)
+class Write:
+    """A writer at work; `work` is None once its process is gone: the request may still take effect."""
+
+    work: Coroutine[Any, Any, Written] | None
+    uid: str
+    request: Request
+    removes: bool = False
+
+
+class Replica:
+    """A process.
+
+    Attributes:
+        leads_since: When it took the Lease, None while it does not have it.
+        open: It decides: the writes of the leader before can have no effect any more and are all known.
+        fence: It waits for that; a mutant does not.
+    """
+
+    rules: type[QueueRules] = QueueRules
+    fence: bool = True
+
+    def __init__(self, world: World, random: Random, config: QueueConfig, policy: str) -> None:
+        self.world, self.random, self.config, self.policy = world, random, config, policy
+        self.now = 0.0
+        self.writes: list[Write] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin with an empty memory and complete lists; requests of the one before may still land."""
+        for write in self.writes:
+            write.work = None
+        self.leads_since: float | None = None
+        self.open = False
+        self.state = ClusterState(UNIT_MIB, rules=self.rules())
+        self.queue = Queue(self.config, self.state, Policies(self.policy))
+        client: Any = None
+        self.watcher = Watcher(client, self.state, lambda: self.now, 180.0, node=QueueNode, pod=QueuePod)
+        QueueFeed(self.queue, self.watcher, lambda: self.now)
+        self.reclaimer = Reclaimer(self.queue)
+        self.writer = Writer(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)
+        self.relist_nodes()
+        self.relist_pods()
+
+    # What it hears.
+
+    def relist_nodes(self) -> None:
+        nodes = [queue_node(node) for node in self.world.nodes.values()]
+        self.watcher.node_sink.replace(nodes, str(self.world.version))
+        self.node_cursor = len(self.world.node_events)
+
+    def relist_pods(self) -> None:
+        pods = [pod.lite for pod in self.world.pods.values()]
+        self.watcher.pod_sink.replace(pods, str(self.world.version))
+        self.pod_cursor = len(self.world.pod_events)
+
+    def deliver_node(self) -> bool:
+        if self.node_cursor == len(self.world.node_events):
+            return False
+        event = self.world.node_events[self.node_cursor]
+        assert event.node is not None
+        self.watcher.node_sink.event(event.kind, queue_node(event.node), str(event.version))  # type: ignore[arg-type]
+        self.node_cursor += 1
+        return True
+
+    def deliver_pod(self) -> bool:
+        if self.pod_cursor == len(self.world.pod_events):
+            return False
+        event = self.world.pod_events[self.pod_cursor]
+        assert event.pod is not None
+        self.watcher.pod_sink.event(event.kind, event.pod.lite, str(event.version))  # type: ignore[arg-type]
+        self.pod_cursor += 1
+        return True
+
+    # What it does.
+
+    def lead(self) -> None:
+        """Take the Lease."""
+        self.leads_since = self.now
+
+    def lose(self) -> None:
+        """Lose the Lease, and know it."""
+        self.leads_since, self.open = None, False
+
+    def decide(self) -> None:
+        """Open the term when it is time; release what can be released, and begin to write it."""
+        if self.leads_since is None:
+            return
+        if not self.open:
+            if self.fence:
+                if self.now < self.leads_since + WRITE_S:
+                    return
+                self.relist_pods()
+            self.open = True
+        for release in self.queue.decide(self.now):
+            for member in release.members:
+                entry = self.queue.entries[member.uid]
+                node = member.node if self.config.mode == "batch" else ""
+                self._begin(self.writer.release(entry, node, planned(self.queue, member.uid)), member.uid)
+
+    def tick(self) -> None:
+        """Take back what is late, and evict for lenders."""
+        if not self.open:
+            return
+        gone = [back.entry for back in self.queue.expire(self.now) if back.remove]
+        gone += [victim for each in self.reclaimer.find(self.now) for victim in each.victims]
+        for entry in gone:
+            self._begin(self.writer.remove(entry), entry.uid, removes=True)
+
+    def _begin(self, work: Coroutine[Any, Any, Written], uid: str, *, removes: bool = False) -> None:
+        write = Write(work, uid, Request(""), removes)
+        self.writes.append(write)
+        self._go_on(write, None)
+
+    def _go_on(self, write: Write, answer: bytes | Exception | None) -> None:
+        """Let a writer go on with an answer, to its next request or its end."""
+        assert write.work is not None
+        try:
+            if isinstance(answer, Exception):
+                write.request = write.work.throw(answer)
+            else:
+                write.request = write.work.send(answer)
+        except StopIteration as ended:
+            self.writes.remove(write)
+            if ended.value is not Written.DONE and not write.removes:
+                self.queue.not_released(write.uid, self.now)
+
+    # The API server, as the writer sees it.
+
+    async def get(self, path: str, *, timeout_s: float = WRITE_S) -> bytes:
+        return bytes(await _wait(Request("get", path, until=self.now + timeout_s)))
+
+    async def patch(
+        self, path: str, body: Any, content_type: str = "", *, timeout_s: float = WRITE_S
+    ) -> bytes:
+        del content_type
+        return bytes(await _wait(Request("patch", path, body, self.now + timeout_s)))
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = WRITE_S) -> bytes:
+        return bytes(await _wait(Request("post", path, body, self.now + timeout_s)))
+
+    async def _sleep(self, seconds: float) -> None:
+        await _wait(Request("sleep", until=self.now + seconds))
+
+    def settle(self, write: Write, *, surely: bool = False) -> None:
+        """A request takes effect or never does; its answer arrives or does not."""
+        if write not in self.writes:
+            return
+        lost = not surely and self.random.random() < 0.1
+        heard = surely or (not lost and self.random.random() < 0.85)
+        answer: bytes | Exception = b"" if lost else self._carry_out(write.request)
+        if write.work is None:
+            self.writes.remove(write)
+        elif write.request.verb == "sleep" or heard:
+            self._go_on(write, answer)
+        else:
+            self._go_on(write, Unreachable("no answer"))
+
+    def settle_due(self) -> None:
+        """No request outlives its time."""
+        for write in [write for write in self.writes if write.request.until <= self.now + 1.0]:
+            self.settle(write)
+
+    def _carry_out(self, request: Request) -> bytes | Exception:
+        if request.verb == "sleep":
+            return b""
+        pod = find(self.world, request.path)
+        if pod is None:
+            return NotFound("gone")
+        match request.verb:
+            case "get":
+                return msgspec.json.encode(pod.lite)
+            case "post":
+                if request.body["deleteOptions"]["preconditions"]["uid"] == pod.uid:
+                    self.world.delete(pod.name, pod.uid)
+            case _:
+                if not take_patch(self.world, pod, request.body):
+                    return Invalid("a test failed")
+        return b""
+
+
+def given_back(replicas: Sequence[Replica]) -> set[str]:
+    """UIDs of pods whose room was given to others."""
+
+    def is_back(entry: Entry) -> bool:
+        return entry.given_back
+
+    return {uid for each in replicas for uid, entry in each.queue.entries.items() if is_back(entry)}

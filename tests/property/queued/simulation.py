@@ -1,0 +1,304 @@
+"""Clusters of the model behind the queue: gated pods, releases, take-backs, restarts, a lost Lease."""
+
+from types import MappingProxyType
+from typing import Any, Final
+
+from allocator.place import place
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.config import parse_config
+from scheduler_plugin.queue.explain import Reason
+from tests.property.undercount.extender import ModelExtender
+from tests.property.undercount.simulation import Simulation
+from tests.property.undercount.world import ModelPod
+
+from .pods import GatedPod, gate
+from .replica import Replica, given_back
+
+CONFIG: Final = """
+queues:
+  - {{name: a{a}}}
+  - {{name: b{b}}}
+mode: {mode}
+reclaim: {reclaim}
+bindWithin: {within}s
+keepRoomAfter: 720h
+"""
+ROUNDS: Final = 60
+LARGEST: Final = 8
+"""Units of the largest card in the model: a pod that asks for percent is held for so much of it."""
+
+
+class QueuedExtender(ModelExtender):
+    """kube-scheduler and the extender: a node that the queue named is the only one for a pod."""
+
+    def candidates(self, pod: ModelPod) -> list[str]:
+        assert isinstance(pod, GatedPod)
+        names = super().candidates(pod)
+        return [name for name in names if name == pod.only_node] if pod.only_node else names
+
+
+class QueuedSimulation(Simulation):
+    """One random history.
+
+    Args:
+        seed: Of everything random.
+        density: As of `Simulation`.
+        percent: Likewise.
+        replica: The queue's process, or a mutant of it.
+        mode: `gate` or `batch`; empty: either.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        density: float = 1.0,
+        percent: float = 0.0,
+        replica: type[Replica] = Replica,
+        mode: str = "",
+    ) -> None:
+        self.replicas: list[Replica] = []
+        self.given: set[str] = set()
+        # Nobody else binds gated pods. At times all are slow, and much is released, not bound and not known.
+        haste, quickness = (0.05, 0.15) if seed % 2 else (1.0, 1.0)
+        more = MappingProxyType({"foreign": 0.0, "schedule": haste, "create": 2.0})
+        super().__init__(seed, density=density, percent=percent, more=more)
+        if seed % 3 == 0:
+            self.shapes = [(("c", 8, "main"),), (("c", 5, "main"),)]
+        self.extender = QueuedExtender(self.world, self.random, self.extender.rules)
+        self.total = sum(card.size_units for node in self.nodes for card in node.daemon.cards)
+        share = self.random.randint(self.total // 3, self.total - self.total // 3)
+        limit = self.random.choice((self.total - share, 2))
+        self.most = {"a": self.total, "b": self.total}
+        quotas = {"a": "", "b": ""}
+        if self.random.random() < 0.5:
+            self.most["a"] = share + limit
+            quotas["a"] = f", cohort: all, nominalQuota: {share}, borrowingLimit: {limit}"
+            quotas["b"] = f", cohort: all, nominalQuota: {self.total - share}"
+        text = CONFIG.format(
+            **quotas,
+            mode=mode or self.random.choice(("gate", "batch")),
+            reclaim=self.random.choice(("wait", "evict")),
+            within=self.random.choice((5, 20, 60)),
+        )
+        policy = self.random.choice(("fragmentation", "least-requested", "best-fit"))
+        self.config = parse_config("model", text)
+        for _ in range(2):
+            self.replicas.append(replica(self.world, self.random, self.config, policy))
+        self.leader: Replica | None = None
+        trouble = density * self.random.choice((1, 4, 10))
+        own: tuple[tuple[float, Any], ...] = (
+            (40 * quickness, self._queue_hears),
+            (20, self._queue_decides),
+            (24 * quickness, self._settle_write),
+            (6, self._queue_ticks),
+            (20, self._take_lease),
+            (trouble, self._lose_lease),
+            (trouble, self._restart_queue),
+            (trouble, self._queue_relists),
+        )
+        self.actions += own
+        self.weights += [weight * self._pace() for weight, _ in own]
+
+    # What happens.
+
+    def _pass(self, seconds: float) -> None:
+        super()._pass(seconds)
+        for each in self.replicas:
+            each.now = self.now
+            each.settle_due()
+
+    def _create(self) -> None:
+        before = self.world.version
+        super()._create()
+        if self.world.version != before:
+            pod = self.world.pod_events[-1].pod
+            assert pod is not None
+            gate(self.world, pod, self.random.choice("ab"))
+
+    def _schedule(self) -> None:
+        ready = self._unbound()
+        if not ready:
+            return
+        pod = self.random.choice(ready)
+        known = self.extender.state.pods.get(pod.uid)
+        if known is None or known.gated:
+            return
+        if self.extender.schedule(pod):
+            self._say(f"commit {pod.name} {pod.uid} to {self.extender.bindings[-1].commitment.node}")
+        elif self.random.random() < 0.3 and self.extender.closed_until is None:
+            self._say(f"no node for {pod.name} {pod.uid}")
+            self.world.change(pod.name, pod.uid, unschedulable=True)
+
+    def _queue_hears(self) -> None:
+        each = self.random.choice(self.replicas)
+        deliver = self.random.choice((each.deliver_node, each.deliver_pod))
+        for _ in range(self.random.choice((1, 4, 8))):
+            deliver()
+
+    def _queue_decides(self) -> None:
+        for each in self.replicas:
+            before = len(each.writes)
+            each.decide()
+            if each.open:
+                self.given |= each.queue.unplaced
+            for write in each.writes[before:]:
+                self._say(f"queue {self.replicas.index(each)} releases {write.uid}")
+
+    def _queue_ticks(self) -> None:
+        for each in self.replicas:
+            each.tick()
+
+    def _settle_write(self) -> None:
+        writes = [(each, write) for each in self.replicas for write in each.writes]
+        if writes:
+            each, write = self.random.choice(writes)
+            self._say(f"{write.request.verb} for {write.uid}")
+            each.settle(write)
+
+    def _take_lease(self) -> None:
+        if self.leader is None:
+            self.leader = self.random.choice(self.replicas)
+            self._say(f"queue {self.replicas.index(self.leader)} leads")
+            self.leader.lead()
+
+    def _lose_lease(self) -> None:
+        if self.leader is not None:
+            self._say("the leader loses the Lease")
+            self.leader.lose()
+            self.leader = None
+
+    def _restart_queue(self) -> None:
+        each = self.random.choice(self.replicas)
+        self._say(f"queue {self.replicas.index(each)} restarts")
+        each.start()
+        if each is self.leader:
+            self.leader = None
+
+    def _queue_relists(self) -> None:
+        each = self.random.choice(self.replicas)
+        self.random.choice((each.relist_nodes, each.relist_pods))()
+
+    # What must hold.
+
+    def check(self) -> None:
+        """As ever; and no more is released than the quotas and the cluster have.
+
+        Without pods whose room was given to others, or taken by others where kube-scheduler chose the node.
+        """
+        super().check()
+        self.given |= given_back(self.replicas)
+        if not self.replicas or self.percent or any(node.clouded or node.amnesia for node in self.nodes):
+            return
+        used = dict.fromkeys(self.most, 0)
+        for pod in self.world.pods.values():
+            if isinstance(pod, GatedPod) and not pod.gated and not pod.ended and pod.uid not in self.given:
+                used[pod.queue] += pod.units(LARGEST)
+        if sum(used.values()) > self.total or used["a"] > self.most["a"]:
+            self._fail(f"released are {used} units, allowed are {self.most} and {self.total} together")
+
+    # Peace.
+
+    def settle(self) -> None:
+        """All hear everything, somebody leads, and everything that can be released is, and is bound."""
+        for _ in range(ROUNDS):
+            before = self.world.version
+            self._take_lease()
+            self._hear_all()
+            for each in self.replicas:
+                for write in list(each.writes):
+                    each.settle(write, surely=True)
+            self._queue_decides()
+            self._queue_ticks()
+            while self.extender.deliver_node() or self.extender.deliver_pod():
+                pass
+            for pod in self._unbound():
+                known = self.extender.state.pods.get(pod.uid)
+                if known is not None and not known.gated:
+                    self.extender.schedule(pod)
+            self.settle_bindings()
+            writes = any(each.writes for each in self.replicas)
+            opened = self.leader is not None and self.leader.open
+            if opened and not writes and self.world.version == before:
+                return
+            self._pass(1.0)
+
+    def quiesce(self) -> None:
+        """Nobody waits who could be released, and nobody was released who cannot be bound in the end."""
+        for _ in range(ROUNDS if self.replicas else 0):
+            self.settle()
+            super().quiesce()
+            self._hear_all()
+            self._queue_decides()
+            idle = self.leader is not None and self.leader.open and not self.leader.writes
+            if idle and not any(self._has_room(pod) for pod in self._unbound()):
+                self._check_waiting()
+                return
+        super().quiesce()
+        if self.replicas:
+            self._fail(f"{[pod.uid for pod in self._unbound()]} were released and are not bound, with room")
+
+    def _unbound(self) -> list[GatedPod]:
+        """Pods that were released and have no node."""
+        pods = [pod for pod in self.world.pods.values() if isinstance(pod, GatedPod)]
+        return [pod for pod in pods if not pod.gated and not pod.node and not pod.ended]
+
+    def _hear_all(self) -> None:
+        for each in self.replicas:
+            while each.deliver_node() or each.deliver_pod():
+                pass
+
+    def _check_waiting(self) -> None:
+        assert self.leader is not None
+        queue = self.leader.queue
+        waiting = {
+            pod.uid: pod for pod in self.world.pods.values() if isinstance(pod, GatedPod) and pod.gated
+        }
+        known = {entry.uid: entry for entry in queue.entries.values() if entry.uid in waiting}
+        if known.keys() != waiting.keys():
+            self._fail(f"{sorted(waiting)} wait, the queue knows {sorted(known)}")
+        for uid, entry in known.items():
+            why = explain.why(queue, entry, self.now)
+            if why.reason is Reason.QUOTA:
+                continue
+            if why.reason is not Reason.ROOM or self._has_room(waiting[uid]):
+                self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
+
+    def _has_room(self, pod: GatedPod) -> bool:
+        nodes = self.extender.state.nodes
+        return any(
+            place(cards_of(nodes, row), pod.request, "least-used") is not None for row in nodes.rows.values()
+        )
+
+    def serve_all(self) -> None:
+        """Pods end until nobody waits but those that fit on no card at all."""
+        for _ in range(2 * len(self.world.pods) + 2):
+            self.quiesce()
+            bound = [pod for pod in self.world.pods.values() if pod.node or pod.ended]
+            for pod in bound:
+                self.world.delete(pod.name, pod.uid)
+            if not bound:
+                break
+        self.quiesce()
+        for pod in self.world.pods.values():
+            if not isinstance(pod, GatedPod) or not self._has_room(pod):
+                continue
+            if pod.units(LARGEST) <= self.most[pod.queue]:
+                self._fail(f"{pod.uid} was never served")
+
+
+def run(seed: int, steps: int, **options: Any) -> QueuedSimulation:
+    """Run one history.
+
+    Raises:
+        ViolationError: something does not hold.
+    """
+    simulation = QueuedSimulation(seed, **options)
+    for number in range(1, steps + 1):
+        simulation.step()
+        if number % 200 == 0:
+            simulation.quiesce()
+    simulation.serve_all()
+    simulation.end_all()
+    return simulation

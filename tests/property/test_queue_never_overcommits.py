@@ -1,0 +1,84 @@
+"""Behind the queue over-commit is as impossible as before, and nobody is forgotten, whatever happens.
+
+The shipped queue with its feed and writer, twice, beside the shipped extender and node daemons of the model
+in `undercount`: pods are born gated and are released by one of two replicas, with requests that are late,
+lost or unanswered, a lost Lease, restarts, take-backs and evictions, and everything that troubles a node.
+`GPUPACK_QUEUE_HISTORIES` sets the number of histories of each kind.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.cluster.rules import Rules, Take
+from scheduler_plugin.queue.queue import Queue, QueueRules
+from tests.property.queued.replica import Replica
+from tests.property.queued.simulation import run
+from tests.property.undercount.scene import ViolationError
+
+STEPS = 400
+HISTORIES = int(os.environ.get("GPUPACK_QUEUE_HISTORIES", "6"))
+
+
+@pytest.mark.parametrize("mode", ["gate", "batch"])
+@pytest.mark.parametrize("density", [0.5, 2.0])
+def test_what_is_released_fits_and_all_are_served(mode: str, density: float) -> None:
+    for seed in range(HISTORIES):
+        run(seed, STEPS, mode=mode, density=density)
+
+
+def test_pods_that_ask_for_percent_are_released_and_served() -> None:
+    for seed in range(HISTORIES):
+        run(seed, STEPS, percent=0.5)
+
+
+class NoFence(Replica):
+    """A new leader decides at once: it does not know what the one before has sent."""
+
+    fence = False
+
+
+class Forgetful(QueueRules):
+    """What was released loses its room when anything about the pod changes."""
+
+    def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:
+        return Rules.binding_is_stale(self, take, pod)
+
+
+class ForgetsReleases(Replica):
+    """With that rule."""
+
+    rules = Forgetful
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A precaution taken out, and a history that shows that it is needed."""
+
+    name: str
+    seed: int
+    replica: type[Replica] = Replica
+    patch: tuple[Any, ...] = ()
+
+
+MUTANTS = (
+    Mutant("no fence between two leaders", 49, NoFence),
+    Mutant("what was released keeps no room", 0, ForgetsReleases),
+    Mutant("releases of another process take no room", 6, patch=(Queue, "_place_again", lambda *_: True)),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_precaution_is_needed_in_some_history(mutant: Mutant) -> None:
+    for seed in (mutant.seed, *range(1000, 1100)):
+        with pytest.MonkeyPatch.context() as patch:
+            if mutant.patch:
+                patch.setattr(*mutant.patch)
+            try:
+                run(seed, STEPS, density=2.0, replica=mutant.replica)
+            except ViolationError:
+                return
+    pytest.fail("no history shows that it is needed")

@@ -1,0 +1,241 @@
+"""What is wrong with pods, jobs, gangs, queues and clocks: told on the pod, and the others go on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
+from scheduler_plugin.queue.controller import AGAIN_S, Controller
+from scheduler_plugin.queue.writing import Writer
+from tests.queue_world import QueueWorld
+
+TWO = "queues: [{name: a}, {name: b}]"
+
+
+class Running:
+    """A controller on a world that takes its patches as an API server does."""
+
+    def __init__(self, config: str = TWO) -> None:
+        self.world = QueueWorld(config)
+        self.world.node("n1", (16, 16), cpu="100000", memory="100000Gi")
+        self.events: list[tuple[str, str]] = []
+        api: Any = self
+        writer = Writer(api, lambda: True, 1.0)
+        self.controller = Controller(self.world.queue, writer, self, lambda: self.world.now, lambda: True)
+
+    async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
+        del content_type, timeout_s
+        assert any(step["path"] == "/spec/schedulingGates" and step["op"] == "remove" for step in body)
+        self.world.change(f"uid-{path.rpartition('/')[2]}", spec={"schedulingGates": []})
+        return b""
+
+    def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
+        self.events.append((ref.name, f"{type_} {reason} {message}"))
+
+    async def pass_time(self, seconds: float = 2.0) -> None:
+        """Let some time go by, and everything be decided and said."""
+        self.world.now += seconds
+        self.controller.note()
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def told(self, name: str) -> list[str]:
+        return [text for who, text in self.events if who == name]
+
+    def is_released(self, name: str) -> bool:
+        return not self.world.objects[f"uid-{name}"]["spec"]["schedulingGates"]
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    made = Running()
+    task = asyncio.create_task(made.controller.run())
+    yield made
+    task.cancel()
+
+
+async def test_a_stage_that_does_not_end_is_told_with_the_pods_that_hold_it_up(running: Running) -> None:
+    """First they run, then one has failed and nothing is made in its place."""
+    world = running.world
+    for name in ("map-0", "map-1"):
+        world.pod(name, data="d", job="j")
+    world.pod("reduce", job="j")
+    world.pod("other")
+    await running.pass_time()
+    for name in ("map-0", "map-1"):
+        world.bind(f"uid-{name}")
+    (told,) = running.told("reduce")
+    assert told.startswith("Normal Waiting FirstStage: its job waits for 2 unfinished pods with data")
+    assert "default/map-0" in told
+    assert running.is_released("other")
+    world.change("uid-map-1", status={"phase": "Failed"})
+    world.change("uid-map-0", status={"phase": "Succeeded"})
+    await running.pass_time()
+    assert len(running.told("reduce")) == 1, "not so soon again"
+    await running.pass_time(AGAIN_S)
+    told = running.told("reduce")[-1]
+    assert told.endswith(
+        "1 unfinished pod with data, its first stage: default/map-1 (failed: it counts until it is deleted)"
+    )
+    await running.pass_time(AGAIN_S)
+    assert len(running.told("reduce")) == 2, "nothing new"
+    world.delete("uid-map-1")
+    await running.pass_time()
+    assert running.is_released("reduce")
+
+
+async def test_of_many_pods_that_hold_a_stage_up_some_are_named_the_worst_first(running: Running) -> None:
+    world = running.world
+    world.pod("refused", 1, data="d", job="j", queue="a", annotations={"gpupack.io/node-policy": "none"})
+    for number in range(5):
+        world.pod(f"map-{number}", 17, data="d", job="j")
+    world.pod("reduce", job="j")
+    await running.pass_time()
+    (told,) = running.told("reduce")
+    assert (
+        "6 unfinished pods with data, its first stage: default/refused (refused), default/map-0 (waits)"
+        in told
+    )
+    assert told.endswith("and 3 more")
+
+
+async def test_a_gang_whose_pods_disagree_is_told_and_others_go_on(running: Running) -> None:
+    world = running.world
+    world.pod("g0", gang="g", size=2)
+    world.pod("g1", gang="g", size=3)
+    world.pod("q0", gang="h", size=2, queue="a")
+    world.pod("q1", gang="h", size=2, queue="b")
+    world.pod("other")
+    await running.pass_time()
+    said = "Warning Waiting GangIncomplete: its pods disagree on gpupack.io/"
+    for name in ("g0", "g1"):
+        assert running.told(name) == [f"{said}gang-size: 2, 3; allowed is one"]
+    for name in ("q0", "q1"):
+        assert running.told(name) == [f"{said}queue-name: a, b; allowed is one"]
+    assert running.is_released("other")
+    world.change("uid-q1", metadata={"labels": {"gpupack.io/queue-name": "a"}})
+    await running.pass_time()
+    assert running.is_released("q0")
+    assert running.is_released("q1")
+
+
+async def test_pods_of_a_deleted_queue_are_told_and_go_on_by_another_queue_or_when_it_is_back(
+    running: Running,
+) -> None:
+    """What runs is counted all the time."""
+    world = running.world
+    world.pod("runs", 16, queue="b")
+    await running.pass_time()
+    world.bind("uid-runs")
+    for name in ("moves", "stays"):
+        world.pod(name, 16, queue="b", created=int(name == "stays"))
+    world.configure("queues: [{name: a}]")
+    await running.pass_time()
+    refused = 'Warning Waiting Refused: queue "b" does not exist: allowed are a'
+    assert running.told("moves") == running.told("stays") == [refused]
+    (gone,) = [each for each in explain.tenants(world.queue, 0) if each.name == "b"]
+    assert (gone.stop, gone.used, gone.waiting) == ("not configured", 16, 2)
+    world.change("uid-moves", metadata={"labels": {"gpupack.io/queue-name": "a"}})
+    await running.pass_time()
+    assert running.is_released("moves")
+    world.delete("uid-runs")
+    await running.pass_time()
+    assert not running.is_released("stays")
+    world.configure(TWO)
+    await running.pass_time()
+    assert running.is_released("stays")
+
+
+async def test_another_fault_of_a_pod_is_another_event(running: Running) -> None:
+    world = running.world
+    world.pod("p", gates=("gpupack.io/queue", "example.com/hold"))
+    await running.pass_time()
+    world.change("uid-p", metadata={"labels": {"gpupack.io/queue-name": "c"}})
+    await running.pass_time()
+    assert running.told("p") == [
+        "Warning Waiting Refused: it waits for the scheduling gates example.com/hold",
+        'Warning Waiting Refused: queue "c" does not exist: allowed are a, b',
+    ]
+
+
+async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
+    """Pods are released as long as cards take them; who waits then waits for room."""
+    world = running.world
+    world.configure("queues: [{name: a, nominalQuota: 1000}, {name: b, nominalQuota: 1000}]")
+    for number in range(3):
+        world.pod(f"p{number}", 16, created=number)
+    await running.pass_time()
+    assert running.controller.warning == "nominal quotas sum up to 2000 units and the cluster's cards have 32"
+    assert [running.is_released(f"p{number}") for number in range(3)] == [True, True, False]
+    assert running.told("p2")[0].startswith("Normal Waiting NoRoom: it needs 16 units on one card")
+
+
+async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None:
+    """They wait in their order, and another tenant's pod goes before them."""
+    world = running.world
+    for number in range(10_000):
+        world.pod(f"p{number}", 16, created=number % 60)
+    world.pod("other", 16, queue="b", created=3599)
+    await running.pass_time()
+    released = {name for name in ("p0", "p60", "other") if running.is_released(name)}
+    assert released == {"p0", "other"}
+    tenants = {each.name: each for each in explain.tenants(world.queue, world.now)}
+    assert (tenants["a"].waiting, tenants["b"].waiting) == (9_999, 0)
+    for name in ("p0", "other"):
+        world.bind(f"uid-{name}")
+        world.delete(f"uid-{name}")
+    await running.pass_time()
+    oldest = sorted(f"uid-p{60 * number}" for number in range(1, 167))[:2]
+    assert all(not world.objects[uid]["spec"]["schedulingGates"] for uid in oldest)
+
+
+def test_a_clock_that_jumps_puts_nobody_who_comes_later_before_those_who_wait() -> None:
+    """Forwards and back again: the pod that was dated to next year keeps its place."""
+    ages, day = Ages(), 86_400.0
+    times = [
+        ages.since(created, now, live=True)
+        for created, now in ((1000, 0), (1010, 10), (1000 + 365 * day, 20), (1030, 30), (1000 - day, 40))
+    ]
+    assert times[:3] == [1000, 1010, 1000 + 365 * day]
+    assert times == sorted(times)
+
+
+def test_news_that_are_late_change_no_order() -> None:
+    ages = Ages()
+    assert ages.since(5000, 10, live=True) == 5000
+    assert ages.since(5000 - TOLERANCE_S + 5, 15, live=True) == 5000 - TOLERANCE_S + 5
+
+
+def test_pods_that_are_listed_are_in_the_order_of_their_creation() -> None:
+    """After a restart their age is all that is known."""
+    ages = Ages()
+    assert [ages.since(created, 0, live=False) for created in (10**9, 5, 7)] == [10**9, 5, 7]
+
+
+def test_the_order_of_a_queue_when_its_pods_were_dated_by_a_clock_that_jumped() -> None:
+    """Pods from before the clock went back by a day are not passed by those that come for a day."""
+    world = QueueWorld()
+    world.node("n1", (16,))
+    for number, hour in enumerate((23, 1)):
+        world.now = number
+        world.pod(f"p{number}", 16, live=True, created=hour * 3600)
+    assert world.released() == ["p0"]
+
+
+def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
+    """The queue is taken out of the configuration and put back; the second stage still waits."""
+    world = QueueWorld(TWO)
+    world.node("n1", (16,))
+    failed = world.pod("map", data="d", job="j")
+    world.decide()
+    world.bind(failed)
+    world.change(failed, status={"phase": "Failed"})
+    world.configure("queues: [{name: b}]")
+    world.configure(TWO)
+    world.pod("reduce", job="j")
+    assert world.released() == []
+    world.delete(failed)
+    assert world.released() == ["reduce"]

@@ -1,0 +1,95 @@
+"""What the queue writes, and what it makes of answers that do not come."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, Unreachable
+from scheduler_plugin.queue.entries import Entry
+from scheduler_plugin.queue.writing import Writer, Written
+from tests.queue_world import QueueWorld
+
+
+class Api:
+    """An API server that answers as it is told, one answer for each request."""
+
+    def __init__(self, *answers: KubeApiError | dict[str, Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        return self._answer("get", path)
+
+    async def patch(self, path: str, body: Any, content_type: str = "", *, timeout_s: float = 0) -> bytes:
+        return self._answer("patch", path)
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = 0) -> bytes:
+        return self._answer("post", path)
+
+    def _answer(self, verb: str, path: str) -> bytes:
+        assert path.startswith("/api/v1/namespaces/default/pods/p")
+        self.asked.append(verb)
+        answer = self.answers.pop(0)
+        if isinstance(answer, KubeApiError):
+            raise answer
+        return msgspec.json.encode(answer)
+
+
+def entry() -> tuple[Entry, dict[str, Any]]:
+    """A gated pod, and the object that the API server has of it once its gate is gone."""
+    world = QueueWorld()
+    uid = world.pod("p")
+    raw = {**world.objects[uid], "spec": {**world.objects[uid]["spec"], "schedulingGates": []}}
+    return world.queue.entries[uid], raw
+
+
+async def released(api: Api, terms: int = 99) -> Written:
+    """Release a pod; the Lease is lost after so many looks at it."""
+    looks = iter([True] * terms + [False] * 99)
+
+    async def sleep(seconds: float) -> None:
+        assert seconds >= 0
+
+    return await Writer(api, lambda: next(looks), 1.0, sleep).release(entry()[0])
+
+
+async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
+    """It had been done: the second one finds no gate."""
+    api = Api(Unreachable("x"), Invalid("test failed"), entry()[1])
+    assert await released(api) is Written.DONE
+    assert api.asked == ["patch", "patch", "get"]
+
+
+async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
+    """Who took the pod for not released would give its room away."""
+    api = Api(Unreachable("x"), Invalid("test failed"), Unreachable("x"), Unreachable("x"), entry()[1])
+    assert await released(api) is Written.DONE
+    assert api.asked == ["patch", "patch", "get", "get", "get"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "written"),
+    [
+        ((NotFound("gone"),), Written.GONE),
+        ((Conflict("x", cause="stale"), NotFound("gone")), Written.GONE),
+        ((Invalid("x"), {"metadata": {"uid": "another"}, "spec": {}}), Written.GONE),
+        (
+            (Invalid("x"), {"metadata": {"uid": "uid-p"}, "spec": {"schedulingGates": [{"name": "g"}]}}),
+            Written.REFUSED,
+        ),
+        ((Invalid("x"), {"metadata": 1}), Written.REFUSED),
+    ],
+    ids=["gone", "gone meanwhile", "another pod of that name", "gated by others", "rubbish"],
+)
+async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written: Written) -> None:
+    assert await released(Api(*answers)) is written
+
+
+async def test_nothing_is_sent_once_the_lease_is_lost() -> None:
+    api = Api(Unreachable("x"))
+    assert await released(api, terms=1) is Written.REFUSED
+    assert api.asked == ["patch"]
+    api = Api(Unreachable("x"), Invalid("x"), Unreachable("x"))
+    assert await released(api, terms=3) is Written.REFUSED
+    assert api.asked == ["patch", "patch", "get"]
