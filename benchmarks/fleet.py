@@ -63,17 +63,18 @@ class Fleet:
     Args:
         nodes: how many.
         seed: of chance.
-        uniform: all nodes have eight H100 and four pods, as in the figures that are promised.
+        uniform: all nodes have eight H100 and `pods`, as in the figures that are promised.
+        pods: on each of these.
     """
 
-    def __init__(self, nodes: int, seed: int = 7, *, uniform: bool = False) -> None:
+    def __init__(self, nodes: int, seed: int = 7, *, uniform: bool = False, pods: int = PODS) -> None:
         self.random = random.Random(seed)
         self.nodes = [self._node(index, uniform=uniform) for index in range(nodes)]
         self._next = 0
         self.uids: dict[str, str] = {}
         for node in self.nodes:
             if uniform:
-                for _ in range(PODS):
+                for _ in range(pods):
                     self.place(node)
             else:
                 self._fill(node)

@@ -8,9 +8,8 @@ import webbrowser
 
 def can_open() -> bool:
     """Whether there is a terminal with a screen: over SSH a browser would take the terminal itself."""
-    screen = sys.platform in {"darwin", "win32"} or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    )
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    screen = sys.platform in {"darwin", "win32"} or bool(display or os.environ.get("BROWSER"))
     return sys.stdout.isatty() and screen
 
 

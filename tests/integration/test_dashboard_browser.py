@@ -172,7 +172,7 @@ async def test_a_phone_and_the_dark(browser):
 
 
 async def test_five_thousand_nodes(browser):
-    fleet = Fleet(5000, uniform=True)
+    fleet = Fleet(5000, uniform=True, pods=1)
     async with shown(fleet) as (dashboard, url), opened(browser, url) as tab:
         await tab.until(f"{text('.count')} === '5,000 nodes'")
         assert await tab.run("document.querySelectorAll('.card').length") < 1000
