@@ -15,8 +15,8 @@ import aiohttp
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 START_S = 60.0
-ANSWER_S = 60.0
-WAIT_S = 20.0
+ANSWER_S = 120.0
+WAIT_S = 60.0
 MAX_MESSAGE = 64 * 2**20
 FLAGS = (
     "--headless=new",

@@ -4,7 +4,8 @@
 pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
 `first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
 every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
-it, and `seen_*_ms` from the change in the API server to that. The last line is JSON.
+it, `update_cpu_ms` the processor time of the page's main thread for one, `seen_*_ms` from the change in the
+API server to that. The last line is JSON.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """
@@ -28,6 +29,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
 from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.app import Dashboard, listen
+from gpupack.dashboard.board import Board
 from gpupack.dashboard.http import Pages
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import Point, Trend
@@ -67,10 +69,7 @@ async def shown(
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, "https://api.example.com:6443")
         dashboard.live.trend = Trend(trend)
-        dashboard.board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
-        dashboard.board.replace_pods(
-            [msgspec.convert(pod, AskPod) for pod in (*fleet.pod_objects(), *fleet.pending_objects())]
-        )
+        fill_board(dashboard.board, fleet)
         dashboard.look()
         with dashboard.live.page():
             await dashboard.advise()
@@ -78,6 +77,13 @@ async def shown(
             dashboard.board, dashboard.live, dashboard.advise, lambda: True, dashboard.usage, allowed_hosts
         )
         yield dashboard, await listen(pages, settings, stack)
+
+
+def fill_board(board: Board, fleet: Fleet) -> None:
+    """Give a board all nodes and pods of a fleet."""
+    board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
+    pods = (*fleet.pod_objects(), *fleet.pending_objects())
+    board.replace_pods([msgspec.convert(pod, AskPod) for pod in pods])
 
 
 def fill(api: ApiServer, fleet: Fleet) -> None:
@@ -127,7 +133,10 @@ async def measure(nodes: int) -> dict[str, float]:
             for _ in range(5):
                 await tab.open("about:blank")
                 paints.append(await first_paint_ms(tab, url))
+            await tab.send("Performance.enable", timeDomain="threadTicks")
+            before = await _busy_ms(tab)
             seen, updates = await _updates(tab, api, fleet)
+            busy_ms = await _busy_ms(tab) - before
             figures = {
                 "nodes": nodes,
                 "pods": sum(len(each.pods) for each in fleet.nodes),
@@ -136,6 +145,7 @@ async def measure(nodes: int) -> dict[str, float]:
                 "first_paint_worst_ms": round(max(paints)),
                 "update_p50_ms": round(percentile(updates, 50), 1),
                 "update_p99_ms": round(percentile(updates, 99), 1),
+                "update_cpu_ms": round(busy_ms / max(1, len(updates)), 1),
                 "seen_p50_ms": round(percentile(seen, 50)),
                 "seen_p99_ms": round(percentile(seen, 99)),
                 "scroll_worst_frame_ms": round(await _scroll(tab), 1),
@@ -169,6 +179,12 @@ async def _updates(tab: Tab, api: ApiServer, fleet: Fleet) -> tuple[list[float],
             seen.append((time.perf_counter() - began) * 1000)
         await asyncio.sleep(GAP_S)
     return seen, [each["took"] for each in await tab.run("gpupackTimings")]
+
+
+async def _busy_ms(tab: Tab) -> float:
+    """Processor time of the page's main thread so far, in milliseconds."""
+    metrics = (await tab.send("Performance.getMetrics"))["metrics"]
+    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration")) * 1000
 
 
 async def _scroll(tab: Tab) -> float:
@@ -209,10 +225,17 @@ def made_up_trend() -> list[Point]:
 
 async def screenshots(folder: Path) -> None:
     """Write the pictures."""
-    node_name = "gpu-a100-001"
+    fleet = Fleet(40)
+    crowded = next(each for each in fleet.nodes if each.beyond and each.pods and not each.corrupt)
+    (card,) = crowded.beyond
     views = (
         ("cards", "#/cards?group=model", (1320, 800), False),
-        ("drawer", f"#/cards?show=trouble&node={node_name}&card=2", (1320, 800), True),
+        (
+            "drawer",
+            f"#/cards?group=label:example.com/pool&node={crowded.name}&card={card}",
+            (1320, 800),
+            True,
+        ),
         ("pending", "#/pending", (1200, 700), False),
         ("fits", "#/fits", (1200, 700), False),
         ("trends", "#/trends?span=24h", (1200, 700), True),
@@ -220,7 +243,7 @@ async def screenshots(folder: Path) -> None:
         ("phone", "#/cards?sort=free", PHONE, False),
     )
     async with (
-        shown(Fleet(40), made_up_trend()) as (dashboard, url),
+        shown(fleet, made_up_trend()) as (dashboard, url),
         chromium() as browser,
         browser.tab() as tab,
     ):

@@ -4,11 +4,12 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION, resource_name
 from allocator.packing import NodeWords, node_resources
-from allocator.records import CardRecord, Holds, dump_allocation, dump_cards, dump_holds
+from allocator.records import CardRecord, Holds, MemoryRecord, dump_allocation, dump_cards, dump_holds
 
 RESOURCE: Final = resource_name(1024)
 MODELS: Final = (
@@ -62,17 +63,18 @@ class Fleet:
     Args:
         nodes: how many.
         seed: of chance.
-        uniform: all nodes have eight H100 and four pods, as in the figures that are promised.
+        uniform: all nodes have eight H100 and `pods`, as in the figures that are promised.
+        pods: on each of these.
     """
 
-    def __init__(self, nodes: int, seed: int = 7, *, uniform: bool = False) -> None:
+    def __init__(self, nodes: int, seed: int = 7, *, uniform: bool = False, pods: int = PODS) -> None:
         self.random = random.Random(seed)
         self.nodes = [self._node(index, uniform=uniform) for index in range(nodes)]
         self._next = 0
         self.uids: dict[str, str] = {}
         for node in self.nodes:
             if uniform:
-                for _ in range(PODS):
+                for _ in range(pods):
                     self.place(node)
             else:
                 self._fill(node)
@@ -211,11 +213,20 @@ class Fleet:
         }
         if node is not None:
             shares = tuple((node.uuid(card), share) for card, share in node.pods[name].items())
-            pod["metadata"]["annotations"] = {
-                POD_ALLOCATION: dump_allocation(self.uid(name), {"main": shares})
-            }
+            memory = {"main": {uuid: MemoryRecord(*self._use(node, name, share)) for uuid, share in shares}}
+            allocation = dump_allocation(self.uid(name), {"main": shares}, memory)
+            pod["metadata"]["annotations"] = {POD_ALLOCATION: allocation}
             pod["spec"]["nodeName"] = node.name
         return pod
+
+    def _use(self, node: FleetNode, name: str, units: int) -> tuple[str, int]:
+        """What holds a pod to its share, and MiB that it uses: its card's first pod all that is beyond."""
+        held = "driver" if node.model.startswith("NVIDIA H100") else "accounted"
+        (card,) = node.pods[name]
+        first = next(pod for pod, on in node.pods.items() if card in on)
+        if node.beyond.get(card) and first == name:
+            return held, (units + node.beyond[card]) * 1024 - 300
+        return held, int(units * 1024 * (0.35 + (zlib.crc32(name.encode()) % 60) / 100))
 
     def pod_objects(self) -> Iterator[dict[str, Any]]:
         """All pods that run."""
@@ -227,7 +238,8 @@ class Fleet:
         """Some pods that wait."""
         for number, (units, minutes) in enumerate(((80, 42), (79, 11), (60, 3)), start=1):
             pod = self.pod_object(f"train-{90000 + number}", units)
-            pod["metadata"]["creationTimestamp"] = f"2026-11-22T06:{60 - minutes:02d}:00Z"
+            since = datetime.now(UTC) - timedelta(minutes=minutes)
+            pod["metadata"]["creationTimestamp"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
             yield pod
 
     def items(self) -> list[dict[str, Any]]:

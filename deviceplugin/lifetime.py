@@ -3,13 +3,18 @@
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
+
+COLLECT_AFTER: Final = (20_000, 20, 100)
+"""What the garbage collector waits for: by default it would walk over all of a node's thousand pods every few
+seconds, some 100 ms in which no Allocate is answered and no limit is set."""
 
 
 def settle_memory() -> None:
     """Spare the garbage collector from walking all that is loaded in the middle of an Allocate."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:

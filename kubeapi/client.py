@@ -96,6 +96,11 @@ class KubeClient:
         """URL of the API server."""
         return self._credentials.server
 
+    @property
+    def namespace(self) -> str:
+        """The namespace that the kubeconfig's context names, empty where it names none."""
+        return self._credentials.namespace
+
     async def close(self) -> None:
         """Close every connection."""
         if self._posts is not None:

@@ -87,6 +87,14 @@ class Credentials:
         return credentials
 
     @property
+    def namespace(self) -> str:
+        """The namespace that the kubeconfig's context names, empty where it names none."""
+        if not isinstance(self._loader, KubeConfigLoader):
+            return ""
+        context: Any = self._loader.current_context.get("context") or {}
+        return str(context.get("namespace") or "")
+
+    @property
     def trust_env(self) -> bool:
         """Whether proxy variables of the environment count; they never do for this machine itself."""
         host = urlsplit(self.server).hostname or ""

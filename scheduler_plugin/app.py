@@ -1,8 +1,6 @@
 """The extender as a process: puts the parts together and runs them until told to stop."""
 
 import asyncio
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -30,6 +28,7 @@ from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
+from scheduler_plugin.memory import collect_rarely, settle
 from scheduler_plugin.options import EVENTS, elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
@@ -37,10 +36,6 @@ from scheduler_plugin.settings import Settings
 SHUTDOWN_S: Final = 5.0
 """When told to stop, calls under way get so long, and once more after those that wait for the rest of their
 body are given up; together less than the 30 s after which Kubernetes kills."""
-
-COLLECT_AFTER: Final = (50_000, 20, 100)
-"""What the garbage collector waits for: by default it would walk over the first lists again and again while
-they are read, a third of the time that this takes."""
 
 log = structlog.get_logger(__name__)
 
@@ -64,15 +59,14 @@ async def run(
     """
     settings.check()
     clock = time.monotonic
-    collecting = gc.get_threshold()
-    gc.set_threshold(*COLLECT_AFTER)
+    collect_as_before = collect_rarely()
     async with await KubeClient.connect(
         settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_posts
     ) as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         watcher = Watcher(client, state, clock, settings.stale_s)
-        watcher.filled.connect(_settle_memory)
+        watcher.filled.connect(settle)
         news = News()
         watcher.changed.connect(news.note)
         elector = elector_of(settings, client)
@@ -123,8 +117,7 @@ async def run(
                 each.close()
             await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
-            gc.set_threshold(*collecting)
-            gc.unfreeze()
+            collect_as_before()
 
 
 async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:
@@ -186,18 +179,6 @@ async def _work(
         binder.end()
         for task in tasks:
             task.cancel()
-
-
-def _settle_memory() -> None:
-    """Once the caches are full, keep the garbage collector from walking them at every turn.
-
-    What the lists' JSON took goes back to the system, where the C library can do that.
-    """
-    # Without a collection first: it would walk over all of the caches to find next to nothing.
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _url(listening: Sequence[Acceptor], settings: Settings) -> str:

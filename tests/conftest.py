@@ -4,6 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
+
+# No test asserts how long something takes, and a busy machine is no fault of the code.
+settings.register_profile("gpupack", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpupack")
 
 
 @pytest.fixture(autouse=True)

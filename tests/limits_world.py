@@ -1,6 +1,7 @@
 """A node's cgroups as folders of a test, a book, simulated limits, and the enforcer between them."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,6 +111,17 @@ class LimitsWorld:
         before = self.book.written.get((uid, container, RESOURCE), frozenset())
         self.book.write(uid, before | ids(card, *numbers), container=container)
         self.account.refresh()
+
+    def over(self, uid: str) -> None:
+        """Let a pod be over: out of the book, out of the API server's list, and without cgroups."""
+        ledger, now_s = self.account.ledger, self.account.now_s()
+        ledger.looked([uid], [uid], ledger.mark(now_s))
+        shutil.rmtree(self.pod(uid))
+        self.book.drop(uid)
+        self.account.refresh()
+        ledger.pods_synced([], ledger.mark(now_s))
+        ledger.looked([uid], [], ledger.mark(now_s))
+        self.account.changed()
 
     def pod(self, uid: str = UID, quality: str = "burstable") -> Path:
         """The pod's cgroup, made if need be."""

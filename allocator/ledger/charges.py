@@ -9,7 +9,7 @@ from allocator.request import PodRequest
 
 def is_lost(one: PodFacts) -> bool:
     """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
-    return one.admitted and bool(one.missing)
+    return one.admitted and one.lacks
 
 
 def is_charged(one: PodFacts) -> bool:
@@ -19,7 +19,7 @@ def is_charged(one: PodFacts) -> bool:
 
 def complete(one: PodFacts) -> bool:
     """Whether `charged` contains all that the pod will ever ask for."""
-    return one.admitted or not one.missing
+    return one.admitted or not one.lacks
 
 
 def of_pod(facts: Facts, one: PodFacts) -> Units:

@@ -47,19 +47,19 @@ def shape(request: PodRequest, demand: Demand) -> Hashable:
 class Waiting:
     """A demand with a container that the book does not show yet."""
 
-    one: PodFacts
+    owner: PodFacts
     number: int
     demand: Demand
 
     @property
     def key(self) -> Key:
         """What names it in `places`."""
-        return (self.one.pod.key, self.number)
+        return (self.owner.pod.key, self.number)
 
     @property
     def shape(self) -> Hashable:
         """Names its pool."""
-        return shape(self.one.pod.request, self.demand)
+        return shape(self.owner.pod.request, self.demand)
 
 
 def waiting(facts: Facts) -> list[Waiting]:
@@ -91,7 +91,7 @@ class Draft:
 
     def where_it_has_something(self, one: Waiting) -> None:
         """A demand that was served in part goes on there."""
-        mine = one.one
+        mine = one.owner
         got = self.facts.of_containers(mine.ids.get(name, frozenset()) for name in one.demand.containers)
         if got:
             most = max(got.values())
@@ -99,7 +99,7 @@ class Draft:
 
     def a_target_of_its_pool(self, one: Waiting) -> None:
         """One that is left and has room, its own before others."""
-        left, own = self.pools[one.shape], self.facts.target(one.one.pod, one.demand)
+        left, own = self.pools[one.shape], self.facts.target(one.owner.pod, one.demand)
         open_ones = [target for target, count in left.items() if target and count > 0]
         for target in sorted(open_ones, key=lambda target: (target != own, target)):
             units = self._units(one, target)
@@ -110,13 +110,13 @@ class Draft:
 
     def by_the_card_policy(self, one: Waiting) -> None:
         """Where the scheduler's policy would put it now."""
-        cards = by_policy(self.facts, self.room, one.one.pod.request, one.demand)
+        cards = by_policy(self.facts, self.room, one.owner.pod.request, one.demand)
         if cards is not None:
             self._settle(one, self._units(one, cards), on_target=False)
 
     def on_every_card(self, one: Waiting) -> None:
         """Nobody can say."""
-        self._settle(one, self.facts.eligible(one.one.pod.request, one.demand), on_target=False)
+        self._settle(one, self.facts.eligible(one.owner.pod.request, one.demand), on_target=False)
 
     def _settle(self, one: Waiting, units: Units, *, on_target: bool) -> None:
         self.settled[one.key] = Place(units, on_target)
@@ -137,8 +137,10 @@ STEPS = (
 
 def places(facts: Facts) -> dict[Key, Place]:
     """Tell where each waiting demand will be served: the first of `STEPS` that knows."""
-    draft = Draft(facts)
     queue = waiting(facts)
+    if not queue:
+        return {}  # as a rule; the rest takes long with many pods
+    draft = Draft(facts)
     for step in STEPS:
         for one in queue:
             if one.key not in draft.settled:
@@ -158,7 +160,8 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
     for one in facts.queue():
         for demand in one.pod.request.demands:
             kind, target = shape(one.pod.request, demand), facts.target(one.pod, demand) or ()
-            got = tuple(sorted(facts.by_card(one.ids_of(demand.containers))))
+            alone = one.ids.keys() <= set(demand.containers)
+            got = tuple(sorted(one.units if alone else facts.by_card(one.ids_of(demand.containers))))
             if target:
                 happened.append((one.seen.order, kind, target, ()))
             if got and one.since is not None:

@@ -52,8 +52,8 @@ def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
     """
     if one.over is None or one.pod.terminal:
         return False
-    order = one.over.order
-    later = any(o.bound and o.since is not None and o.seen.order > order for o in facts.pods.values())
+    served = (other for other in facts.pods.values() if other.bound and other.since is not None)
+    later = any(other.seen.order > one.over.order for other in served)
     return not later and now_s < one.over.at_s + SETTLE_S
 
 

@@ -31,9 +31,10 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
 
     Attributes:
         at_s: seconds after the node began, or its profile was changed.
-        card: index of the card; `hang_s` needs none.
-        xid: code of a numbered error of the driver.
+        card: index of the card; `hang_s` and `xid` need none.
+        xid: code of a numbered error of the driver, of `card` or, without one, of all cards in turn.
         times: how often that comes.
+        over_s: seconds over which those are spread; 0: all at once.
         vanish: the driver shows the card no more.
         returns: it shows it again.
         mig: the card is partitioned anew, into these profiles; `off` ends MIG mode.
@@ -44,7 +45,8 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
     at_s: _Seconds
     card: Annotated[int, Meta(ge=0)] | None = None
     xid: Annotated[int, Meta(ge=1, le=999)] | None = None
-    times: Annotated[int, Meta(ge=1, le=10_000_000)] = 1
+    times: Annotated[int, Meta(ge=1, le=100_000_000)] = 1
+    over_s: _Seconds = 0.0
     vanish: bool = False
     returns: bool = False
     mig: tuple[str, ...] | str | None = None
@@ -103,7 +105,7 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Scr
         if len(step.actions) != 1:
             had = " and ".join(step.actions) or "nothing to do"
             faults.append(f"{path}: {had}; allowed is exactly one of {', '.join(ACTIONS)}")
-        elif step.hang_s is None and step.card not in cards:
+        elif step.card not in cards and (step.card is not None or (step.hang_s is None and step.xid is None)):
             faults.append(f"{path}.card: {step.card}; allowed are {', '.join(map(str, cards))}")
         elif isinstance(step.mig, str) and step.mig != "off":
             faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed is a list of MIG profiles, or off")

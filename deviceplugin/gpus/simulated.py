@@ -24,6 +24,9 @@ from deviceplugin.gpus.vendor import Vendor
 POLL_S: Final = 0.5
 """How often to look whether the profile was changed."""
 
+STORM_STEP_S: Final = 0.001
+"""The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
+
 GONE: Final = "the card is not there any more"
 
 
@@ -116,6 +119,7 @@ class SimulatedGpus:
         self._works = threading.Condition(self._lock)
         self._hangs_until_s = float("-inf")
         self._events = EventQueue()
+        self._closing = threading.Event()
         self._boards: dict[str, _Board] = {}
         self._uses: dict[str, _Use] = {}
         self._cards: tuple[GpuCard, ...] = ()
@@ -132,10 +136,12 @@ class SimulatedGpus:
     def open(self) -> None:
         """Start taking events; the script begins."""
         self._events.open()
+        self._closing.clear()
         self._began_s, self._done = self._clock(), 0
 
     def close(self) -> None:
         """Let a waiting `events`, or a call that hangs, return."""
+        self._closing.set()
         self._events.close()
         self.resume()
 
@@ -256,6 +262,21 @@ class SimulatedGpus:
             event = fault_event(each, code, self._ignored_xids, self._vendor)
             self._events.put(replace(event, count=times))
 
+    def storm(self, uuids: Sequence[str], code: int, times: int, seconds: float) -> None:
+        """Let numbered errors come one by one, of these cards in turn, spread evenly; returns at once."""
+        events = [fault_event(uuid, code, self._ignored_xids, self._vendor) for uuid in uuids]
+
+        def blow() -> None:
+            began_s, sent = self._clock(), 0
+            while sent < times and not self._closing.is_set():
+                part = 1.0 if seconds <= 0 else min(1.0, (self._clock() - began_s) / seconds)
+                while sent < int(times * part):
+                    self._events.put(events[sent % len(events)])
+                    sent += 1
+                self._closing.wait(STORM_STEP_S)
+
+        threading.Thread(target=blow, name="simulated-storm", daemon=True).start()
+
     def vanish(self, uuid: str) -> None:
         """Take a card out of what the driver shows.
 
@@ -334,6 +355,12 @@ class SimulatedGpus:
         if step.hang_s is not None:
             self.hang(step.hang_s)
             return
+        if step.xid is not None and (step.card is None or step.over_s > 0):
+            uuids = [
+                card.uuid for card in self._cards if step.card in {None, self._boards[whole(card)].card.index}
+            ]
+            self.storm(uuids, step.xid, step.times, step.over_s)
+            return
         uuid = next(uuid for uuid, board in self._boards.items() if board.card.index == step.card)
         if step.xid is not None:
             self.xid(uuid, step.xid, step.times)
@@ -345,6 +372,9 @@ class SimulatedGpus:
             self.partition(uuid, None if isinstance(step.mig, str) else step.mig)
         elif step.grow is not None:
             self.grow(self._boards[uuid].cards()[0].uuid, step.grow)
+
+    def _index(self, card: GpuCard) -> int:
+        return self._boards[whole(card)].card.index
 
     def _take_changed_profile(self) -> None:
         profile = None if self._changed is None else self._changed()

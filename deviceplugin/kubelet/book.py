@@ -43,13 +43,28 @@ class Book:
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
             until the kubelet's next allocation.
-        registered: resource -> the IDs that were healthy when the file was written.
+        listed: resource -> JSON of the IDs that were healthy when the file was written.
         stamp: which version of the file this is.
     """
 
     entries: tuple[BookEntry, ...]
-    registered: Mapping[str, frozenset[str]]
+    listed: Mapping[str, msgspec.Raw]
     stamp: Stamp
+
+    @property
+    def registered(self) -> Mapping[str, frozenset[str]]:
+        """Resource -> the IDs that were healthy when the file was written.
+
+        Not read before somebody asks: with many cards they are most of the file, and an Allocate waits.
+
+        Raises:
+            BookError: another layout.
+        """
+        try:
+            decoded = {name: msgspec.json.decode(raw, type=list[str]) for name, raw in self.listed.items()}
+        except msgspec.ValidationError as error:
+            raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
+        return {name: frozenset(ids) for name, ids in decoded.items()}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -62,7 +77,7 @@ class _Entry(msgspec.Struct, frozen=True):
 class _Data(msgspec.Struct, frozen=True):
     # A Go slice that nothing was ever put in is written as null.
     PodDeviceEntries: list[_Entry] | None
-    RegisteredDevices: dict[str, list[str]]
+    RegisteredDevices: dict[str, msgspec.Raw]
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
@@ -166,9 +181,7 @@ def decode(data: bytes, stamp: Stamp) -> Book:
         found[key] = frozenset().union(*entry.DeviceIDs.values())
     return Book(
         entries=tuple(BookEntry(*key, ids) for key, ids in sorted(found.items())),
-        registered=MappingProxyType(
-            {name: frozenset(ids) for name, ids in decoded.RegisteredDevices.items()}
-        ),
+        listed=MappingProxyType(decoded.RegisteredDevices),
         stamp=stamp,
     )
 

@@ -136,8 +136,12 @@ class Account:
         return self._clock()
 
     def state(self) -> tuple[object, ...]:
-        """What followers look at; compare two to see whether they must be told."""
-        return self.ledger.used(), self.ledger.holds(), self.ledger.complete
+        """What followers look at rests on this; compare two. To work out all that follows takes long."""
+        facts = self.ledger.facts
+        pods = {
+            uid: (dict(one.ids), one.admitted, one.ran, one.death is None) for uid, one in facts.pods.items()
+        }
+        return pods, len(facts.grants), self.ledger.complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.

@@ -83,7 +83,7 @@ class CardList:
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
         went = sorted(before - {card.uuid for card in cards})
-        left = {uuid: [pods[uid].pod for uid in gone[uuid] if uid in pods] for uuid in gone}
+        left = {uuid: [pods[uid].pod for uid in gone[uuid] if pods[uid].bound] for uuid in gone}
         log.info("the cards have changed", came=came, gone=went, pods_on_them=sum(map(len, left.values())))
         self._tell(came, went, left)
         self._on_change()
@@ -96,10 +96,3 @@ class CardList:
         for uuid in went:
             if pods.get(uuid):
                 self._notices.gone(uuid, pods[uuid])
-
-
-def pods_on(account: Account, uuid: str) -> list[Pod]:
-    """List the pods that hold something of a card, by name; without those that the API does not know."""
-    bound = account.ledger.facts.pods
-    found = [bound[uid].pod for uid in account.ledger.promises().get(uuid, {}) if uid in bound]
-    return sorted(found, key=lambda pod: (pod.namespace, pod.name))

@@ -29,7 +29,7 @@ RESCAN_S: Final = 5.0
 BLIND_RESCAN_S: Final = 0.25
 """The same where the kernel tells of no new cgroup."""
 
-SLICE: Final = 8
+SLICE: Final = 2
 SLICE_S: Final = 0.01
 """So many pods are looked at in one go, and then what happened meanwhile has its turn."""
 

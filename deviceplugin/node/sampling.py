@@ -8,12 +8,12 @@ from typing import Final, Protocol
 
 import structlog
 
+from allocator.ledger import Pod
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
 from deviceplugin.node.account import Account
-from deviceplugin.node.cardlist import pods_on
 from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
@@ -29,11 +29,14 @@ SOON_S: Final = 0.5
 EVENT_GAP_S: Final = 0.1
 """So long news are gathered: a storm of them is looked at ten times a second."""
 
+TELL_FAULT_S: Final = 10.0
+"""The same fault of the same card is logged, and told to people, once in so many seconds; all are counted."""
+
 HANGS_S: Final = 10.0
 """A call of the driver that takes longer is told of; none takes a second as a rule."""
 
-UNMEASURED_S: Final = 30.0
-"""Cards that could not be measured for so long are given to no pod."""
+UNMEASURED_S: Final = 75.0
+"""Cards that could not be measured for so long are given to no pod; a minute may pass."""
 
 CLOSE_S: Final = 2.0
 
@@ -112,6 +115,7 @@ class Sampler:
         self._measured_s = account.now_s()
         self._unmeasured: dict[str, str] = {}
         self._unusable: set[str] = set()
+        self._told_s: dict[tuple[str, int], float] = {}
         self.uses: dict[str, CardUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.errors = 0
@@ -150,7 +154,8 @@ class Sampler:
         while True:
             events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))
             for event in events:
-                self._on_event(event)
+                self._note_fault(event)
+            self._take_events(events)
             self._wake.set()
             await asyncio.sleep(EVENT_GAP_S)
 
@@ -173,10 +178,9 @@ class Sampler:
         samples = [sample for sample in samples if sample.uuid in known]
         self.samples = samples
         self._judge(samples, owners, _larger(before, self._promises()))
-        for sample in samples:
-            self.memory_errors[sample.uuid] = sample.memory_errors
-            if self._health.on_sample(sample, self._account.now_s()):
-                self._apply(sample.uuid)
+        self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
+        now_s = self._account.now_s()
+        self._apply([sample.uuid for sample in samples if self._health.on_sample(sample, now_s)])
 
     # --- a driver that does not answer --------------------------------------------------------------
 
@@ -218,10 +222,9 @@ class Sampler:
         if self._account.now_s() - self._measured_s < self._unmeasured_s:
             return
         reason = f"not measured for more than {self._unmeasured_s:.0f} s: {why}"
-        for card in self._account.ledger.installed:
-            if self._health.state(card.uuid).healthy:
-                self._unmeasured[card.uuid] = reason
-                self._take_event(HealthEvent(card.uuid, healthy=False, reason=reason))
+        sick = [card.uuid for card in self._account.ledger.installed if self._health.state(card.uuid).healthy]
+        self._unmeasured.update(dict.fromkeys(sick, reason))
+        self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in sick])
 
     def _measured_again(self, samples: Sequence[GpuSample]) -> None:
         """Let cards recover that were out of use only because nobody could measure them."""
@@ -230,11 +233,13 @@ class Sampler:
             self._hang_told = False
             log.info("the cards' driver answers again")
             self._notices.driver_answers()
-        for sample in samples:
-            reason = self._unmeasured.pop(sample.uuid, None)
-            if reason is not None and self._health.state(sample.uuid).reason == reason:
-                self._take_event(HealthEvent(sample.uuid, healthy=True, reason="measured again"))
+        mended = [
+            HealthEvent(sample.uuid, healthy=True, reason="measured again")
+            for sample in samples
+            if self._health.state(sample.uuid).reason == self._unmeasured.get(sample.uuid, "")
+        ]
         self._unmeasured.clear()
+        self._take_events(mended)
 
     def _note_mended(self, gpus: Sequence[GpuCard]) -> None:
         """A card that could not be used at all, and now can, has nothing to prove."""
@@ -267,36 +272,50 @@ class Sampler:
             for uuid, shares in self._account.ledger.promises().items()
         }
 
-    def _on_event(self, event: HealthEvent) -> None:
+    def _note_fault(self, event: HealthEvent) -> None:
         if event.code is not None:
-            self.faults[event.uuid, event.code] += event.count
+            key, now_s = (event.uuid, event.code), self._account.now_s()
+            self.faults[key] += event.count
+            if now_s - self._told_s.get(key, float("-inf")) < TELL_FAULT_S:
+                return
+            self._told_s[key] = now_s
             if event.healthy is None:
-                log.info("an application's fault", card=event.uuid, reason=event.reason, count=event.count)
+                log.info(
+                    "an application's fault", card=event.uuid, reason=event.reason, so_far=self.faults[key]
+                )
             else:
                 self._notices.fault(event.uuid, event.reason)
-        self._take_event(event)
 
-    def _take_event(self, event: HealthEvent) -> None:
-        if self._health.on_event(event, self._account.now_s()):
-            self._apply(event.uuid)
+    def _take_events(self, events: Sequence[HealthEvent]) -> None:
+        now_s = self._account.now_s()
+        self._apply([event.uuid for event in events if self._health.on_event(event, now_s)])
 
-    def _apply(self, uuid: str) -> None:
-        if all(card.uuid != uuid for card in self._account.ledger.installed):
+    def _apply(self, uuids: Sequence[str]) -> None:
+        """Have the health of cards known to all, and tell people of it."""
+        ledger = self._account.ledger
+        known = {card.uuid for card in ledger.installed}
+        changed = [uuid for uuid in dict.fromkeys(uuids) if uuid in known]
+        if not changed:
             return
+        promises, pods = ledger.promises(), ledger.facts.pods
+        for uuid in changed:
+            on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
+            self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
+            ledger.set_healthy(uuid, self._health.state(uuid).healthy)
+        self._account.health_changed()
+        self._on_health()
+        self._account.changed()
+
+    def _tell(self, uuid: str, pods: Sequence[Pod]) -> None:
         state = self._health.state(uuid)
-        pods = pods_on(self._account, uuid)
         note = log.info if state.healthy else log.error
         what = "card is healthy" if state.healthy else "card is unhealthy"
-        note(what, card=uuid, reason=state.reason, pods=[f"{pod.namespace}/{pod.name}" for pod in pods])
+        note(what, card=uuid, reason=state.reason, pods=len(pods))
         if state.healthy:
             self._notices.recovered(uuid, pods)
         else:
             self._notices.unhealthy(uuid, state.reason or "no reason given", pods)
         self.health_changes[uuid, state.healthy] += 1
-        self._account.ledger.set_healthy(uuid, state.healthy)
-        self._account.health_changed()
-        self._on_health()
-        self._account.changed()
 
 
 def _larger(

@@ -1,5 +1,6 @@
 """The cluster that is asked about: nodes and pods as the extender's own state, built once or kept current."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -108,33 +109,34 @@ class Cluster:
             return self
         return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source)
 
-    # Changes, for those who watch.
+    # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
-    def put_node(self, node: AskNode, now: float = 0.0) -> None:
+    def put_node(self, node: AskNode, now: float | None = None) -> None:
         """Take a new or changed node."""
         self.nodes[node.metadata.name] = node
-        self.state.apply_node(node, now)
-        self._changed()
+        self.state.apply_node(node, _at(now))
+        self._changed(now)
 
-    def drop_node(self, name: str, resource_version: str, now: float = 0.0) -> None:
+    def drop_node(self, name: str, resource_version: str, now: float | None = None) -> None:
         """Take the end of a node."""
         self.nodes.pop(name, None)
-        self.state.delete_node(name, resource_version, now)
-        self._changed()
+        self.state.delete_node(name, resource_version, _at(now))
+        self._changed(now)
 
-    def put_pod(self, pod: AskPod, now: float = 0.0) -> None:
+    def put_pod(self, pod: AskPod, now: float | None = None) -> None:
         """Take a new or changed pod."""
         self.pods[pod.metadata.uid] = pod
-        self.state.apply_pod(pod, now)
-        self._changed()
+        self.state.apply_pod(pod, _at(now))
+        self._changed(now)
 
-    def drop_pod(self, pod: AskPod, resource_version: str, now: float = 0.0) -> None:
+    def drop_pod(self, pod: AskPod, resource_version: str, now: float | None = None) -> None:
         """Take the end of a pod."""
         self.pods.pop(pod.metadata.uid, None)
-        self.state.delete_pod(pod, resource_version, now)
-        self._changed()
+        self.state.delete_pod(pod, resource_version, _at(now))
+        self._changed(now)
 
-    def _changed(self) -> None:
+    def _changed(self, now: float | None) -> None:
+        self.state.expire(_at(now))
         for name in ("hosts", "rows"):
             self.__dict__.pop(name, None)
 
@@ -222,6 +224,10 @@ class Cluster:
         from gpupack.top.rows import rows  # noqa: PLC0415
 
         return rows(TopCluster(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+
+
+def _at(now: float | None) -> float:
+    return time.monotonic() if now is None else now
 
 
 def usual_unit(nodes: Iterable[AskNode]) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.explain import Why as QueueWhy
 
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
+DEFAULT: Final = "default"
 _MOST_EVENTS: Final = 8
 
 
@@ -46,10 +47,12 @@ class Around:
     """What else is known of a pod.
 
     Attributes:
+        namespace: Of the pod.
         events: What was reported of it, oldest first.
         queued: Who waits in the queue; None where nobody asked, or nobody answered.
     """
 
+    namespace: str
     events: tuple[str, ...] = ()
     queued: "tuple[QueueWhy, ...] | None" = None
 
@@ -76,11 +79,18 @@ def _bytes(filename: str) -> bytes:
     return sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
 
 
-async def read_about(source: Source, namespace: str, name: str) -> tuple[Cluster, Around]:
-    """Read all nodes and pods, and what the API server knows of one pod besides."""
+async def read_about(source: Source, namespace: str | None, name: str) -> tuple[Cluster, Around]:
+    """Read all nodes and pods, and what the API server knows of one pod besides.
+
+    Args:
+        source: Where; errors are those of `read`.
+        namespace: Of the pod, None: the one of the kubeconfig's context, else default.
+        name: Of the pod.
+    """
     if source.filename is not None:
-        return await read(source), Around()
+        return await read(source), Around(namespace or DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
+        namespace = namespace or client.namespace or DEFAULT
         cluster, events = await asyncio.gather(
             _listed(client, source, budgets=False), _events(client, namespace, name)
         )
@@ -90,7 +100,8 @@ async def read_about(source: Source, namespace: str, name: str) -> tuple[Cluster
             if pod.metadata.name == name and pod.metadata.namespace == namespace
             for gate in pod.spec.scheduling_gates or ()
         ]
-        return cluster, Around(events, await _queued(client) if QUEUE_GATE in gates else None)
+        queued = await _queued(client) if QUEUE_GATE in gates else None
+        return cluster, Around(namespace, events, queued)
 
 
 async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:

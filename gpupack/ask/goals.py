@@ -139,6 +139,11 @@ class Start:
     def _row(self, node: str) -> int:
         return self._cluster.state.nodes.rows[node]
 
+    @property
+    def touched(self) -> set[str]:
+        """Names of nodes that pods went from or to."""
+        return self._table.touched
+
     def free(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards."""
         return self._table.free(node)

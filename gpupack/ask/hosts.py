@@ -287,8 +287,14 @@ class Hosts:
         known = self._sums.get(resource)
         if known is None:
             known = self._sums[resource] = Counter()
+            records, ours = self._cluster.state.pods, self._cluster.state.resource
             for pod in self._living:
-                amount = requested(pod, resource, _whole)
+                charged = records[pod.metadata.uid].charged
+                if charged is not None and resource in {ours, PERCENT_RESOURCE}:
+                    # The same number, read already.
+                    amount = charged.effective_units if charged.percent == (resource != ours) else 0
+                else:
+                    amount = requested(pod, resource, _whole)
                 if amount:
                     known[pod.spec.node_name] += amount
         return known

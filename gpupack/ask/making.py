@@ -1,9 +1,10 @@
 """The moves that let one pod start which waits."""
 
-from gpupack.ask.advise import Limits, move_of, plan_start
+from gpupack.ask.advise import move_of, plan_start
 from gpupack.ask.answers import WayOut
 from gpupack.ask.fit import count
 from gpupack.ask.movers import Movers
+from gpupack.ask.planning import Limits
 from gpupack.ask.tries import Held, Trial
 
 STEPS = 3_000

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from itertools import combinations, islice
 from math import ceil
 from typing import Final
@@ -36,6 +37,10 @@ class Site:
         return len(self.movers), priority, sum(mover.total for mover in self.movers), self.node
 
 
+def _cost(site: Site) -> tuple[int, int, int, str]:
+    return site.cost
+
+
 class Sites:
     """The sites of a cluster, as pods move.
 
@@ -49,6 +54,7 @@ class Sites:
         self._movers = movers
         self._on: dict[str, list[Mover]] = {}
         self._known: dict[str, tuple[tuple[object, ...], list[Site]]] = {}
+        self._untouched: list[Site] | None = None
 
     def on(self, node: str) -> list[Mover]:
         """The pods of a node that may be moved."""
@@ -56,10 +62,17 @@ class Sites:
             self._on[node] = self._movers.on(node)
         return self._on[node]
 
-    def best(self, moved: Collection[str]) -> list[Site]:
+    def best(self, moved: Collection[str]) -> Iterator[Site]:
         """All sites, the cheapest first; without pods that have moved already."""
-        found = [site for node in self._goal.nodes for site in self._of(node, moved)]
-        return sorted(found, key=lambda site: site.cost)
+        touched = self._goal.touched
+        if self._untouched is None:
+            self._untouched = sorted(
+                (site for node in self._goal.nodes if node not in touched for site in self._of(node, moved)),
+                key=_cost,
+            )
+        self._untouched = [site for site in self._untouched if site.node not in touched]
+        fresh = [site for node in self._goal.nodes if node in touched for site in self._of(node, moved)]
+        return merge(self._untouched, sorted(fresh, key=_cost), key=_cost)
 
     def _of(self, node: str, moved: Collection[str]) -> list[Site]:
         free = self._goal.free(node)

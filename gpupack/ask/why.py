@@ -136,7 +136,9 @@ class _About:
     def waiting(self, *, ways: bool) -> Why:
         """A pod that has no node."""
         if self._request is None:
-            return self._answer("refused", self._problem, notes=("no node will ever take it as it is",))
+            return self._answer(
+                "refused", f"is refused: {self._problem}", notes=("no node will ever take it as it is",)
+            )
         if not self._cluster.has_words:
             return self._answer("pending", _no_words(self._cluster))
         wish = Wish.of(self._pod)
@@ -160,7 +162,7 @@ class _About:
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
             return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
-        text = f"waits: none of {len(self._cluster.nodes)} nodes takes {self._asked}"
+        text = f"waits: 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
         return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
 
     def _queue(self, gates: Sequence[str]) -> list[WayOut]:

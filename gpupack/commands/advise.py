@@ -39,10 +39,11 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 @version_option
 def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -> None:
     """Say which pods to move."""
-    from gpupack.ask.advise import Limits, advise_empty, advise_start
+    from gpupack.ask.advise import advise_empty, advise_start
     from gpupack.ask.answers import as_json
     from gpupack.ask.fetching import read
     from gpupack.ask.fit import FitAsk
+    from gpupack.ask.planning import Limits
     from gpupack.ask.rendering import advice_text
 
     if (wanted is None) == (empty is None):

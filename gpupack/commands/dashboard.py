@@ -1,7 +1,6 @@
 """`gpupack dashboard`: every card of the cluster on one page."""
 
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from gpupack.helptexts import DASHBOARD_HELP
     metavar="NAME",
     help="A further name by which browsers may reach the page, `*` for any; may be repeated.",
 )
-@click.option("--browser/--no-browser", default=None, help="Open it; default: on a terminal.")
+@click.option("--browser/--no-browser", default=None, help="Open it; default: on a terminal with a screen.")
 @click.option("-n", "--namespace", help="Read pods of this namespace only; default: all.")
 @click.option("--queue-url", metavar="URL", help="Of `gpupack queue`; default: through the API server.")
 @click.option(
@@ -67,24 +66,25 @@ def dashboard(**options: Any) -> None:
                 )
     options["http"] = options["http"] or f"127.0.0.1:{8913 if port is None else port}"
     try:
-        _serve(filename, options, sys.stdout.isatty() if browser is None else browser)
+        _serve(filename, options, browser)
     except KubeApiError as error:
         fail(error, 2 if isinstance(error, ConfigError) else FAILED)
     except (GpupackError, OSError) as error:
         fail(error)
 
 
-def _serve(filename: str | None, options: dict[str, Any], browser: bool) -> None:
+def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
     from gpupack.ask.objects import load
     from gpupack.dashboard.app import run, show
+    from gpupack.dashboard.opening import can_open, open_page
     from gpupack.dashboard.settings import Settings
 
     settings = Settings(**options)
 
     def started(url: str) -> None:
         click.echo(f"gpupack dashboard: {url} (Ctrl-C ends it)")
-        if browser:
-            webbrowser.open(url)
+        if can_open() if browser is None else browser:
+            open_page(url)
 
     if filename is None:
         serve(lambda stop: run(settings, stop=stop, started=started))

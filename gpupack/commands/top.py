@@ -1,6 +1,7 @@
 """`gpupack top`: every card of the cluster."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,8 @@ def _text(options: dict[str, Any]) -> str:
     from gpupack.top import fetch, load_nodes, render, rows
 
     names, pods, filename = options["nodes"], options["pods"], options["filename"]
+    # The process ends with the answer: collecting would only walk every node and pod again and again.
+    gc.disable()
     if filename is None:
         found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
     else:

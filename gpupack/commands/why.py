@@ -37,9 +37,8 @@ def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
     source = source_of(options)
 
     async def work() -> str:
-        within = namespace or "default"
-        cluster, around = await read_about(source, within, pod)
-        answer = why_of(cluster, within, pod, events=around.events, queued=around.queued)
+        cluster, around = await read_about(source, namespace, pod)
+        answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
         return as_json(answer) if output == "json" else why_text(answer)
 
     click.echo(ask(work))

@@ -25,6 +25,7 @@ from gpupack.top.fetching import connect
 from gpupack.usage.report import By, report
 from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
+from gpupack.usage.times import span
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class Dashboard:
         """
         now_s = self._now_s()
         try:
-            since, until = float(query.get("since", now_s - 86400)), float(query.get("until", now_s))
+            since, until = span(query.get("since", "24h"), query.get("until", "now"), now_s)
             by = By.of(query.get("by", "namespace"))
         except InputError as error:
             raise ValueError(str(error)) from error

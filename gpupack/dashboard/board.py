@@ -136,6 +136,15 @@ class Board:
         row, node = self.row(name), (self.nodes or {}).get(name)
         return None if row is None or node is None else node_detail(row, node_tile(row, node.metadata.labels))
 
+    def nodes_with(self, text: str) -> list[str]:
+        """Names of the nodes with a pod on their cards whose namespace/name has this in it."""
+        wanted = text.lower()
+        return sorted(
+            name
+            for name, seats in self.seats.items()
+            if any(wanted in f"{seat.namespace}/{seat.name}".lower() for seat in seats)
+        )
+
     def total(self) -> Sums:
         """What all cards have together."""
         return sum(self.sums.values(), Sums())
@@ -155,4 +164,4 @@ def _seats(row: NodeRow) -> Iterator[Seat]:
     unit = row.unit_mib or 0
     for pods in (*(card.pods for card in row.cards), row.pods):
         for pod in pods:
-            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, None)
+            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, pod.used_mib)

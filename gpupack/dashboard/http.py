@@ -114,6 +114,7 @@ class Pages:
                 web.get("/api/events", self.events),
                 web.get("/api/state", self.state),
                 web.get("/api/node", self.node),
+                web.get("/api/find", self.find),
                 web.get("/api/why", self.why),
                 web.get("/api/usage", self.usage),
                 web.get("/healthz", self.healthz),
@@ -175,6 +176,11 @@ class Pages:
         if detail is None:
             return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
         return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
+
+    async def find(self, request: web.Request) -> web.Response:
+        """GET /api/find?pod=TEXT: nodes with a pod whose namespace/name has this in it."""
+        found = self._board.nodes_with(request.query.get("pod", ""))
+        return web.Response(body=msgspec.json.encode({"nodes": found}), content_type="application/json")
 
     async def why(self, request: web.Request) -> web.Response:
         """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""

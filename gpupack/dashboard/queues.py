@@ -16,7 +16,8 @@ from kubeapi.paths import segment
 EVERY_S: Final = 5.0
 AWAY_S: Final = 60.0
 """Between two questions where there is no queue."""
-MAX_BYTES: Final = 32 * 2**20
+SHOWN: Final = 200
+"""Pods that wait, on the page; the first of each queue stand first."""
 
 Ask = Callable[[], Awaitable[bytes]]
 
@@ -37,7 +38,7 @@ def directly(session: aiohttp.ClientSession, url: str) -> Ask:
     async def ask() -> bytes:
         async with session.get(f"{url.rstrip('/')}/status") as answer:
             answer.raise_for_status()
-            return await answer.content.read(MAX_BYTES)
+            return await answer.read()
 
     return ask
 
@@ -58,11 +59,15 @@ async def _once(ask: Ask) -> dict[str, Any]:
         return none("No queue is installed here; docs/queue.md says what one is for.")
     except Forbidden as error:
         return none(f"The queue cannot be asked: {error}")
+    except aiohttp.ClientConnectorError as error:
+        return none(f"No queue answers ({error}); docs/queue.md says what one is for.")
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
         return none(f"The queue does not answer: {error or type(error).__name__}")
-    return {"there": True, "text": "", **msgspec.to_builtins(status)}
+    shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])
+    more = len(status.pods) - len(shown.pods)
+    return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}
 
 
 def none(text: str) -> dict[str, Any]:
     """Say why there are no tenants to show."""
-    return {"there": False, "text": text, "queues": [], "pods": []}
+    return {"there": False, "text": text, "queues": [], "pods": [], "more": 0}

@@ -23,8 +23,8 @@ class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
         index: the driver's number.
         size: whole size.
         promised: what pods hold or are about to get there.
-        beyond: used by pods beyond their promise; what others use counts here where pods are on the card.
-        foreign: used by others, on a card without pods.
+        beyond: used by pods beyond their promise; where nobody says what each of them uses, by others too.
+        foreign: used by others.
         free: what a pod could get; 0 on a card that is out of use.
         state: position in `STATES`.
         model: position in the node's `models`, -1 where it publishes no inventory.
@@ -142,18 +142,28 @@ def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
         free = card.size_units - promised - beyond if row.takes_pods else 0
     else:
         beyond = free = 0
-    alone = promised == 0
+    own = _own_part(card, beyond, row.unit_mib or 1)
     return CardTile(
         index=card.index,
         size=card.size_units,
         promised=promised,
-        beyond=0 if alone else beyond,
-        foreign=beyond if alone else 0,
+        beyond=own,
+        foreign=beyond - own,
         free=free,
         state=STATES.index(card.state),
         model=models.index(card.model) if card.model else -1,
         pods=len(card.pods),
     )
+
+
+def _own_part(card: CardRow, beyond: int, unit_mib: int) -> int:
+    """Units of those beyond promises that the card's own pods use, as far as it is known."""
+    excess_mib = 0
+    for pod in card.pods:
+        if pod.used_mib is None:
+            return beyond
+        excess_mib += max(0, pod.used_mib - pod.units * unit_mib)
+    return min(beyond, -(-excess_mib // unit_mib))
 
 
 def sums_of(tile: NodeTile) -> Sums:
@@ -182,13 +192,20 @@ def gib(mib: float) -> float:
 
 
 class PodDetail(msgspec.Struct, frozen=True):
-    """A pod's part of a card, as the drawer shows it; see `PodRow`."""
+    """A pod's part of a card, as the drawer shows it; see `PodRow`.
+
+    Attributes:
+        used: MiB, None where nobody tells.
+        held: what holds the pod to its share: `driver`, `mps`, `accounted`; empty where nobody tells.
+    """
 
     namespace: str
     name: str
     uid: str
     units: int
     share: str
+    used: int | None
+    held: str
 
 
 class CardDetail(msgspec.Struct, frozen=True):
@@ -222,4 +239,4 @@ def node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
 
 
 def _pod(pod: PodRow) -> PodDetail:
-    return PodDetail(pod.namespace, pod.name, pod.uid, pod.units, pod.share)
+    return PodDetail(pod.namespace, pod.name, pod.uid, pod.units, pod.share, pod.used_mib, pod.held)

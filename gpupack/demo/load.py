@@ -1,14 +1,13 @@
 """`gpupack demo --dashboard`: the demo's cluster under pods that come and go, on the dashboard."""
 
 import asyncio
-import sys
-import webbrowser
 from random import Random
 from typing import Any, Final
 
 import click
 
 from gpupack.dashboard.app import run
+from gpupack.dashboard.opening import can_open, open_page
 from gpupack.dashboard.settings import Settings
 from gpupack.demo.pods import NODES, PODS, TOO_LARGE
 from gpupack.embedded import EmbeddedCluster, EmbeddedNode
@@ -102,8 +101,8 @@ async def watch(seed: int, node_policy: str, card_policy: str, port: int, stop: 
 
     def started(url: str) -> None:
         click.echo(f"gpupack dashboard: {url} (Ctrl-C ends it)")
-        if sys.stdout.isatty():
-            webbrowser.open(url)
+        if can_open():
+            open_page(url)
 
     async with EmbeddedCluster(NODES, node_policy=node_policy, card_policy=card_policy, seed=seed) as cluster:
         load = asyncio.create_task(Load(cluster, seed).run())

@@ -137,4 +137,6 @@ class NodeRow:
 
 def printable(text: str) -> str:
     """Keep other people's control sequences off the terminal."""
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -79,7 +79,7 @@ def join_pods(
         for position, count in units.items():
             on_card.setdefault(position, []).append(PodRow("", "", printable(uid), count, "ending"))
     with_pods = tuple(
-        replace(card, pods=tuple(sorted(on_card.get(position, ()), key=_order)))
+        replace(card, pods=tuple(sorted(on_card[position], key=_order))) if position in on_card else card
         for position, card in enumerate(cards)
     )
     return with_pods, tuple(sorted(nowhere, key=_order))

@@ -1,5 +1,6 @@
 """Reports from where somebody says that they are: Prometheus, a history, a running dashboard."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -49,7 +50,7 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
         InputError: none runs there.
     """
     _check_url("--dashboard", url)
-    params = {"by": str(by), "since": str(since), "until": str(until)}
+    params = {"by": str(by), "since": _written(since), "until": _written(until)}
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
@@ -66,6 +67,10 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         said = cut(body[:200].decode(errors="replace"))
         raise InputError(f"{url} answers {answer.status} {said!r}: allowed is a gpupack dashboard") from error
+
+
+def _written(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).isoformat()
 
 
 def _check_url(option: str, url: str) -> None:

@@ -15,6 +15,7 @@ from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.memory import collect_rarely, settle
 from scheduler_plugin.options import EVENTS, elector_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.config import QueueConfig
@@ -56,12 +57,14 @@ async def run(
     config = file.load()
     clock = time.monotonic
     async with AsyncExitStack() as stack:
+        stack.callback(collect_rarely())
         client = await stack.enter_async_context(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
         queue = Queue(config, state, Policies(settings.node_policy, settings.card_policy))
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
+        watcher.filled.connect(settle)
         QueueFeed(queue, watcher, clock)
         elector = elector_of(settings, client)
         term = Term(elector, watcher, clock, settings.write_timeout_s)

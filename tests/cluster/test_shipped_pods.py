@@ -1,7 +1,9 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
+import http.client
 import json
 import os
+import ssl
 import tarfile
 import urllib.error
 import urllib.request
@@ -16,7 +18,7 @@ from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build_for
+from tests.cluster.harness.manifests import apply_all, build, build_for
 from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
 pytestmark = pytest.mark.telling
@@ -26,6 +28,7 @@ SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
 SCHEDULER = "gpupack-scheduler"
+DASHBOARD = "gpupack-dashboard"
 REPLICAS = ("one", "two")
 
 
@@ -166,6 +169,51 @@ def test_prometheus_reads_every_replica_where_no_verb_is_served(cluster):
             assert 'gpupack_scheduler_nodes{words="readable"} 1.0' in answer.read().decode().splitlines()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/bind", b"{}", timeout=5)
+
+
+def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
+    (port,) = free_ports(1)
+    for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard"):
+        if one["metadata"]["name"] == DASHBOARD:
+            deployed = as_pods_here(cluster, one, {"8913": port}) if one["kind"] == "Deployment" else one
+            apply_all(cluster.api, [deployed])
+    wait_ready(cluster, "gpupack-node", 1)
+    (pod,) = wait_ready(cluster, DASHBOARD, 1)
+    proxy = f"{cluster.api.url}{SYSTEM_PODS}/{pod['metadata']['name']}:{port}/proxy"
+    with _opened(cluster, f"{proxy}/") as answer:
+        assert 'src="static/app.js"' in answer.read().decode()
+        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    with _opened(cluster, f"{proxy}/static/app.js") as answer:
+        assert answer.headers["Content-Type"].startswith("text/javascript")
+    until(lambda: cluster.state().used == [0, 0], "the node's words", 20)
+
+    def first_event() -> list[int]:
+        with _opened(cluster, f"{proxy}/api/events") as answer:  # it comes although the stream goes on
+            assert answer.readline() == b"event: whole\n"
+            shown = json.loads(answer.readline().removeprefix(b"data: "))
+        assert shown["problems"] == []
+        return [len(node["cards"]) for node in shown["nodes"]]
+
+    until(lambda: first_event() == [2], "the page has the node's cards", 20)
+    account = f"system:serviceaccount:{NAMESPACE}:{DASHBOARD}"
+    for verb, resource, allowed in (
+        ("watch", "pods", True), ("list", "nodes", True), ("get", "secrets", False),
+        ("list", "events", False), ("delete", "pods", False), ("patch", "nodes", False),
+        ("get", "services/proxy", False),
+    ):  # fmt: skip
+        kind, _, part = resource.partition("/")
+        attributes = {"verb": verb, "resource": kind, "subresource": part}
+        review = {
+            "spec": {"user": account, "groups": ["system:authenticated"], "resourceAttributes": attributes}
+        }
+        answer = cluster.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        assert answer["status"]["allowed"] is allowed, (verb, resource)
+
+
+def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.api.token}"})
+    context = ssl.create_default_context(cafile=str(cluster.api.ca))
+    return urllib.request.urlopen(request, timeout=20, context=context)
 
 
 def test_pods_share_cards_and_the_standby_takes_over(cluster):

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from benchmarks import node, throughput
+from benchmarks import ask, node, throughput
+from gpupack.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +62,25 @@ def test_the_node_s_last_line() -> None:
         "rss_mib": 82.0,
         "idle_cpu_percent": 0.123,
     }
+
+
+def test_the_last_line_of_the_questions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command answers on the cluster that is made up, in this process."""
+    waits = []
+
+    def run(arguments: list[str]) -> tuple[float, float]:
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
+        waits.append(result.output)
+        return 1.5, 1.0
+
+    monkeypatch.setattr(ask, "seconds", run)
+    monkeypatch.setattr(sys, "argv", ["ask", "--nodes", "12", "--pods", "90", "--runs", "1"])
+    ask.main()
+
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["seconds"] == {"why": 1.5, "fit": 1.5, "advise": 1.5, "top": 1.5}
+    assert figures["processor_s"] == {"why": 1.0, "fit": 1.0, "advise": 1.0, "top": 1.0}
+    assert "waits: 0 of 12 nodes take 79 GiB" in waits[0]

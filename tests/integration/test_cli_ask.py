@@ -4,8 +4,10 @@ import asyncio
 import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from aiohttp import web
 from click.testing import CliRunner
 
@@ -190,3 +192,16 @@ def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp
     changed = scenarios(Cluster.read(EXAMPLE.text), ["gpu-a"], [], 2048)
     assert [each.label for each in changed] == ["as it is", "without gpu-a", "with units of 2 GiB"]
     assert (tmp_path / "plots" / "with-2xt4x2" / "allocation.png").stat().st_size > 0
+
+
+def test_the_namespace_is_that_of_the_context(run, tmp_path):
+    def look(config):
+        told = yaml.safe_load(Path(config).read_text())
+        told["contexts"][0]["context"]["namespace"] = "team-a"
+        Path(config).write_text(yaml.safe_dump(told))
+        return run("why", "inference", "--kubeconfig", config)
+
+    status, out, _ = asyncio.run(served(look, tmp_path))
+
+    assert status == 0
+    assert out.startswith("Pod team-a/inference")

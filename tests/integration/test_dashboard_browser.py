@@ -107,6 +107,15 @@ async def test_filter_group_drawer_keyboard_and_back(browser):
         await tab.run("location.hash = '#/cards'")
         await tab.until(f"{text('.count')} === '40 nodes'")
 
+        # Pods are found too.
+        pod = next(iter(fleet.nodes[7].pods))
+        await tab.run(f"location.hash = '#/cards?q={pod}'")
+        await tab.until(
+            f"{text('.count')} === '1 of 40 nodes' && {text('.name')} === '{fleet.nodes[7].name}'"
+        )
+        await tab.run("location.hash = '#/cards'")
+        await tab.until(f"{text('.count')} === '40 nodes'")
+
         # The arrow keys go over cards, also to nodes that were not in the document; Enter opens.
         await tab.run("document.querySelector('.card[tabindex=\"0\"]').focus()")
         first = await tab.run("document.activeElement.id")
@@ -163,7 +172,7 @@ async def test_a_phone_and_the_dark(browser):
 
 
 async def test_five_thousand_nodes(browser):
-    fleet = Fleet(5000, uniform=True)
+    fleet = Fleet(5000, uniform=True, pods=1)
     async with shown(fleet) as (dashboard, url), opened(browser, url) as tab:
         await tab.until(f"{text('.count')} === '5,000 nodes'")
         assert await tab.run("document.querySelectorAll('.card').length") < 1000

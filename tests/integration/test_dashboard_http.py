@@ -1,10 +1,7 @@
 """The dashboard over HTTP: its stream, its rules for browsers, and what it shows of a cluster in trouble."""
 
 import asyncio
-import io
 import json
-import signal
-import sys
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -13,7 +10,6 @@ from aiohttp import web
 
 from benchmarks.dashboard import fill, node, shown
 from benchmarks.fleet import Fleet
-from gpupack.cli import main
 from gpupack.dashboard.app import run
 from gpupack.dashboard.live import MAX_PAGES
 from gpupack.dashboard.settings import Settings
@@ -63,7 +59,7 @@ async def messages(answer):
 
 
 async def until(stream, condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for name, message in stream:
             if condition(message):
                 return name, message
@@ -288,77 +284,78 @@ async def test_the_api_server_goes_and_comes_again(api, session):
         await until(stream, lambda message: message.get("problems") == [])
 
 
-@pytest.fixture
-def command(tmp_path):
-    async def call(*arguments, stdin=b"", end=True):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gpupack", "dashboard", *map(str, arguments),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        if not end:
-            process.stdin.write(stdin)
-            process.stdin.close()
-            return process
-        out, err = await process.communicate(stdin)
-        return process.returncode, out.decode(), err.decode()
-
-    return call
+async def test_one_namespace_is_read_where_it_is_named(api, session):
+    fleet = Fleet(2, uniform=True)
+    fill(api, fleet)
+    team = fleet.team(next(iter(fleet.nodes[0].pods)))
+    async with following(api, namespace=team) as url, session.get(f"{url}api/events") as answer:
+        stream = messages(answer)
+        await until(stream, lambda message: len(message.get("nodes", ())) == 2)
+        async with session.get(f"{url}api/node", params={"name": fleet.nodes[0].name}) as detail:
+            cards = (await detail.json())["cards"]
+        assert {pod["namespace"] for card in cards for pod in card["pods"]} <= {team, ""}
+        async with session.get(f"{url}api/state") as state:
+            assert f"Only pods of namespace {team} are read" in (await state.json())["problems"][0]
 
 
-async def test_a_file_is_shown_until_ctrl_c(command, session):
-    text = json.dumps({"kind": "List", "items": Fleet(12).items()}).encode()
-    process = await command("-f", "-", "--port", 0, stdin=text, end=False)
-    line = (await process.stdout.readline()).decode()
-    assert line.startswith("gpupack dashboard: http://127.0.0.1:")
-    async with session.get(f"{line.split()[2]}api/state") as answer:
-        state = await answer.json()
-    assert state["about"] == {"source": "standard input", "version": state["about"]["version"], "live": False}
-    assert len(state["nodes"]) == 12
-    assert len(state["pending"]["pods"]) == 3
-    assert state["fits"]
-    process.send_signal(signal.SIGINT)
-    assert await process.wait() == 0
-    assert await process.stderr.read() == b""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "said"),
-    [
-        (
-            ("-f", "-"),
-            b"",
-            "the input is empty: allowed is the output of `kubectl get nodes,pods -A -o json`",
-        ),
-        (
-            ("-f", "-"),
-            b'{"items": [{"kind": "Service", "metadata": {"name": "x"}}]}',
-            'the input holds a "Service"',
-        ),
-        (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
-        (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
-        (("--http", "nowhere"), b"", "http 'nowhere': allowed is HOST:PORT"),
-        (("--http", "x:1", "--port", "2"), b"", "--port is the port of --http: give one of them"),
-        (("-n", "Not A Name"), b"", "namespace 'Not A Name': allowed are"),
-        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x': allowed is http://HOST:PORT"),
-        (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
+QUEUE_STATUS = {
+    "mode": "gate",
+    "queues": [
+        {
+            "name": "red", "cohort": "", "weight": 1.0, "nominal": 100, "used": 40, "borrowed": 0, "lent": 0,
+            "running": 5, "waiting": 300, "oldestWaitS": 60.0, "stop": "None",
+        }
     ],
-)
-def test_what_is_wrong_with_the_command_line_is_said_in_one_line(monkeypatch, capsys, arguments, stdin, said):
-    monkeypatch.setattr(sys, "argv", ["gpupack", "dashboard", *arguments, "--no-browser"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert said in err
-    assert len(err.splitlines()) == 1
+    "pods": [
+        {
+            "namespace": "red", "name": f"p{number}", "queue": "red", "position": number + 1,
+            "reason": "Quota", "message": "it needs 8 units", "waitsS": 60.0,
+        }
+        for number in range(300)
+    ],
+}  # fmt: skip
 
 
-async def test_a_port_that_is_in_use_is_named(command):
-    async with shown(Fleet(1)) as (_, url):
-        port = url.rstrip("/").rpartition(":")[2]
-        text = json.dumps({"items": Fleet(1).items()}).encode()
-        status, _, err = await command("-f", "-", "--port", port, stdin=text)
-    assert status == 2
-    assert f"http '127.0.0.1:{port}': " in err
-    assert "in use" in err
+async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, session):
+    answers = [web.json_response(QUEUE_STATUS), web.Response(text="<html>"), web.Response(status=503)]
+
+    async def status(_request):
+        return answers[0]
+
+    app = web.Application()
+    app.add_routes([web.get("/status", status)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    said = []
+    for url, expected in (
+        (address, {"there": True, "more": 100}),
+        (address, {"there": False}),
+        (address, {"there": False}),
+        ("http://127.0.0.1:1", {"there": False}),
+    ):
+        async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
+            _, message = await until(
+                messages(answer),
+                lambda message: "been asked" not in message.get("queues", {}).get("text", "been asked"),
+            )
+        assert expected.items() <= message["queues"].items()
+        said.append(message["queues"]["text"])
+        answers = answers[1:] or answers
+    await runner.cleanup()
+    assert said[0] == ""
+    assert "the answer is not a queue's" in said[1]
+    assert "503" in said[2]
+    assert said[3].startswith("No queue answers")
+
+
+async def test_a_page_ends_with_the_process(api, session):
+    fill(api, Fleet(1, uniform=True))
+    async with following(api) as url:
+        answer = await session.get(f"{url}api/events")
+        stream = messages(answer)
+        await until(stream, lambda message: "nodes" in message)
+    async with asyncio.timeout(60):
+        assert [name async for name, _ in stream if name == "whole"] == []
+    answer.close()

@@ -12,6 +12,7 @@ from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
 from gpupack.audit import cards_of, environment_faults, faults, over_committed, views
 from gpupack.demo import play as demo
+from gpupack.demo.load import WAITING, Load
 from gpupack.demo.play import DemoFailedError, play
 from gpupack.demo.pods import NODES, PODS, shapes
 from gpupack.embedded import EmbeddedCluster, until
@@ -353,3 +354,21 @@ def test_environments():
     assert all(
         fault.endswith("the kubelet gave it ['GPU-a:2', 'GPU-b:2'], 1024 MiB a card") for fault in told
     )
+
+
+async def test_the_dashboards_load_comes_and_goes_and_never_over_commits():
+    async with EmbeddedCluster(NODES, seed=3) as cluster:
+        load = Load(cluster, seed=3)
+        sizes = set()
+        for _ in range(60):
+            await load.step()
+            sizes.add(len(load.running))
+            assert over_committed(cluster) == []
+        assert len(load.waiting) <= WAITING
+        await until(
+            lambda: all(
+                cluster.api.pod("default", name)["status"].get("phase") == "Running" for name in load.running
+            ),
+            "all placed pods run",
+        )
+        assert max(sizes) > 10

@@ -10,6 +10,7 @@ import uvloop
 
 from tests.extender_client import Client, two_nodes
 from tests.integration import test_extender_http as shown
+from tests.integration import test_extender_tls as over_tls
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ def test_a_client(tmp_path: Path, test: Callable[[Client], Coroutine[Any, Any, N
         runner.run(with_a_client())
 
 
-@pytest.mark.parametrize("test", [shown.test_tls, shown.test_verbs_are_for_clients_with_a_certificate])
+@pytest.mark.parametrize("test", [over_tls.test_tls, over_tls.test_verbs_are_for_clients_with_a_certificate])
 def test_tls(tmp_path: Path, test: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test(tmp_path))

@@ -152,6 +152,14 @@ def schema() -> dict[str, Any]:
             ),
             "The borrowing queue.",
         ),
+        "dashboard": closed(
+            workload(
+                "dashboard",
+                enabled=_BOOL,
+                replicas=said("Pods; each remembers its own past.", {"type": "integer", "minimum": 0}),
+            ),
+            "Every card on one page.",
+        ),
     }
     switch = closed({"enabled": _BOOL, "labels": said("Added to the object's own.", _OBJECT)})
     properties["monitoring"] = closed(

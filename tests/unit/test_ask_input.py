@@ -208,3 +208,22 @@ def test_what_may_not_move_and_why():
     advice = advise_empty(world.cluster, "n/0")
     assert not advice.moves
     assert advice.notes == ("default/alone stays: no controller starts it again",)
+
+
+def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():
+    world = World((Node("n", (16,)),), (Pod("p", 12, "n", (0,), held=False),))
+    cluster = world.cluster
+    (pod,) = cluster.pods.values()
+    node = cluster.nodes["n"]
+    assert fit(cluster, FitAsk(4)).pods == 1
+
+    cluster.drop_pod(pod, "200", now=1000.0)
+    # The kubelet may have started it before it heard of the end, and the words do not say.
+    assert fit(cluster, FitAsk(4)).pods == 1
+    cluster.put_node(node, now=1031.0)
+    assert fit(cluster, FitAsk(4)).pods == 4
+
+    cluster.put_pod(pod, now=1040.0)
+    cluster.drop_node("n", "300", now=1050.0)
+    with pytest.raises(InputError):
+        fit(cluster, FitAsk(4))

@@ -148,9 +148,7 @@ async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     world.give(UID, "main", range(5))
     cgroup = world.container("a")
     await world.limited(cgroup, 5)
-    shutil.rmtree(world.pod())
-    world.account.ledger.facts.pods.clear()
-    world.account.changed()
+    world.over(UID)
     await until(lambda: not list(world.enforcer.limits()))
 
 
@@ -374,3 +372,20 @@ async def test_require_offers_only_cards_that_are_held(tmp_path: Path) -> None:
     await world.supports.ask()
     assert world.account.ledger.used() == (8, 0)
     await world.end()
+
+
+async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) -> None:
+    await world.start()
+    for number in range(30):
+        uid = f"{number:08x}-1b2d-4c3e-9f00-aabbccddeeff"
+        world.give(uid, "main", [number % 8])
+        cgroup = world.container("a", uid)
+        await world.limited(cgroup, 1)
+        world.link("a", "main")
+        (world.logs / f"p_default_main-{identifier('a')}.log").unlink()
+        world.over(uid)
+    enforcer = world.enforcer
+    await until(lambda: not enforcer._pods)
+    kept = (enforcer._uids, enforcer._unnamed, enforcer._logged, enforcer._dirty, enforcer._shares.all())
+    await until(lambda: not any(kept))
+    assert set(enforcer._inotify._numbers) == {world.logs, *enforcer._holders}

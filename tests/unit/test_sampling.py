@@ -45,7 +45,7 @@ class Ledger:
         self.pressure: dict[str, int] = {}
         self.health: dict[str, bool] = {}
         self.installed = [Card(0, "GPU-a", "Card", 10, 0)]
-        self.facts = SimpleNamespace(pods={})
+        self.facts = SimpleNamespace(pods={"pod": SimpleNamespace(bound=False)})
 
     def promises(self) -> dict[str, dict[str, int]]:
         return {"GPU-a": {"pod": 2}}

@@ -3,6 +3,7 @@
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.module.js";
 import { Cards } from "./cards.js";
 import { Drawer } from "./drawer.js";
+import { memo } from "./memo.js";
 import { add, fragmentation, number, percent, plural, zero } from "./model.js";
 import { href, useRoute } from "./route.js";
 import { connect, nodesInOrder, store, subscribe } from "./store.js";
@@ -10,6 +11,7 @@ import { Trends } from "./trends.js";
 import { Fits, Pending, Queues } from "./views.js";
 
 const root = document.getElementById("app");
+const NOTHING = {};
 const TITLES = { cards: "Cards", pending: "Pending", fits: "What fits", trends: "Over time", queues: "Queues" };
 
 function useStore() {
@@ -67,7 +69,7 @@ function Sums({ sums }) {
     ["Free", `${gib(sums.free)} GiB`, plural(sums.nodes - sums.closed, "node takes pods", "nodes take pods")],
     ["Whole cards free", sums.whole.toLocaleString("en"), `of ${plural(sums.cards, "card")}`],
     ["Largest request", `${gib(sums.largest)} GiB`, "on one card"],
-    ["Fragmentation", percent(fragmentation(sums), 1), "of free, on shared cards"],
+    ["Fragmentation", percent(fragmentation(sums), 1), "of free memory"],
     ["Used beyond", `${gib(sums.beyond)} GiB`, "promises, or by others", sums.beyond > 0],
     ["Out of use", `${sums.unhealthy + sums.cordoned}`, `${sums.unhealthy} unhealthy, ${sums.cordoned} cordoned`, sums.unhealthy > 0],
     ["Pods waiting", waiting.toLocaleString("en"), "for cards", waiting > 0],
@@ -76,13 +78,11 @@ function Sums({ sums }) {
     <dt>${name}</dt><dd><b>${value}</b> <span>${text}</span></dd></div>`)}</dl>`;
 }
 
-function Aside() {
-  return html`<aside class="side" aria-label="At a glance">
-    <section><h2><a href=${href("pending")}>Pending</a></h2><${Pending} pending=${store.pending} short=${true} /></section>
-    <section><h2><a href=${href("fits")}>What fits now</a></h2><${Fits} fits=${store.fits} short=${true} /></section>
-    <section><h2><a href=${href("trends")}>Over time</a></h2><${Trends} trend=${store.trend} query=${{}} short=${true} /></section>
-  </aside>`;
-}
+const Aside = memo(({ pending, fits, trend }) => html`<aside class="side" aria-label="At a glance">
+  <section><h2><a href=${href("pending")}>Pending</a></h2><${Pending} pending=${pending} short=${true} /></section>
+  <section><h2><a href=${href("fits")}>What fits now</a></h2><${Fits} fits=${fits} short=${true} /></section>
+  <section><h2><a href=${href("trends")}>Over time</a></h2><${Trends} trend=${trend} query=${NOTHING} short=${true} /></section>
+</aside>`);
 
 function View({ view, query, nodes, input }) {
   if (view === "pending") return html`<h2>Pods that wait for cards</h2><${Pending} pending=${store.pending} />`;
@@ -115,7 +115,7 @@ function App() {
     ${store.problems.map((text) => html`<p class="problem" role="alert">${text}</p>`)}
     <div class="columns ${view === "cards" ? "with-side" : ""}">
       <main id="main" tabindex="-1"><${View} view=${view} query=${query} nodes=${nodes} input=${input} /></main>
-      ${view === "cards" && html`<${Aside} />`}
+      ${view === "cards" && html`<${Aside} pending=${store.pending} fits=${store.fits} trend=${store.trend} />`}
     </div>
     ${drawn && html`<${Drawer} name=${query.node} node=${store.nodes.get(query.node)} card=${card} query=${query} />`}`;
 }

@@ -4,13 +4,14 @@ import { html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useStat
 import { Bar, Figures, Legend } from "./bar.js";
 import { focusCard } from "./focus.js";
 import { List } from "./list.js";
+import { memo } from "./memo.js";
 import {
   SHOWS, SORTS, add, cardOf, filtered, grouped, labelKeys, number, percent, plural, sumsOf, words, zero,
 } from "./model.js";
 import { go } from "./route.js";
 import { CardTable } from "./table.js";
 
-const NAME = 220, CARD = 92, CARD_NARROW = 74, NARROW = 720;
+const NAME = 220, CARD = 84, CARD_NARROW = 74, NARROW = 720;
 const LINE = 33, PADDING = 15, HEADER = 46, NAME_LINE = 22;
 
 // How wide the cards' part is decides how many stand beside each other, the same for all nodes.
@@ -29,11 +30,29 @@ function useLayout(most) {
   return { box, narrow, across: Math.min(across, Math.max(room, 2)) };
 }
 
+const TYPING = 200; // milliseconds without a key before the pods are searched
+
+// Which pods are where only the server knows.
+function useNodesWithPod(q = "") {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    setFound(null);
+    if (q.trim().length < 2 || q.includes("!")) return;
+    const stop = new AbortController();
+    const later = setTimeout(() => {
+      fetch(`api/find?pod=${encodeURIComponent(q.trim())}`, { signal: stop.signal })
+        .then((answer) => answer.json()).then(({ nodes }) => setFound(new Set(nodes))).catch(() => {});
+    }, TYPING);
+    return () => { clearTimeout(later); stop.abort(); };
+  }, [q]);
+  return found;
+}
+
 function Controls({ query, set, nodes, count, input }) {
   const keys = useMemo(() => labelKeys(nodes), [nodes.length]);
   return html`<form class="controls" role="search" onSubmit=${(event) => event.preventDefault()}>
     <label class="grow"><span class="sr">Filter nodes</span>
-      <input ref=${input} type="search" placeholder="Filter ( / )" title="Words of name, model, status or label=value; !word leaves out" value=${query.q ?? ""}
+      <input ref=${input} type="search" placeholder="Filter ( / )" title="Words of a name, model, status, label=value, or a pod; !word leaves out" value=${query.q ?? ""}
         onInput=${(event) => set({ q: event.target.value })} autocomplete="off" spellcheck=${false} />
     </label>
     <label><span class="label">Group</span>
@@ -71,7 +90,7 @@ function GroupHeader({ group, open, toggle }) {
   </div>`;
 }
 
-function NodeRow({ node, at, across, narrow, focus, query }) {
+const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
   const cards = node.cards.map((row) => cardOf(node, row));
   const sums = sumsOf(node);
   const odd = node.status !== "Ready" || node.remark;
@@ -80,7 +99,7 @@ function NodeRow({ node, at, across, narrow, focus, query }) {
       <a href=${`#/cards?${new URLSearchParams({ ...query, node: node.name })}`} class="name" title=${node.name}
         tabindex="-1">${node.name}</a>
       <span class="sub" title=${node.remark}>
-        ${odd ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
+        ${odd && (node.cards.length || node.status !== "Ready") ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
         ${node.cards.length ? `${number(sums.promised / 1024)}/${number(sums.size / 1024)} GiB` : ""}
         ${!odd && node.models.length ? ` · ${node.models[0].replace(/^NVIDIA /, "")}` : ""}
       </span>
@@ -88,7 +107,7 @@ function NodeRow({ node, at, across, narrow, focus, query }) {
     <div class="cards" role="presentation" style=${{ gridTemplateColumns: `repeat(${across}, 1fr)` }}>
       ${cards.map((card, position) => html`<div role="gridcell" class="cell" key=${position}>
         <button type="button" class="card" id=${`card-${node.name}-${position}`} data-node=${node.name} data-card=${position}
-          tabindex=${focus.node === node.name && focus.card === position ? 0 : -1}
+          tabindex=${focused === position ? 0 : -1}
           aria-label=${`${node.name}, ${words(node, card)}`} title=${words(node, card)}
           aria-current=${query.node === node.name && Number(query.card) === position ? "true" : undefined}
           onClick=${() => go("cards", { ...query, node: node.name, card: position })}>
@@ -97,7 +116,7 @@ function NodeRow({ node, at, across, narrow, focus, query }) {
       ${!cards.length && html`<p class="nothing">${node.remark || "no cards"}</p>`}
     </div>
   </div>`;
-}
+});
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], PageUp: [-10, 0], PageDown: [10, 0] };
 
@@ -130,13 +149,14 @@ export function Cards({ nodes, query, input }) {
   const [, redraw] = useState(0);
   const set = useCallback((change) => go("cards", { ...query, ...change }, { replace: true }), [query]);
   const { q, show, fits, sort, group = "" } = query;
+  const withPod = useNodesWithPod(q);
   const kept = useMemo(
     () => {
       const [, order] = SORTS[sort ?? ""] ?? SORTS[""];
-      const found = filtered(nodes, { q, show, fits });
+      const found = filtered(nodes, { q, show, fits }, withPod);
       return order ? found.sort(order) : found;
     },
-    [nodes, q, show, fits, sort],
+    [nodes, q, show, fits, sort, withPod],
   );
   const most = useMemo(() => nodes.reduce((found, node) => Math.max(found, node.cards.length), 1), [nodes]);
   const { box, narrow, across } = useLayout(most);
@@ -156,7 +176,8 @@ export function Cards({ nodes, query, input }) {
   useEffect(() => { last.current = turn; }, [turn]);
 
   const draw = (item, at) => (item.node
-    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} focus=${focus} query=${query} />`
+    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} query=${query}
+        focused=${focus.node === item.node.name ? focus.card : -1} />`
     : html`<${GroupHeader} group=${item} open=${item.open} toggle=${() => {
       if (!shut.current.delete(item.key)) shut.current.add(item.key);
       redraw((count) => count + 1);

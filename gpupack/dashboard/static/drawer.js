@@ -10,6 +10,13 @@ const SHARES = {
   allocated: "", assigned: "not started yet", unknown: "card not known", ending: "ending",
 };
 
+// What holds a pod to its share.
+const HELD = {
+  driver: ["driver", "The driver holds it to what it was promised"],
+  mps: ["MPS", "CUDA MPS holds it to what it was promised"],
+  accounted: ["none", "Nothing holds it to its share: use beyond it is counted"],
+};
+
 // Asked again whenever the node's record changes: pods come and go with it.
 function useDetail(name, node) {
   const [detail, setDetail] = useState(null);
@@ -33,10 +40,11 @@ function Pods({ pods, unit, size }) {
     <tbody>${pods.map((pod) => html`<tr key=${pod.uid}>
       <th scope="row"><span class="space">${pod.namespace && `${pod.namespace}/`}</span>${pod.name || `UID ${pod.uid}`}
         ${SHARES[pod.share] && html` <em>${SHARES[pod.share]}</em>`}
-        ${size > 0 && html`<span class="mini" aria-hidden="true"><span style=${{ width: `${(100 * pod.units) / size}%` }}></span></span>`}</th>
+        ${size > 0 && html`<span class="mini" aria-hidden="true"><span style=${{ width: `${(100 * pod.units) / size}%` }}></span>
+          ${pod.used != null && html`<i style=${{ left: `${Math.min(100, (100 * pod.used) / unit / size)}%` }}></i>`}</span>`}</th>
       <td class="n">${gib(pod.units, unit)}</td>
-      <td class="n">${pod.used == null ? "–" : gib(pod.used, unit)}</td>
-      <td class="n">${pod.limit || "–"}</td>
+      <td class="n ${pod.used > pod.units * unit ? "over" : ""}">${pod.used == null ? "–" : gib(pod.used, 1)}</td>
+      <td class="n" title=${HELD[pod.held]?.[1]}>${HELD[pod.held]?.[0] ?? "–"}</td>
     </tr>`)}</tbody></table>`;
 }
 
@@ -51,7 +59,7 @@ function CardPart({ node, row, detail, chosen, position, pick }) {
         card.state === OK && node.open ? `${gib(card.free, node.unit)} free` : "takes no pods"}`}</span></h3>
     <${Bar} node=${node} card=${card} />
     ${(card.beyond > 0 || card.foreign > 0) && html`<p class="note">${`${gib(card.beyond + card.foreign, node.unit)} GiB are used ${
-      card.beyond > 0 ? "beyond what pods were promised, by them or by others" : "by processes that belong to no pod of gpupack"}.`}</p>`}
+      card.foreign === 0 ? "beyond what pods were promised" : card.beyond === 0 ? "by processes that belong to no pod of gpupack" : "beyond what pods were promised, in part by processes of no pod"}.`}</p>`}
     ${chosen && detail?.uuid && html`<p class="note"><code>${detail.uuid}</code>${detail.model && ` · ${detail.model}`}</p>`}
     ${detail && html`<${Pods} pods=${detail.pods} unit=${node.unit} size=${card.size} />`}
   </section>`;

@@ -111,13 +111,14 @@ function text(node) {
   return node.text;
 }
 
-export function filtered(nodes, { q = "", show = "", fits = "" }) {
+// `found`: names of nodes that have a pod of that name, which the records of nodes do not say.
+export function filtered(nodes, { q = "", show = "", fits = "" }, found = null) {
   const tokens = q.toLowerCase().split(/\s+/).filter(Boolean);
   const [, shown] = SHOWS[show] ?? SHOWS[""];
   const needed = Number(fits) || 0;
-  return nodes.filter((node) =>
-    tokens.every((token) => (token[0] === "!" ? token.length === 1 || !text(node).includes(token.slice(1)) : text(node).includes(token)))
-    && shown(node)
+  const says = (node, token) => text(node).includes(token);
+  const passes = (node) => tokens.every((token) => (token[0] === "!" ? token.length === 1 || !says(node, token.slice(1)) : says(node, token)));
+  return nodes.filter((node) => (passes(node) || found?.has(node.name)) && shown(node)
     && (!needed || (node.open && has(node, ([, , , , , free]) => (free * node.unit) / 1024 >= needed))));
 }
 

@@ -97,9 +97,10 @@ export function Queues({ queues }) {
         <td class="n">${queue.waiting ? age(Date.now() - queue.oldestWaitS * 1000) : "–"}</td>
         <td>${queue.stop === "None" ? "" : queue.stop}</td>
       </tr>`)}</tbody></table></div>
-    ${queues.pods.length > 0 && html`<h2>Who waits</h2><ul class="pending">${queues.pods.slice(0, 200).map((pod) => html`<li key=${`${pod.namespace}/${pod.name}`}>
+    ${queues.pods.length > 0 && html`<h2>Who waits</h2><ul class="pending">${queues.pods.map((pod) => html`<li key=${`${pod.namespace}/${pod.name}`}>
       <div class="line"><strong><span class="space">${pod.namespace}/</span>${pod.name}</strong>
         <span class="chip still">${pod.queue || "no queue"}${pod.position ? ` · ${pod.position}` : ""}</span>
-        <span class="muted">${pod.reason}</span></div><p>${pod.message}</p></li>`)}</ul>`}
+        <span class="muted">${pod.reason}</span></div><p>${pod.message}</p></li>`)}</ul>
+      ${queues.more > 0 && html`<p class="muted">and ${plural(queues.more, "pod")} more</p>`}`}
   </div>`;
 }

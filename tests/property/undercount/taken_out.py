@@ -118,7 +118,7 @@ def dead_whenever_looked(one: PodFacts) -> bool:
 
 
 def own_target_only(draft: Draft, one: places.Waiting) -> None:
-    own = draft.facts.target(one.one.pod, one.demand)
+    own = draft.facts.target(one.owner.pod, one.demand)
     pool = draft.pools[one.shape]
     draft.pools[one.shape] = Counter({target: n for target, n in pool.items() if target == own})
     Draft.a_target_of_its_pool(draft, one)

@@ -1,0 +1,286 @@
+"""A node of 16 cards with 7 MIG instances each and 1 000 pods, while its hardware does its worst.
+
+`python -m benchmarks.hardware [--seconds S] [--pods N]`: the real command `gpupack node` with simulated cards
+and the stand-in for the API server run in processes of their own, the stand-in for the kubelet in this one.
+All pods are bound and admitted, then for a while one pod after the other ends and another one takes its
+place, while the script of the profile lets
+
+- numbered errors of the driver come at 10 000 a second, of all instances in turn,
+- one call of the driver hang for a minute (a fifth of a shorter time).
+
+Measured: Allocate from the kubelet's call to its answer, as in `benchmarks.node`, and right after each the
+same call of a plugin that does nothing, which is what this machine takes for it; pods that were refused;
+containers that were told another card than the one they were bound to, and device IDs given out twice, among
+all that ran; resident memory of the daemon before and after. The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import ClientSession
+from prometheus_client.parser import text_string_to_metric_families
+
+from allocator.names import POD_ASSIGNED, resource_name
+from allocator.records import dump_assigned
+from benchmarks.machine import machine, percentile, resident_mib
+from benchmarks.node import (
+    API_SERVER,
+    EMPTY_PLUGIN,
+    NODE,
+    PODS_PATH,
+    TimedCalls,
+    TimedPlugin,
+    first_line,
+    free_port,
+    handled,
+    process,
+    spread,
+    until,
+)
+from deviceplugin.gpus.profile import load_profile, parse_profile
+from kubeapi.client import KubeClient
+from standins.kubelet import plugins as kubelet_plugins
+from standins.kubelet.node import Kubelet
+
+CARDS = 16
+INSTANCES = 7
+EVENTS_PER_S = 10_000
+RESOURCE = resource_name(1024)
+PARTS = 5
+WARM_S = 20.0
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hardware", description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="seconds of coming and going (default 300)"
+    )
+    parser.add_argument("--pods", type=int, default=1000, help="pods on the node, 1 to 1008 (default 1000)")
+    options = parser.parse_args()
+    if options.seconds < PARTS or not 1 <= options.pods <= 1008:
+        parser.error(f"--seconds must be {PARTS} or more, --pods 1 to 1008")
+    print(machine())
+    print(json.dumps(asyncio.run(measure(options.seconds, options.pods))))
+
+
+def profile_text(script: list[dict[str, Any]]) -> str:
+    """Write the profile: H100 with 7 of 1g.10gb each, 9 units an instance."""
+    shipped = load_profile("8xh100-80").cards[0].card
+    devices = [
+        {"index": at, "uuid": f"GPU-{at:08x}-0000-4000-8000-000000000000", "mig": ["1g.10gb"] * INSTANCES}
+        for at in range(CARDS)
+    ]
+    memory = {"total_bytes": shipped.total_mib << 20, "reserved_bytes": shipped.reserved_mib << 20}
+    defaults = {"name": shipped.model, "memory": memory}
+    return yaml.safe_dump(
+        {"version": "1.0", "device_defaults": defaults, "devices": devices, "script": script}
+    )
+
+
+class World:
+    """The kubelet, a client of the API server and the daemon's process.
+
+    Attributes:
+        wrong: containers that were told another card than theirs.
+        twice: device IDs that two running containers had at once.
+        refused: pods that the kubelet refused.
+    """
+
+    def __init__(
+        self, client: KubeClient, kubelet: Kubelet, pid: int, port: int, profile: Path, empty: TimedCalls
+    ) -> None:
+        self.kubelet = kubelet
+        self.pid = pid
+        self.port = port
+        self.empty = empty
+        self.wrong = self.twice = self.refused = 0
+        self._client = client
+        self._profile = profile
+        self._made = 0
+        self._pods: dict[str, tuple[str, str, str]] = {}
+
+    async def run(self, card: str) -> None:
+        """Bind a pod of one unit to a card and wait until it runs, or is refused."""
+        self._made += 1
+        name = f"pod-{self._made:06d}"
+        container = {
+            "name": "main",
+            "image": "example.invalid/none",
+            "resources": {"limits": {RESOURCE: "1"}},
+        }
+        pod = {"metadata": {"name": name}, "spec": {"containers": [container]}}
+        uid = json.loads(await self._client.post(PODS_PATH, pod))["metadata"]["uid"]
+        assigned = dump_assigned({"main": ((card, 1),)})
+        await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
+        await until(lambda: self.kubelet.admission(uid) is not None, f"{name} is admitted")
+        if self._was_refused(uid):
+            self.refused += 1
+            return
+        told = self.kubelet.containers[uid, "main"].envs["NVIDIA_VISIBLE_DEVICES"]
+        self.wrong += told != card
+        self._pods[name] = (uid, card, told)
+        await self.empty([f"{card}-0"])
+
+    async def end_oldest(self) -> str:
+        """Delete the pod that has run longest; returns its card."""
+        name = next(iter(self._pods))
+        uid, card, _ = self._pods.pop(name)
+        await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0})
+        await until(lambda: self.kubelet.admission(uid) is None, f"{name} ends")
+        return card
+
+    def count_twice(self) -> None:
+        """Look for device IDs that two of the running pods have."""
+        seen: set[str] = set()
+        for uid, _, _ in self._pods.values():
+            for ids in self.kubelet.held(uid, "main").values():
+                self.twice += len(seen & ids)
+                seen |= ids
+
+    async def storm(self, seconds: float) -> None:
+        """Write the script of the next `seconds` into the profile, which the daemon watches."""
+        hang_s = min(60.0, seconds / PARTS)
+        script = [
+            {"at_s": 0, "xid": 31, "times": int(EVENTS_PER_S * seconds), "over_s": seconds},
+            {"at_s": hang_s, "hang_s": hang_s},
+        ]
+        draft = self._profile.with_suffix(".new")
+        draft.write_text(profile_text(script))
+        draft.rename(self._profile)
+
+    async def metric(self, name: str) -> float:
+        """Sum up a metric of the daemon."""
+        url = f"http://127.0.0.1:{self.port}/metrics"
+        async with ClientSession() as session, session.get(url) as answer:
+            families = text_string_to_metric_families(await answer.text())
+            return sum(each.value for family in families for each in family.samples if each.name == name)
+
+    def _was_refused(self, uid: str) -> bool:
+        admission = self.kubelet.admission(uid)
+        return admission is not None and not admission.admitted
+
+
+async def measure(seconds: float, pods: int) -> dict[str, float]:
+    """Run everything and print figures for people."""
+    async with start() as (world, cards):
+        began = time.perf_counter()
+        for number in range(pods):
+            await world.run(cards[number % len(cards)])
+        filled_s = time.perf_counter() - began
+        filled_ms = list(TimedPlugin.allocate_ms)
+        print(f"{pods} pods admitted in {filled_s:.0f} s, Allocate {spread(filled_ms)} ms", flush=True)
+        await churn(world, min(WARM_S, seconds))
+        before_mib = resident_mib(world.pid)
+        TimedPlugin.allocate_ms.clear()
+        world.empty.took_ms.clear()
+        await world.storm(seconds)
+        hang_s, replaced = await churn(world, seconds)
+        world.count_twice()
+        after_mib, faults = resident_mib(world.pid), await world.metric("gpupack_card_xid_errors_total")
+        churned_ms = TimedPlugin.allocate_ms
+        print(f"{replaced} pods replaced in {seconds:g} s, Allocate {spread(churned_ms)} ms", flush=True)
+        print(f"handled in the daemon: {await handled(world.port)}", flush=True)
+        print(f"of an empty plugin: {spread(world.empty.took_ms)} ms", flush=True)
+        print(
+            f"{faults / seconds:.0f} errors a second counted, the driver hung for {hang_s:.0f} s at the most"
+        )
+        print(f"wrong cards {world.wrong}, IDs twice {world.twice}, pods refused {world.refused}")
+        print(f"resident {before_mib:.1f} MiB before, {after_mib:.1f} MiB after", flush=True)
+        return figures(churned_ms, faults / seconds, hang_s, world, before_mib, after_mib)
+
+
+def figures(
+    churned_ms: list[float],
+    errors_per_s: float,
+    hang_s: float,
+    world: Any,
+    before_mib: float,
+    after_mib: float,
+) -> dict[str, float]:
+    """What the last line says; people script against its keys."""
+    return {
+        "instances": CARDS * INSTANCES,
+        "allocates": len(churned_ms),
+        "allocate_p50_ms": round(percentile(churned_ms, 50), 3),
+        "allocate_p99_ms": round(percentile(churned_ms, 99), 3),
+        "empty_plugin_p99_ms": round(percentile(world.empty.took_ms, 99), 3),
+        "errors_per_s": round(errors_per_s),
+        "driver_hung_s": round(hang_s, 1),
+        "wrong_cards": world.wrong,
+        "ids_twice": world.twice,
+        "refused": world.refused,
+        "rss_before_mib": round(before_mib, 1),
+        "rss_after_mib": round(after_mib, 1),
+    }
+
+
+async def churn(world: World, seconds: float) -> tuple[float, int]:
+    """Replace pods for so long; returns the longest hang that the daemon told of, and how many pods."""
+    end, hang_s, replaced, looked = time.perf_counter() + seconds, 0.0, 0, 0.0
+    while time.perf_counter() < end:
+        await world.run(await world.end_oldest())
+        replaced += 1
+        if time.perf_counter() - looked > 1.0:
+            looked = time.perf_counter()
+            hang_s = max(hang_s, await world.metric("gpupack_node_driver_hangs_seconds"))
+    return hang_s, replaced
+
+
+@asynccontextmanager
+async def start() -> AsyncIterator[tuple[World, list[str]]]:
+    """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
+    kubelet_plugins.PluginClient = TimedPlugin  # type: ignore[misc]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
+        kubeconfig, profile, log = str(folder / "kubeconfig"), folder / "node.yaml", folder / "log"
+        profile.write_text(profile_text([]))
+        instances = [
+            instance.uuid
+            for each in parse_profile("bench", profile.read_text()).cards
+            for instance in each.instances or ()
+        ]
+        api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
+        kubelet = Kubelet(folder, NODE, await first_line(api), seed=1)
+        await kubelet.start()
+        stack.push_async_callback(kubelet.stop)
+        client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
+        port = free_port()
+        plugin = [sys.executable, "-c", EMPTY_PLUGIN, str(folder / "empty.sock")]
+        await first_line(await process(stack, plugin, folder / "empty.log"))
+        calls = TimedCalls(folder / "empty.sock", [])
+        stack.callback(calls.close)
+        await calls.ready()
+        options: dict[str, Any] = {
+            "node-name": NODE,
+            "gpus": "simulated",
+            "profile": profile,
+            "kubeconfig": kubeconfig,
+            "device-plugin-dir": kubelet.device_plugin_dir,
+            "pod-resources-socket": kubelet.pod_resources_socket,
+            "http": f"127.0.0.1:{port}",
+        }
+        command = [sys.executable, "-m", "gpupack", "node"]
+        daemon = await process(
+            stack, [*command, *(f"--{key}={value}" for key, value in options.items())], log
+        )
+        try:
+            units = 9 * len(instances)
+            await until(lambda: kubelet.allocatable().get(RESOURCE, 0) == units, "it registers")
+            yield World(client, kubelet, daemon.pid, port, profile, calls), instances
+        except BaseException:
+            print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A card is partitioned anew while pods run on it: the kubelet takes other devices on its open stream."""
+
+import yaml
+
+from allocator.names import POD_GPU_UUID
+from deviceplugin.gpus.profile import parse_profile
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.polling import holds_for
+
+CARD = 81_920
+BEFORE = ["3g.40gb", "3g.40gb"]
+AFTER = ["3g.40gb", "2g.20gb", "1g.10gb"]
+
+
+def profile(layout: list[str]) -> dict:
+    """One H100 with instances of 10 GiB for each slice, and one whole card of 8 GiB."""
+    made = w.cards(CARD, 8192, name="NVIDIA H100 80GB HBM3")
+    made["devices"][0]["mig"] = layout
+    return made
+
+
+def on(uuid: str) -> dict[str, str]:
+    return {POD_GPU_UUID: uuid}
+
+
+def test_instances_change_while_pods_run(make_cluster):
+    cluster: Cluster = make_cluster(profile(BEFORE))
+    instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
+    assert instances is not None
+    stays, goes = (instance.uuid for instance in instances)
+    for name, gib, uuid in (("stays", 30, stays), ("goes", 20, goes)):
+        cluster.create(w.pod(name, w.container(gib=gib), annotations=on(uuid)))
+        cluster.wait_running(name)
+    cluster.wait_used([30, 20, 0])
+    registrations = cluster.daemon.metric("gpupack_node_registrations_total")
+    draft = cluster.daemon.profile.with_suffix(".new")
+    draft.write_text(yaml.safe_dump(profile(AFTER)))
+    draft.rename(cluster.daemon.profile)
+
+    state = cluster.wait_used([30, 0, 0, 0])
+    assert [card.size for card in state.cards] == [40, 20, 10, 8]
+    assert state.cards[0].uuid == stays
+    until(lambda: cluster.allocatable() == 78, "the kubelet has the new devices")
+    cluster.wait_event("goes", "GPUGone: card " + goes)
+    # For kube-scheduler the pod that lost its instance counts until it is deleted.
+    cluster.delete("goes")
+    holds_for(lambda: list(cluster.state().used) == [30, 0, 0, 0], "the words", 1.0)
+    # The new instances and what is left of the old one are filled to the last unit.
+    for name, gib, uuid in (("rest", 10, stays), ("new", 20, state.cards[1].uuid), ("small", 10, "")):
+        cluster.create(w.pod(name, w.container(gib=gib), annotations=on(uuid) if uuid else None))
+        cluster.wait_running(name)
+        if uuid:
+            assert cluster.environment(name)["NVIDIA_VISIBLE_DEVICES"] == uuid
+    cluster.wait_used([40, 20, 10, 0])
+    assert cluster.daemon.metric("gpupack_node_registrations_total") == registrations
+    # The kubelet restarts, asks for nothing that is gone, and all pods run on.
+    cluster.host.restart_kubelet()
+    cluster.wait_used([40, 20, 10, 0], 60)
+    assert cluster.pod("stays")["status"]["phase"] == "Running"

@@ -1,0 +1,96 @@
+"""`gpupack dashboard` as people call it: a file, mistakes, Ctrl-C."""
+
+import asyncio
+import io
+import json
+import signal
+import sys
+
+import aiohttp
+import pytest
+
+from benchmarks.dashboard import shown
+from benchmarks.fleet import Fleet
+from gpupack.cli import main
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+@pytest.fixture
+def command(tmp_path):
+    async def call(*arguments, stdin=b"", end=True):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gpupack", "dashboard", *map(str, arguments),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        if not end:
+            process.stdin.write(stdin)
+            process.stdin.close()
+            return process
+        out, err = await process.communicate(stdin)
+        return process.returncode, out.decode(), err.decode()
+
+    return call
+
+
+async def test_a_file_is_shown_until_ctrl_c(command, session):
+    text = json.dumps({"kind": "List", "items": Fleet(12).items()}).encode()
+    process = await command("-f", "-", "--port", 0, stdin=text, end=False)
+    line = (await process.stdout.readline()).decode()
+    assert line.startswith("gpupack dashboard: http://127.0.0.1:")
+    async with session.get(f"{line.split()[2]}api/state") as answer:
+        state = await answer.json()
+    assert state["about"] == {"source": "standard input", "version": state["about"]["version"], "live": False}
+    assert len(state["nodes"]) == 12
+    assert len(state["pending"]["pods"]) == 3
+    assert state["fits"]
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
+    assert await process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (
+            ("-f", "-"),
+            b"",
+            "the input is empty: allowed is the output of `kubectl get nodes,pods -A -o json`",
+        ),
+        (
+            ("-f", "-"),
+            b'{"items": [{"kind": "Service", "metadata": {"name": "x"}}]}',
+            'the input holds a "Service"',
+        ),
+        (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
+        (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
+        (("--http", "nowhere"), b"", "http 'nowhere': allowed is HOST:PORT"),
+        (("--http", "x:1", "--port", "2"), b"", "--port is the port of --http: give one of them"),
+        (("-n", "Not A Name"), b"", "namespace 'Not A Name': allowed are"),
+        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x': allowed is http://HOST:PORT"),
+        (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_said_in_one_line(monkeypatch, capsys, arguments, stdin, said):
+    monkeypatch.setattr(sys, "argv", ["gpupack", "dashboard", *arguments, "--no-browser"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+async def test_a_port_that_is_in_use_is_named(command):
+    async with shown(Fleet(1)) as (_, url):
+        port = url.rstrip("/").rpartition(":")[2]
+        text = json.dumps({"items": Fleet(1).items()}).encode()
+        status, _, err = await command("-f", "-", "--port", port, stdin=text)
+    assert status == 2
+    assert f"http '127.0.0.1:{port}': " in err
+    assert "in use" in err

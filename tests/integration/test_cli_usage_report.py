@@ -1,0 +1,217 @@
+"""`gpupack usage` as people call it: from Prometheus, from a history, from a running dashboard."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from benchmarks.dashboard import fill, fill_board
+from benchmarks.fleet import Fleet
+from gpupack.cli import cli
+from gpupack.dashboard.app import Dashboard, run
+from gpupack.dashboard.settings import Settings
+from gpupack.usage.records import Period, PodUse
+from gpupack.usage.store import HistoryFile
+from standins.apiserver.server import ApiServer
+
+GIB = 2**30
+
+
+async def usage(*arguments):
+    """Run the command beside the servers of a test; returns its exit status, stdout and stderr."""
+    done = await asyncio.to_thread(CliRunner().invoke, cli, ["usage", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.stdout, done.stderr
+
+
+class StandInPrometheus:
+    """Answers as Prometheus does to `sum by (...) (metric)` and to a label's query, from constant gauges.
+
+    Args:
+        gauges: bytes by metric, and labels of its series.
+        labels: of pods, by namespace and name.
+    """
+
+    def __init__(self, gauges, labels=()):
+        self.gauges = gauges
+        self.labels = dict(labels)
+        self.asked = []
+        self.answer = None
+
+    async def query_range(self, request):
+        form = await request.post()
+        self.asked.append((request.headers.get("Authorization"), dict(form)))
+        if self.answer is not None:
+            return self.answer()
+        metric = form["query"].partition("(gpupack")[2].rstrip(")")
+        start, end, step = (float(form[name]) for name in ("start", "end", "step"))
+        moments = [start + step * number for number in range(int((end - start) / step + 1e-9) + 1)]
+        result = [
+            {"metric": labels, "values": [[at, str(value)] for at in moments]}
+            for labels, value in self.gauges.get(f"gpupack{metric}", ())
+        ]
+        return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+    async def query(self, request):
+        form = await request.post()
+        self.asked.append((None, dict(form)))
+        result = [
+            {"metric": {"namespace": key[0], "pod": key[1], **values}, "value": [0, "1"]}
+            for key, values in self.labels.items()
+        ]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+@pytest.fixture
+async def prometheus():
+    standin = StandInPrometheus(
+        {
+            "gpupack_container_promised_bytes": [
+                # As a scrape configuration leaves them that sets `pod` to the daemon's own.
+                ({"namespace": "gpupack-system", "pod": "gpupack-node-1",
+                  "exported_namespace": "red", "exported_pod": "a"}, 8 * GIB),
+                ({"namespace": "red", "pod": "b"}, 4 * GIB),
+                ({"namespace": "blue", "pod": "c"}, 2 * GIB),
+            ],
+            "gpupack_container_used_bytes": [
+                ({"namespace": "x", "pod": "y", "exported_namespace": "red", "exported_pod": "a"}, 6 * GIB),
+                ({"namespace": "red", "pod": "b"}, 1 * GIB),
+            ],
+        },
+        {("red", "a"): {"label_team": "one"}, ("blue", "c"): {"label_team": "one"}, ("red", "b"): {}},
+    )  # fmt: skip
+    app = web.Application()
+    app.add_routes(
+        [web.post("/api/v1/query_range", standin.query_range), web.post("/api/v1/query", standin.query)]
+    )
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    standin.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield standin
+    await runner.cleanup()
+
+
+async def test_prometheus_is_asked_for_our_own_metrics(prometheus, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    options = ("--prometheus", prometheus.url, "--token-file", token, "-o", "json")
+    status, out, _ = await usage(*options, "--since", "10h")
+    assert status == 0
+    report = json.loads(out)
+    assert [(row["namespace"], round(row["promised_gib_hours"])) for row in report["rows"]] == [
+        ("red", 120), ("blue", 20)
+    ]  # fmt: skip
+    assert round(report["rows"][0]["used_gib_hours"]) == 70
+    assert report["rows"][1]["used_gib_hours"] is None
+    assert report["sampled_hours"] == pytest.approx(10, rel=0.01)
+    assert {header for header, _ in prometheus.asked} == {"Bearer secret"}
+    assert "secret" not in out
+
+
+async def test_labels_come_from_kube_state_metrics(prometheus):
+    status, out, _ = await usage(
+        "--prometheus", prometheus.url, "--since", "1h", "--by", "label:team", "-o", "csv"
+    )
+    assert status == 0
+    assert [line.split(",")[0] for line in out.splitlines()] == ["team", "one", "(none)"]
+    assert float(out.splitlines()[1].split(",")[1]) == pytest.approx(10, rel=0.01)
+
+
+async def test_a_long_time_is_asked_in_parts_that_prometheus_answers(prometheus):
+    status, out, _ = await usage("--prometheus", prometheus.url, "--since", "90d", "-o", "json")
+    assert status == 0
+    for _, form in prometheus.asked:
+        points = (float(form["end"]) - float(form["start"])) / float(form["step"]) + 1
+        assert points <= 11_000
+    assert json.loads(out)["rows"][1]["promised_gib_hours"] == pytest.approx(2 * 90 * 24, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: web.Response(text="<html>login</html>"), "allowed is the API of Prometheus"),
+        (lambda: web.json_response([1]), "allowed is the API of Prometheus"),
+        (lambda: web.json_response({"status": "success", "data": {"result": [{"metric": 3}]}}), "allowed is"),
+        (lambda: web.json_response({"status": "error", "error": "bad_data: no"}),
+         "refuses the question: bad_data"),
+        (lambda: web.json_response({"status": "success", "data": {"resultType": "matrix", "result": []}}),
+         "has no metrics of gpupack node"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_prometheus_or_knows_nothing_is_said_in_a_line(prometheus, answer, said):
+    prometheus.answer = answer
+    status, out, err = await usage("--prometheus", prometheus.url)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+async def test_other_mistakes(tmp_path):
+    for arguments, said in (
+        (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
+        (("--prometheus", "localhost:9090"), "allowed is http://HOST:PORT"),
+        (("--dashboard", "http://127.0.0.1:1"), "no dashboard answers at http://127.0.0.1:1"),
+        (("--history", tmp_path / "none"), "No such file"),
+        (("--history", "x", "--prometheus", "y"), "are two sources: give one of them"),
+        (("--token-file", "x"), "--token-file is for --prometheus"),
+    ):
+        status, _, err = await usage(*arguments)
+        assert status == 2, arguments
+        assert said in err
+
+
+async def test_a_history_is_read_while_it_is_kept(tmp_path):
+    path, now = tmp_path / "history", time.time()
+    file = HistoryFile(str(path))
+    file.add(Period(now - 3600, now - 1, 3599.0, [PodUse("red", "a", "u", {}, 8 * 1024 * 3600.0, None)]))
+    status, out, _ = await usage("--history", path, "--since", "2h")
+    assert status == 0
+    assert out.splitlines()[1].split() == ["red", "8.00", "-"]
+    file.close()
+
+
+async def test_a_running_dashboard_tells_what_it_has_sampled_and_remembers_it(tmp_path):
+    fleet = Fleet(2, uniform=True)
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with ApiServer() as api:
+        fill(api, fleet)
+        history = str(tmp_path / "history")
+        settings = Settings(
+            kubeconfig=api.kubeconfig(tmp_path / "config"), http="127.0.0.1:0", history=history
+        )
+        task = asyncio.create_task(run(settings, stop=stop, started=url.set_result))
+        address = await url
+        status, out, _ = await usage("--dashboard", address, "--since", "1h", "--by", "pod", "-o", "json")
+        assert status == 0
+        # The dashboard's own log lines may stand before it: it runs in this process.
+        assert json.loads(out[out.index("{\n") :])["source"] == "sampled by gpupack dashboard"
+        stop.set()
+        await task
+    again = Dashboard(settings, "x")
+    assert len(again.live.trend.points()) == 1
+    again.store.close()
+
+
+def test_a_dashboard_samples_what_pods_have_on_cards():
+    clock = [1000.0]
+    fleet = Fleet(2, uniform=True)
+    dashboard = Dashboard(Settings(), "x", now_s=lambda: clock[0])
+    fill_board(dashboard.board, fleet)
+    dashboard.look()
+    for _ in range(6):
+        clock[0] += 10
+        dashboard._moment()
+    query = {"since": "1h", "by": "pod"}
+    rows = {row["keys"][1]: row["promised"] for row in json.loads(dashboard.usage(query))["rows"]}
+    promised = {name: sum(on.values()) for node in fleet.nodes for name, on in node.pods.items()}
+    assert rows == pytest.approx({name: units / 60 for name, units in promised.items()}, rel=1e-3)
+    with pytest.raises(ValueError, match="allowed are namespace, pod and label:KEY"):
+        dashboard.usage({"by": "x"})
+    for wrong in ({"since": "nan"}, {"until": "inf"}, {"since": "1h", "until": "2h"}):
+        with pytest.raises(ValueError, match="allowed"):
+            dashboard.usage(wrong)

@@ -1,0 +1,232 @@
+"""Which pods advise may move, and what kube-scheduler looks at besides the cards."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask.advise import advise_empty, advise_start
+from gpupack.ask.objects import AskBudget
+from gpupack.ask.planning import Limits
+from scheduler_plugin.cluster.budgets import BudgetSpec, BudgetStatus, LabelSelector
+from scheduler_plugin.cluster.objects import Metadata
+from tests.ask_world import Node, Pod, World
+
+# One move lets a whole card become free, that of the pod `small` or of the pod `large`.
+NODES = (Node("a", (16,)), Node("b", (16,)), Node("c", (16,), foreign=(4,)))
+PODS = (Pod("small", 3, "a", (0,), labels=(("app", "x"),)), Pod("large", 5, "b", (0,)))
+WORLD = World(NODES, PODS)
+
+
+def cluster(change=None, **more):
+    everything = json.loads(replace(WORLD, **more).text)
+    if change is not None:
+        for item in everything["items"]:
+            if item["metadata"]["name"] == "small":
+                change(item)
+    return Cluster.read(json.dumps(everything))
+
+
+def moved(cluster, limits=None):
+    return [move.pod for move in advise_start(cluster, FitAsk(16), 1, limits).moves]
+
+
+def test_the_smallest_pod_moves():
+    assert moved(cluster()) == ["small"]
+
+
+def owner(kind):
+    return lambda pod: pod["metadata"]["ownerReferences"][0].update(kind=kind)
+
+
+def annotate(name, value):
+    return lambda pod: pod["metadata"]["annotations"].update({name: value})
+
+
+def near(pod):
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "x"}}}
+    pod["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "why_not"),
+    [
+        (owner("DaemonSet"), "it belongs to a DaemonSet"),
+        (lambda pod: pod["metadata"].pop("ownerReferences"), "no controller starts it again"),
+        (annotate("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"), "safe-to-evict: false"),
+        (annotate("karpenter.sh/do-not-disrupt", "true"), "do-not-disrupt: true"),
+        (annotate("kubernetes.io/config.mirror", "x"), "no controller starts it again"),
+        (lambda pod: pod["metadata"].update(deletionTimestamp="2026-11-01T00:00:00Z"), "being deleted"),
+        (lambda pod: pod["spec"].update(priority=2_000_000_000), "its priority is 2000000000"),
+        (
+            lambda pod: pod["spec"].update(volumes=[{"persistentVolumeClaim": {"claimName": "data"}}]),
+            "the volume of claim data could keep it",
+        ),
+        (
+            lambda pod: pod["spec"].update(
+                topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}]
+            ),
+            "topology spread could keep it",
+        ),
+        (near, "want to be near each other"),
+    ],
+)
+def test_a_pod_that_must_not_be_moved_stays(change, why_not):
+    found = cluster(change)
+
+    assert "small" not in moved(found)
+    (note,) = [note for note in advise_empty(found, "a/0").notes if "stays" in note]
+    assert why_not in note
+
+
+def budget(allowed, name="pdb"):
+    return AskBudget(
+        metadata=Metadata(name=name, namespace="default"),
+        spec=BudgetSpec(LabelSelector({"app": "x"})),
+        status=BudgetStatus(allowed),
+    )
+
+
+def test_a_budget_keeps_its_pods():
+    assert moved(World(NODES, PODS, (budget(0),)).cluster) == ["large"]
+    assert moved(World(NODES, PODS, (budget(1),)).cluster) == ["small"]
+
+
+def test_a_budget_counts_over_all_moves_and_may_stand_in_a_file():
+    labelled = tuple(replace(pod, labels=(("app", "x"),)) for pod in PODS)
+    nodes = (*NODES, Node("d", (16,), foreign=(4,)))
+    two = advise_start(World(nodes, labelled, (budget(2),)).cluster, FitAsk(16), 2)
+    one = advise_start(World(nodes, labelled, (budget(1),)).cluster, FitAsk(16), 2)
+    assert (len(two.moves), len(one.moves)) == (2, 1)
+
+    told = json.loads(World(nodes, labelled).text)
+    told["items"].append(
+        {
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "pdb", "namespace": "default"},
+            "spec": {"selector": {"matchLabels": {"app": "x"}}},
+            "status": {"disruptionsAllowed": 0},
+        }
+    )
+    assert not advise_start(Cluster.read(json.dumps(told)), FitAsk(16), 2).moves
+
+
+def test_priorities_decide_between_pods_that_would_do_and_a_limit_keeps_higher_ones():
+    pods = (replace(PODS[0], priority=100), PODS[1])
+    assert moved(cluster(pods=pods)) == ["large"]
+    pods = (replace(PODS[0], priority=100), replace(PODS[1], priority=200))
+    assert moved(cluster(pods=pods)) == ["small"]
+    assert moved(cluster(pods=pods), Limits(max_priority=50)) == []
+
+
+def test_a_moved_pod_goes_only_where_its_selector_taints_and_anti_affinity_allow():
+    nodes = (*NODES[:2], replace(NODES[2], taints=("gpu",)))
+    # Only b is left for `small`.
+    assert moved(cluster(nodes=nodes)) == ["small"]
+    assert advise_start(cluster(nodes=nodes), FitAsk(16)).moves[0].target.node == "b"
+
+    def apart(pod):
+        term = {"topologyKey": "host", "labelSelector": {}}
+        pod["spec"]["affinity"] = {
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        }
+
+    hosts = tuple(replace(node, labels=(("host", node.name),)) for node in NODES)
+    assert advise_start(cluster(apart, nodes=hosts), FitAsk(16)).moves[0].target.node == "c"
+
+
+def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
+    world = World((Node("a", (16,), foreign=(14,)), Node("b", (16,))), (Pod("p", 6, "a", (0,)), Pod("w", 6)))
+    # The words say 16 of 16, of which the pod has 6: nobody knows what is free without it.
+    blocked = world.but(Pod("x", 16, "b", (0,), owned=False))
+
+    answer = why(blocked.cluster, "default", "w")
+
+    assert [way.kind for way in answer.ways_out] == ["pods-end"]
+    assert answer.ways_out[0].pods[0].pod == "x"
+
+
+def test_the_fewest_pods_end_wherever_they_are():
+    pods = (Pod("a1", 4, "a", (0,)), Pod("a2", 4, "a", (0,)), Pod("b1", 12, "b", (0,)), Pod("w", 14))
+
+    answer = why(World(NODES[:2], pods).cluster, "default", "w")
+
+    # On a less is missing, and both would have to go.
+    (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
+    assert (way.node, [pod.pod for pod in way.pods], way.fewest) == ("b", ["b1"], True)
+
+
+def test_one_large_pod_moves_rather_than_two_small_ones():
+    nodes = (
+        Node("a", (32,), model="A"),
+        Node("b", (16,), model="A"),
+        Node("c", (32, 8), model="B"),
+        Node("d", (16,), model="A"),
+    )
+    world = World(nodes, (Pod("large", 32, "a", (0,)), Pod("s", 3, "b", (0,)), Pod("t", 3, "d", (0,))))
+
+    advice = advise_start(world.cluster, FitAsk(16, model="A"), 2)
+
+    assert [move.pod for move in advice.moves] == ["large"]
+    assert (advice.optimal, advice.after.pods, advice.at_least) == (True, 2, 1)
+
+
+def test_pods_near_each_other_and_the_first_of_them():
+    hosts = tuple(replace(node, labels=(("zone", node.name),)) for node in NODES)
+    everything = json.loads(World(hosts, (*PODS, Pod("w", 2, labels=(("app", "y"),)))).text)
+    waiting = everything["items"][-1]
+    near(waiting)
+    assert why(Cluster.read(json.dumps(everything)), "default", "w").fits == ("a",)
+
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "y"}}}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    waiting["spec"]["affinity"] = {"podAffinity": required}
+    assert why(Cluster.read(json.dumps(everything)), "default", "w").fits == ("a", "b", "c")
+
+    waiting["spec"]["affinity"] = {}
+    everything["items"][3]["spec"]["affinity"] = {"podAntiAffinity": required}  # of `small`, on a
+    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    assert answer.fits == ("b", "c")
+    assert answer.nodes[0].reason == "PodAffinity"
+
+
+def test_other_resources_ports_and_the_number_of_pods():
+    everything = json.loads(World(NODES[:2], (*PODS, Pod("w", 2))).text)
+    a, b = everything["items"][:2]
+    running, _, waiting = everything["items"][2:]
+    a["status"]["allocatable"]["rdma/ib"] = "1"
+    waiting["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
+    asked = Cluster.read(json.dumps(everything))
+    assert why(asked, "default", "w").fits == ("a",)
+
+    running["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
+    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    assert {group.reason for group in answer.nodes} == {"OtherResource"}
+    assert "pods-end" in {way.kind for way in answer.ways_out}
+
+    b["status"]["allocatable"] |= {"rdma/ib": "5", "pods": "1"}
+    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    assert {group.reason for group in answer.nodes} == {"OtherResource", "Pods"}
+
+    b["status"]["allocatable"]["pods"] = "2"
+    for pod in (everything["items"][3], waiting):
+        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 8080}]
+    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    assert {group.reason for group in answer.nodes} == {"OtherResource", "Ports"}
+
+
+def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
+    world = World((Node("a", (8, 8)),), (Pod("p", 8, "a", (0,)), Pod("w", 8)))
+    everything = json.loads(world.text)
+    node = everything["items"][0]
+    cards = json.loads(node["metadata"]["annotations"]["gpupack.io/cards"])
+    cards[0]["healthy"] = False
+    node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
+    node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = "8"
+    found = Cluster.read(json.dumps(everything))
+
+    answer = why(found, "default", "w")
+
+    assert [group.reason for group in answer.nodes] == ["NodeSum"]
+    assert fit(found, FitAsk(8)).pods == 0

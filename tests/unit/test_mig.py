@@ -1,0 +1,91 @@
+"""Which MIG layouts a card can have: the tables of NVIDIA's Multi-Instance GPU User Guide."""
+
+import pytest
+
+from deviceplugin.gpus.mig import LayoutError, Wanted, partition
+
+H100 = ("NVIDIA H100 80GB HBM3", 81079)
+
+
+def layout(*profiles: str, model: str = H100[0], mib: int = H100[1]) -> list[tuple[str, int]]:
+    return [(one.profile, one.start) for one in partition("GPU-a", model, mib, list(map(Wanted, profiles)))]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "starts"),
+    [
+        (["1g.10gb"] * 7, [0, 1, 2, 3, 4, 5, 6]),
+        (["1g.20gb"] * 4, [0, 2, 4, 6]),
+        (["2g.20gb"] * 3, [0, 2, 4]),
+        (["3g.40gb", "3g.40gb"], [0, 4]),
+        (["3g.40gb", "4g.40gb"], [0, 4]),
+        (["2g.20gb", "1g.10gb", "4g.40gb"], [0, 4, 6]),
+        (["1g.10gb", "1g.10gb+me", "3g.40gb"], [0, 4, 5]),
+        (["7g.80gb"], [0]),
+        ([], []),
+    ],
+    ids=lambda each: "+".join(map(str, each)),
+)
+def test_layouts_that_fit(profiles: list[str], starts: list[int]) -> None:
+    placed = layout(*profiles)
+    assert sorted(name for name, _ in placed) == sorted(profiles)
+    assert [start for _, start in placed] == starts
+
+
+@pytest.mark.parametrize(
+    ("profiles", "says"),
+    [
+        (
+            ["1g.10gb"] * 8,
+            "take 8 of 8 memory slices; allowed to begin at 1g.10gb: 0/1/2/3/4/5/6",
+        ),
+        (["4g.40gb", "4g.40gb"], "take 8 of 8 memory slices.*4g.40gb: 0,"),
+        (["3g.40gb"] * 3, "take 12 of 8"),
+        (["2g.20gb"] * 4, "2g.20gb: 0/2/4"),
+        (["1g.5gb"], "'1g.5gb'; allowed on NVIDIA H100 80GB HBM3 are 1g.10gb, 1g.20gb, 2g.20gb"),
+        (["1g.10gb+me", "1g.10gb+me"], "1g.10gb.me twice; allowed is one on a card"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_layouts_that_no_card_can_have(profiles: list[str], says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        layout(*profiles)
+
+
+@pytest.mark.parametrize(
+    ("model", "mib", "smallest", "units"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40442, "1g.5gb", 4),
+        ("NVIDIA A100-SXM4-80GB", 81050, "1g.10gb", 9),
+        ("NVIDIA H100 80GB HBM3", 81079, "1g.10gb", 9),
+        ("NVIDIA H200", 143167, "1g.18gb", 16),
+    ],
+)
+def test_instances_have_the_units_that_drivers_give(model: str, mib: int, smallest: str, units: int) -> None:
+    found = partition("GPU-a", model, mib, [Wanted(smallest)] * 7)
+    assert {one.memory_mib // 1024 for one in found} == {units}
+    assert len({one.uuid for one in found}) == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"), [("Tesla T4", 14912), ("NVIDIA H100 NVL", 95000), ("BH100X", 80000)]
+)
+def test_cards_that_cannot_be_partitioned(model: str, mib: int) -> None:
+    with pytest.raises(LayoutError, match=f"{model} of {mib} MiB; allowed are A100 of 40 GB, A100 of 80 GB"):
+        layout("1g.10gb", model=model, mib=mib)
+
+
+def test_a_place_can_be_chosen_and_is_checked() -> None:
+    placed = partition("GPU-a", *H100, [Wanted("1g.10gb", 6), Wanted("3g.40gb")])
+    assert [(one.profile, one.start) for one in placed] == [("3g.40gb", 0), ("1g.10gb", 6)]
+    with pytest.raises(LayoutError, match=r"3g\.40gb at memory slice 2; allowed are 0, 4"):
+        partition("GPU-a", *H100, [Wanted("3g.40gb", 2)])
+
+
+def test_instances_in_both_layouts_stay_where_they_are() -> None:
+    before = partition("GPU-a", *H100, [Wanted("2g.20gb", 0), Wanted("3g.40gb", 4)])
+    after = partition("GPU-a", *H100, list(map(Wanted, ["1g.10gb", "1g.10gb", "3g.40gb"])), before)
+    assert before[1] in after
+    assert {one.uuid for one in after} - {one.uuid for one in before} == {one.uuid for one in after[:2]}
+    other = partition("GPU-b", *H100, [Wanted("3g.40gb", 4)])
+    assert other[0].uuid != before[1].uuid

@@ -1,0 +1,203 @@
+"""Cards that change under the NVML source: instances, cards that are lost and back, errors of every kind."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+from pytest_mock import MockerFixture
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.nvml import AGAIN_S, NvmlGpus
+from tests.unit.test_nvml import LOST, Card, Driver, xid
+
+CODES = sorted(
+    value
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_") and isinstance(value, int) and value != pynvml.NVML_SUCCESS
+)
+
+
+@pytest.fixture
+def driver(mocker: MockerFixture) -> Driver:
+    return Driver(mocker)
+
+
+@pytest.fixture
+def now_s() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def gpus(driver: Driver, tmp_path: Path, now_s: list[float]) -> Iterator[NvmlGpus]:
+    source = NvmlGpus(pci_devices=tmp_path, clock=lambda: now_s[0])
+    yield source
+    source.close()
+
+
+def uuids(gpus: NvmlGpus) -> list[str]:
+    assert [sample.uuid for sample in gpus.sample()] == [card.uuid for card in gpus.cards()]
+    return [card.uuid for card in gpus.cards()]
+
+
+def errors(gpus: NvmlGpus) -> list[str | None]:
+    return [sample.error for sample in gpus.sample()]
+
+
+def test_instances_come_and_go(driver: Driver, gpus: NvmlGpus) -> None:
+    gpus.open()
+    driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-2", instance=2)]
+    assert uuids(gpus) == ["MIG-1", "MIG-2", "GPU-b"]
+    assert [card.parent for card in gpus.cards()] == ["GPU-a", "GPU-a", None]
+    driver.cards[0].mig = [driver.cards[0].mig[1], Card("MIG-3", total_mib=10240, instance=3)]
+    assert uuids(gpus) == ["MIG-2", "MIG-3", "GPU-b"]
+    assert errors(gpus) == [None] * 3
+    driver.cards[0].mig = []
+    assert uuids(gpus) == ["GPU-a", "GPU-b"]
+    assert errors(gpus)[0] == "MIG mode is on and there are no instances: create some or turn it off"
+    driver.cards[0].mig = None
+    assert uuids(gpus) == ["GPU-a", "GPU-b"]
+    assert errors(gpus) == [None, None]
+
+
+def test_the_driver_tells_of_a_new_layout(driver: Driver, gpus: NvmlGpus) -> None:
+    event = xid(driver.cards[0], 0)
+    event.eventType = pynvml.nvmlEventMigConfigChange
+    driver.news = [event]
+    gpus.open()
+    assert gpus.events(30) == []
+
+
+@pytest.mark.parametrize("how", ["gone from the count", "no handle", "no UUID"])
+def test_a_lost_card_stays_and_the_others_keep_their_places(driver: Driver, gpus: NvmlGpus, how: str) -> None:
+    gpus.open()
+    lost = driver.cards[0]
+    if how == "gone from the count":
+        driver.cards = driver.cards[1:]
+    else:
+        lost.errors = {"Handle": LOST} if how == "no handle" else {"DeviceGetUUID": LOST}
+    before = list(gpus.cards())
+    found = gpus.sample()
+    assert found[0].error is not None
+    assert found[1].error is None
+    assert list(gpus.cards()) == before
+    driver.cards, lost.errors = [lost, *driver.cards[-1:]], {}
+    assert errors(gpus) == [None, None]
+    assert list(gpus.cards()) == before
+
+
+def test_instances_of_a_lost_card_stay(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].mig = [Card("MIG-1", instance=1)]
+    gpus.open()
+    for call in (
+        "DeviceGetMigMode",
+        "DeviceGetMigDeviceHandleByIndex",
+        "DeviceGetMaxMigDeviceCount",
+        "Handle",
+    ):
+        driver.cards[0].errors = {call: LOST}
+        assert uuids(gpus) == ["MIG-1", "GPU-b"]
+    driver.cards[0].errors = {}
+    assert errors(gpus) == [None, None]
+
+
+def test_the_library_is_started_again_while_a_card_is_lost_and_not_too_often(
+    driver: Driver, gpus: NvmlGpus, now_s: list[float]
+) -> None:
+    gpus.open()
+    driver.cards[0].errors["Handle"] = LOST
+    starts = []
+    for now_s[0] in range(0, 1000, 5):
+        gpus.sample()
+        starts.append(driver.calls.count("Init"))
+    assert starts[-1] == 1 + 5  # again after 30, 60, 120, 240 and 480 s more
+    assert starts[: int(AGAIN_S) // 5] == [1] * (int(AGAIN_S) // 5)
+    driver.cards[0].errors = {}
+    assert errors(gpus) == [None, None]
+    driver.news = [xid(driver.cards[0], 79)]
+    assert [event.uuid for event in gpus.events(30)] == ["GPU-a"]
+
+
+def test_a_driver_that_is_loaded_again_is_taken_up(driver: Driver, gpus: NvmlGpus) -> None:
+    gpus.open()
+    driver.errors["DeviceGetCount"] = pynvml.NVML_ERROR_UNINITIALIZED
+    with pytest.raises(GpuError, match="cannot count the cards"):
+        gpus.sample()
+    driver.errors = {"Init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
+    with pytest.raises(GpuError, match="modprobe nvidia"):
+        gpus.sample()
+    assert [card.uuid for card in gpus.cards()] == ["GPU-a", "GPU-b"]
+    driver.errors = {}
+    assert errors(gpus) == [None, None]
+
+
+WHOLE = {"Init", "DeviceGetCount", "EventSetCreate"}
+PER_CARD = {name for name in dir(Driver) if name.startswith("Device")} - {"DeviceGetHandleByIndex"} | {
+    "Handle"
+}
+
+
+def fail(driver: Driver, name: str, code: int | None) -> None:
+    """Let a call, of whatever version, fail for the whole library or for the first card; None mends it."""
+    broken = {} if code is None else dict.fromkeys([name, f"{name}_v2", f"{name}_v3"], code)
+    driver.errors = {key: value for key, value in broken.items() if key in WHOLE}
+    for card in (driver.cards[0], *(driver.cards[0].mig or ())):
+        card.errors = broken
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_of_every_call_is_data_or_one_line(driver: Driver, gpus: NvmlGpus, code: int) -> None:
+    """Never anything but GpuError, the other card works on, and all is as before once it is over."""
+    driver.cards[0].mig = [Card("MIG-1", instance=1)]
+    gpus.open()
+    known = list(gpus.cards())
+    for name in sorted(WHOLE | PER_CARD):
+        fail(driver, name, code)
+        _one_line(lambda: _others_work(gpus))
+        fail(driver, name, None)
+        assert gpus.sample()[-1].error is None, name
+        assert list(gpus.cards()) == known, name
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_of_every_call_at_the_start(driver: Driver, gpus: NvmlGpus, code: int) -> None:
+    driver.cards[0].mig = [Card("MIG-1", instance=1)]
+    # Without events there is no thread to wait for.
+    for name in sorted(WHOLE | PER_CARD - {"DeviceRegisterEvents"}):
+        fail(driver, name, code)
+        driver.errors["EventSetCreate"] = code
+        _one_line(gpus.open)
+        fail(driver, name, None)
+        gpus.close()
+
+
+def _others_work(gpus: NvmlGpus) -> None:
+    assert gpus.sample()[-1].error is None
+
+
+def _one_line(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except GpuError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_memory_errors_are_counted_and_a_failed_remapping_is_trouble(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].rows, driver.cards[0].pages, driver.cards[0].ecc = (1, 2, 1, 0), (3, 4, 1), 5
+    gpus.open()
+    sample = gpus.sample()[0]
+    assert sample.error is None
+    assert sample.memory_errors == {
+        "ecc_uncorrected": 5,
+        "rows_remapped_corrected": 1,
+        "rows_remapped_uncorrected": 2,
+        "row_remap_pending": 1,
+        "row_remap_failed": 0,
+        "pages_retired_corrected": 3,
+        "pages_retired_uncorrected": 4,
+        "page_retirement_pending": 1,
+    }
+    driver.cards[0].rows = (1, 2, 0, 1)
+    assert errors(gpus)[0] == "memory row remapping failed: the card is to be replaced"
+    driver.cards[0].ecc = 6
+    assert "uncorrectable ECC errors: 6, 5" in str(errors(gpus)[0])

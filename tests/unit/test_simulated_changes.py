@@ -1,0 +1,192 @@
+"""Simulated cards that change: by a script, by a profile that is written again, by a driver that hangs."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from deviceplugin.errors import GpuError, ProfileError
+from deviceplugin.gpus.profile import parse_profile
+from deviceplugin.gpus.profile_file import ProfileFile
+from deviceplugin.gpus.script import Growth
+from deviceplugin.gpus.simulated import SimulatedGpus
+from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.gpus.vendor import NVIDIA
+
+PROFILE = """
+version: "1.0"
+device_defaults: {name: NVIDIA A100-SXM4-40GB, memory: {total_bytes: 42949672960, reserved_bytes: 543162368}}
+devices:
+  - {index: 0, uuid: GPU-a}
+  - {index: 1, uuid: GPU-b, mig: {mode_current: enabled, gpu_instances: [{profile: 3g.20gb, count: 2}]}}
+"""
+
+
+class World:
+    """Simulated cards by a clock that stands until it is set."""
+
+    def __init__(self, more: str = "", changed: Callable[[], object] | None = None) -> None:
+        self.now_s = 0.0
+        profile = parse_profile("t", PROFILE + more)
+        self.gpus = SimulatedGpus(profile, changed=changed, clock=lambda: self.now_s)  # type: ignore[arg-type]
+        self.gpus.open()
+
+    def at(self, now_s: float) -> dict[str, str | None]:
+        """Errors by card at that time."""
+        self.now_s = now_s
+        return {sample.uuid: sample.error for sample in self.gpus.sample()}
+
+    @property
+    def models(self) -> list[str]:
+        return [card.model.removeprefix("NVIDIA A100-SXM4-40GB").strip() for card in self.gpus.cards()]
+
+
+def test_instances_are_listed_with_their_card_and_measured_alone() -> None:
+    world = World()
+    whole, first, second = world.gpus.cards()
+    assert world.models == ["", "MIG 3g.20gb", "MIG 3g.20gb"]
+    assert (whole.parent, first.parent, second.parent) == (None, "GPU-b", "GPU-b")
+    assert [card.schedulable_mib // 1024 for card in world.gpus.cards()] == [39, 19, 19]
+    world.gpus.set_used(second.uuid, 7)
+    assert [sample.used_mib for sample in world.gpus.sample()] == [0, 0, 7]
+    with pytest.raises(GpuError, match="allowed are 0 to 20220 MiB"):
+        world.gpus.set_used(first.uuid, 30000)
+    world.gpus.fail("GPU-b")
+    assert list(world.at(0).values()) == [None, "GPU is lost", "GPU is lost"]
+
+
+def test_a_script_happens_in_time() -> None:
+    world = World(
+        """
+script:
+  - {at_s: 40, card: 1, mig: "off"}
+  - {at_s: 10, card: 0, xid: 79, times: 3}
+  - {at_s: 20, card: 0, vanish: true}
+  - {at_s: 30, card: 0, return: true}
+  - {at_s: 30, card: 1, mig: [3g.20gb, 1g.5gb]}
+  - {at_s: 50, card: 0, grow: {pid: 7, to_mib: 100, over_s: 10}}
+"""
+    )
+    stays = world.gpus.cards()[1].uuid
+    assert set(world.at(9.9).values()) == {None}
+    assert world.gpus.events(0) == []
+    world.at(10)
+    assert [(event.uuid, event.code, event.count) for event in world.gpus.events(0)] == [("GPU-a", 79, 3)]
+    assert world.at(20)["GPU-a"] == "the card is not there any more"
+    assert set(world.at(30).values()) == {None}
+    assert world.models == ["", "MIG 3g.20gb", "MIG 1g.5gb"]
+    assert world.gpus.cards()[1].uuid == stays
+    world.at(40)
+    assert world.models == ["", ""]
+    world.at(50)
+    for now_s, used_mib in ((50, 0), (55, 50), (60, 100), (99, 100)):
+        world.now_s = now_s
+        assert world.gpus.sample()[0].processes == (GpuProcess(7, used_mib),)
+
+
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        ("{at_s: 1}", "script[0]: nothing to do; allowed is exactly one of xid, vanish, return, mig"),
+        ("{at_s: 1, card: 0, vanish: true, xid: 3}", "script[0]: xid and vanish; allowed is exactly one"),
+        ("{at_s: 1, card: 9, vanish: true}", "script[0].card: 9; allowed are 0, 1"),
+        ("{at_s: 1, vanish: true}", "script[0].card: None; allowed are 0, 1"),
+        ("{at_s: -1, hang_s: 3}", "script[0].at_s: expected `float` >= 0"),
+        ("{at_s: 1, card: 0, explode: true}", "script[0]: object contains unknown field `explode`"),
+        ("{at_s: 1, card: 0, mig: all}", "script[0].mig: 'all'; allowed is a list of MIG profiles, or off"),
+        ("{at_s: 1, card: 0, mig: [9g.90gb]}", "script at 1 s: mig: '9g.90gb'; allowed on NVIDIA A100"),
+        ("{at_s: 1, card: 0, grow: {pid: 0, to_mib: 1}}", "script[0].grow.pid: expected `int` >= 1"),
+    ],
+)
+def test_faults_of_a_script_are_named(step: str, fault: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        parse_profile("t", f"{PROFILE}\nscript: [{step}]")
+    assert [found for found in caught.value.faults if found.startswith(fault)], caught.value.faults
+
+
+def test_impossible_layouts_of_a_profile_are_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ProfileError, match=r"devices\[1\].mig: 3g.20gb \+ 3g.20gb \+ 3g.20gb have no room"):
+        parse_profile("t", PROFILE.replace("count: 2", "count: 3"))
+
+
+def test_layouts_can_be_changed_and_wrong_ones_change_nothing() -> None:
+    world = World()
+    with pytest.raises(GpuError, match=r"card GPU-b: '9g'; allowed on .* are 1g.5gb"):
+        world.gpus.partition("GPU-b", ["9g"])
+    assert world.models == ["", "MIG 3g.20gb", "MIG 3g.20gb"]
+    world.gpus.partition("GPU-a", [])
+    assert world.at(0)["GPU-a"] == "MIG mode is on and there are no instances: create some or turn it off"
+
+
+def test_a_process_grows_from_what_it_has_to_what_the_card_has() -> None:
+    world = World()
+    world.gpus.set_used("GPU-a", 10, [GpuProcess(3, 10)])
+    world.gpus.grow("GPU-a", Growth(pid=3, to_mib=99_000, over_s=2))
+    world.now_s = 4
+    assert world.gpus.sample()[0].used_mib == world.gpus.cards()[0].schedulable_mib
+
+
+def test_a_hanging_driver_answers_when_it_is_told_to_or_closed() -> None:
+    world = World()
+    world.gpus.hang()
+    answers: list[int] = []
+    waiting = threading.Thread(target=lambda: answers.append(len(world.gpus.sample())))
+    waiting.start()
+    world.gpus.xid("GPU-a", 48)
+    assert [event.code for event in world.gpus.events(30)] == [48]
+    assert answers == []
+    world.gpus.close()
+    waiting.join(30)
+    assert answers == [3]
+
+
+def test_a_storm_comes_card_by_card() -> None:
+    world = World()
+    world.gpus.storm(["GPU-a", "GPU-b"], 31, 1001, 0.0)
+    counts: dict[str, int] = {}
+    while sum(counts.values()) < 1001:
+        for event in world.gpus.events(30):
+            counts[event.uuid] = counts.get(event.uuid, 0) + event.count
+    assert counts == {"GPU-a": 501, "GPU-b": 500}
+
+
+def test_a_changed_file_is_a_changed_node(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(PROFILE)
+    watched = ProfileFile(str(file), NVIDIA)
+    world = World(changed=watched.changed)
+    stays = world.gpus.cards()[1].uuid
+    assert watched.changed() is None
+    file.write_text(PROFILE.replace("count: 2", "count: 1") + "  - {index: 2, uuid: GPU-c}\n")
+    assert world.gpus.events(0) == []
+    assert [card.uuid for card in world.gpus.cards()] == ["GPU-a", stays, "GPU-c"]
+    file.write_text(PROFILE.replace("- {index: 0, uuid: GPU-a}", "- {index: 0, uuid: GPU-z}"))
+    world.gpus.events(0)
+    assert world.at(0)["GPU-a"] == "the card is not there any more"
+    assert world.at(0)["GPU-z"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("devices: 3", "expected `array`"),
+        (PROFILE + "vendor: {domain: e.com, visible_devices: E}", "vendor: e.com"),
+    ],
+    ids=["rubbish", "another vendor"],
+)
+def test_a_changed_file_that_cannot_be_used_changes_nothing_and_is_told_once(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(PROFILE)
+    watched = ProfileFile(str(file), NVIDIA)
+    file.write_text("version: 1\n" + text if text.startswith("dev") else text)
+    with capture_logs() as logs:
+        assert [watched.changed(), watched.changed()] == [None, None]
+    (line,) = logs
+    assert says in line["error"]
+    file.unlink()
+    assert watched.changed() is None
+    assert ProfileFile("2xt4", NVIDIA).changed() is None

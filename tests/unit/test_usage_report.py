@@ -1,0 +1,175 @@
+"""GiB-hours: sampled from moment to moment, kept in bounds, added up by key."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from gpupack.errors import InputError
+from gpupack.usage.records import Period, PodUse
+from gpupack.usage.report import By, report, write
+from gpupack.usage.sampling import GAP_S, PERIOD_S, Sampler, Seat
+from gpupack.usage.store import HistoryFile, Memory, read
+from gpupack.usage.times import moment, span
+
+HOUR = 3600.0
+GIB = 1024
+
+
+def seat(name, gib, used=None, namespace="team"):
+    return Seat(namespace, name, f"uid-{name}", gib * GIB, None if used is None else used * GIB)
+
+
+def use(name, gib_hours, used=None, namespace="team", **labels):
+    scale = GIB * HOUR
+    return PodUse(
+        namespace, name, f"uid-{name}", labels, gib_hours * scale, None if used is None else used * scale
+    )
+
+
+def test_what_is_there_at_a_moment_was_there_since_the_last_one():
+    sampler = Sampler(1000.0)
+    sampler.sample(1010.0, [seat("a", 8), seat("b", 4, used=2)])
+    sampler.sample(1030.0, [seat("a", 8), seat("a", 2)])  # one pod on two cards
+    period = sampler.take(1030.0, {"uid-a": {"team": "x", "pod-template-hash": "1"}}, None)
+    assert (period.start, period.end, period.sampled_s) == (1000.0, 1030.0, 30.0)
+    found = {each.name: each for each in period.pods}
+    assert found["a"].promised_mib_s == (8 * 10 + 10 * 20) * GIB
+    assert found["a"].used_mib_s is None
+    assert found["a"].labels == {"team": "x"}
+    assert (found["b"].promised_mib_s, found["b"].used_mib_s) == (4 * 10 * GIB, 2 * 10 * GIB)
+    assert sampler.take(1040.0, {}, None).pods == []
+
+
+@pytest.mark.parametrize("next_s", [1000.0 + GAP_S + 1, 900.0], ids=["it slept", "the clock went back"])
+def test_time_that_nobody_saw_is_not_counted(next_s):
+    sampler = Sampler(1000.0)
+    sampler.sample(next_s, [seat("a", 8)])
+    sampler.sample(next_s + 10, [seat("a", 8)])
+    period = sampler.take(next_s + 10, {}, None)
+    assert period.sampled_s == 10.0
+    assert [each.promised_mib_s for each in period.pods] == [80 * GIB]
+
+
+def test_a_period_is_due_after_its_time_and_when_the_clock_goes_back():
+    sampler = Sampler(1000.0)
+    assert not sampler.due(1000.0 + PERIOD_S - 1)
+    assert sampler.due(1000.0 + PERIOD_S)
+    assert sampler.due(10.0)
+
+
+PERIODS = [
+    Period(0.0, HOUR, HOUR, [use("a", 8, 6, team="red"), use("b", 4, namespace="other")]),
+    Period(HOUR, 2 * HOUR, HOUR / 2, [use("a", 2, 1, team="red"), use("c", 1, 1, team="blue")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("namespace", {("team",): (11, 8), ("other",): (4, None)}),
+        ("pod", {("team", "a"): (10, 7), ("team", "c"): (1, 1), ("other", "b"): (4, None)}),
+        ("label:team", {("red",): (10, 7), ("blue",): (1, 1), ("(none)",): (4, None)}),
+    ],
+)
+def test_periods_are_added_up_by_key(by, expected):
+    found = report(PERIODS, By.of(by), 0.0, 2 * HOUR, "here")
+    assert {row.keys: (row.promised, row.used) for row in found.rows} == expected
+    assert [row.promised for row in found.rows] == sorted((one for one, _ in expected.values()), reverse=True)
+    assert found.sampled_hours == 1.5
+
+
+def test_a_period_counts_with_the_part_that_lies_in_the_time():
+    found = report(PERIODS, By.of("namespace"), HOUR / 2, 1.25 * HOUR, "here")
+    assert {row.keys[0]: row.promised for row in found.rows} == {"team": 4 + 0.75, "other": 2}
+    assert report(PERIODS, By.of("pod"), 5 * HOUR, 6 * HOUR, "here").rows == []
+
+
+def test_the_same_figures_as_table_csv_and_json():
+    found = report(PERIODS, By.of("pod"), 0.0, 2 * HOUR, "here")
+    rows = list(csv.DictReader(io.StringIO(write(found, "csv"))))
+    assert rows[0] == {
+        "namespace": "team", "pod": "a", "promised_gib_hours": "10.000000", "used_gib_hours": "7.000000"
+    }  # fmt: skip
+    assert rows[1]["used_gib_hours"] == ""
+    plain = json.loads(write(found, "json"))
+    assert plain["rows"][1] == {
+        "namespace": "other", "pod": "b", "promised_gib_hours": 4.0, "used_gib_hours": None
+    }  # fmt: skip
+    assert (plain["by"], plain["sampled_hours"]) == ("pod", 1.5)
+    table = write(found, "table").splitlines()
+    assert table[0].split() == ["NAMESPACE", "POD", "PROMISED", "GiB-h", "USED", "GiB-h"]
+    assert table[4].split() == ["TOTAL", "15.00", "-"]
+    assert table[-1] == "here: 1.5 of 2.0 hours are known"
+
+
+@pytest.mark.parametrize("text", ["", "node", "label:", "Pod"])
+def test_what_cannot_be_added_up_by_is_named(text):
+    with pytest.raises(InputError, match="allowed are namespace, pod and label:KEY"):
+        By.of(text)
+
+
+def test_memory_is_bounded_and_the_oldest_go_first():
+    memory = Memory(max_pod_uses=10)
+    for number in range(20):
+        memory.add(Period(number, number + 1, 1.0, [use("a", 1), use("b", 1)]))
+    assert [period.start for period in memory.periods()] == [17, 18, 19]
+
+
+def test_a_history_survives_a_kill_and_stays_within_its_size(tmp_path):
+    path = tmp_path / "history"
+    file = HistoryFile(str(path), max_bytes=4000)
+    file.add(PERIODS[0])
+    file.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"start": 1, "end"')
+    file = HistoryFile(str(path), max_bytes=4000)
+    file.add(PERIODS[1])
+    assert file.periods() == PERIODS
+    for number in range(200):
+        file.add(Period(number, number + 1, 1.0, [use("a", number)]))
+        assert path.stat().st_size <= 4000
+    starts = [period.start for period in read(path)]
+    assert starts == list(range(200 - len(starts), 200))
+    assert len(starts) > 5
+    with pytest.raises(InputError, match="another process keeps its history there"):
+        HistoryFile(str(path))
+    file.close()
+    HistoryFile(str(path)).close()
+
+
+def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("important\n")
+    with pytest.raises(InputError, match='notes begins with "important'):
+        HistoryFile(str(path))
+    assert path.read_text() == "important\n"
+
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", NOW), ("30m", NOW - 1800), ("24h", NOW - 86400), ("1.5d", NOW - 129600),
+        ("2w", NOW - 1209600),
+        ("2023-11-01", 1_698_796_800.0), ("2023-11-01T08:00:00Z", 1_698_825_600.0),
+        ("2023-11-01T08:00:00+02:00", 1_698_818_400.0),
+    ],
+)  # fmt: skip
+def test_moments(text, expected):
+    assert moment(text, NOW) == expected
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "5", "-1h", "2023-13-01"])
+def test_other_moments_are_named(text):
+    with pytest.raises(InputError, match="allowed are 30m, 24h, 7d"):
+        moment(text, NOW)
+
+
+def test_a_time_begins_before_it_ends():
+    assert span("1h", "now", NOW) == (NOW - 3600, NOW)
+    with pytest.raises(InputError, match="a time that begins before it ends"):
+        span("1h", "2h", NOW)
