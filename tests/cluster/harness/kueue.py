@@ -77,7 +77,7 @@ def start(cluster: Cluster, kubeconfig: Path) -> Process:
     subject = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     files = ["-keyout", str(certs / "tls.key"), "-out", str(certs / "tls.crt")]
     subprocess.run(["openssl", "req", *subject, *files], check=True, capture_output=True)
-    # It wants certificates for its metrics in a folder of /etc that nobody can choose: it gets an /etc of its own.
+    # It wants certificates for its metrics in a fixed folder of /etc: it gets an /etc of its own.
     etc = cluster.home / "kueue-etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
     shutil.copytree(certs, etc / "kueue/metrics/certs")
