@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.harness import Cluster, binaries
 
 LIVE: list[Cluster] = []
-SHOWN = ("gpupack", "kube-scheduler")
+SHOWN = ("gpupack", "kube-scheduler", "kueue")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster, kueue, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.controlplane import ADMIN_TOKEN, free_ports
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.polling import holds_for
@@ -208,23 +208,47 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
 def test_a_pod_with_kueues_gate_waits_for_both(cluster: Cluster, running: QueueController) -> None:
     """Kueue takes its own gate away when it admits a pod; ours is taken away after that, never Kueue's."""
     pod = gated("both", 3)
-    kueue = {"name": "kueue.x-k8s.io/admission"}
-    pod["spec"]["schedulingGates"].append(kueue)
+    pod["spec"]["schedulingGates"].append(kueue.GATE)
     cluster.create(pod)
     assert "it waits for the scheduling gates kueue.x-k8s.io/admission" in cluster.wait_event(
         "both", "Refused"
     )
-    assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue]
-    other = w.pod("kueues", w.container(gib=3), schedulingGates=[kueue])
-    other["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "user-queue"}
+    assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue.GATE]
+    other = w.pod("kueues", w.container(gib=3), schedulingGates=[kueue.GATE])
+    other["metadata"]["labels"] = {kueue.QUEUE_NAME: "user-queue"}
     cluster.create(other)
     patch = [
-        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": kueue["name"]},
+        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": kueue.GATE["name"]},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
     cluster.api.call("PATCH", f"{PODS}/both", patch, content_type="application/json-patch+json")
     cluster.wait_running("both")
-    assert cluster.pod("kueues")["spec"]["schedulingGates"] == [kueue], "it is none of this queue's"
+    assert cluster.pod("kueues")["spec"]["schedulingGates"] == [kueue.GATE], "it is none of this queue's"
+
+
+@pytest.mark.skipif(bool(kueue.obstacle()), reason=kueue.obstacle())
+def test_beside_the_real_kueue(cluster: Cluster, running: QueueController) -> None:
+    """One queue a pod: each queue releases its own pods, and a pod with both gates needs both."""
+    process = kueue.start(cluster, cluster.use_identity("kueue", ADMIN_TOKEN))
+    try:
+        apply_all(cluster.api, kueue.objects("gpupack.io/gpu-memory-gib", 6))
+        for number in range(3):
+            cluster.create(kueue.gated(w.pod(f"k{number}", w.container(gib=3))))
+        cluster.create(gated("ours", 3))
+        cluster.create(kueue.gated(gated("both", 3)))
+        cluster.wait_running("ours")
+        names = [f"k{number}" for number in range(3)]
+        until(lambda: sum(wears_gate(cluster, name) for name in names) == 1, "Kueue admits two of three", 60)
+        (waiting,) = [name for name in names if wears_gate(cluster, name)]
+        assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue.GATE]
+        for name in names:
+            if name != waiting:
+                cluster.wait_running(name)
+                cluster.delete(name)
+        cluster.wait_running(waiting)
+        cluster.wait_running("both")
+    finally:
+        process.kill()
 
 
 def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
