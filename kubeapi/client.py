@@ -27,6 +27,7 @@ from kubeapi.errors import (
     check_success,
     from_answer,
 )
+from kubeapi.lists import decode_list
 from kubeapi.paths import pod_path, segment, with_query
 from kubeapi.streams import keepalive_socket, lines
 
@@ -45,17 +46,6 @@ WATCH_GRACE_S = 15.0
 """A watch that is silent for this much longer than it may last is dead."""
 
 Body = bytes | Mapping[str, object]
-
-
-class _ListMeta(msgspec.Struct, rename={"next": "continue"}):
-    next: str = ""
-
-
-class _AnyList(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
-
-
-_decode_list = msgspec.json.Decoder(_AnyList).decode
 
 
 class KubeClient:
@@ -246,7 +236,7 @@ class KubeClient:
             more = {"continue": token} if token else {}
             page = await self.get(path, timeout_s=timeout_s, limit=limit, **more, **params)
             try:
-                token = _decode_list(page).metadata.next
+                token = decode_list(page).metadata.next
             except UNREADABLE as error:
                 raise Malformed(f"GET {path}: not a list: {error}") from error
             yield page

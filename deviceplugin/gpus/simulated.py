@@ -7,14 +7,15 @@ changed is a changed node.
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from deviceplugin.errors import GpuError
+from deviceplugin.gpus.board import Board, Use
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.listing import Found, renewed, whole
-from deviceplugin.gpus.mig import Instance, LayoutError, Wanted, partition
+from deviceplugin.gpus.mig import LayoutError, Wanted
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
 from deviceplugin.gpus.script import Growth, Script, Step
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
@@ -28,67 +29,6 @@ STORM_STEP_S: Final = 0.001
 """The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
 
 GONE: Final = "the card is not there any more"
-
-
-@dataclass(slots=True)
-class _Use:
-    """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
-
-    used_mib: int = 0
-    processes: tuple[GpuProcess, ...] = ()
-    growing: dict[int, tuple[Growth, float, int]] = field(default_factory=dict)
-
-    def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
-        """The processes with what they have grown to."""
-        found = {process.pid: process for process in self.processes}
-        for pid, (growth, since_s, from_mib) in self.growing.items():
-            part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
-            mib = from_mib + int((growth.to_mib - from_mib) * part)
-            found[pid] = GpuProcess(pid, min(mib, most_mib))
-        return tuple(found[pid] for pid in sorted(found))
-
-
-@dataclass(slots=True)
-class _Board:
-    """A physical card now; `tripped` once its failure has come, `shown` while the driver shows it."""
-
-    card: GpuCard
-    instances: tuple[Instance, ...] | None
-    failure: Failure | None
-    calls: int = 0
-    tripped: bool = False
-    shown: bool = True
-
-    def lay_out(self, layout: Sequence[Wanted] | None) -> None:
-        """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
-
-        Raises:
-            LayoutError: no such card can be partitioned like this.
-        """
-        card, kept = self.card, self.instances or ()
-        self.instances = (
-            None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
-        )
-
-    def cards(self) -> tuple[GpuCard, ...]:
-        """What is listed for it."""
-        if self.instances is None:
-            return (self.card,)
-        if not self.instances:
-            reason = "MIG mode is on and there are no instances: create some or turn it off"
-            return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
-        return tuple(
-            replace(
-                self.card,
-                uuid=one.uuid,
-                model=f"{self.card.model} MIG {one.profile}",
-                total_mib=one.memory_mib,
-                reserved_mib=0,
-                parent=self.card.uuid,
-                links=(),
-            )
-            for one in self.instances
-        )
 
 
 class SimulatedGpus:
@@ -120,8 +60,8 @@ class SimulatedGpus:
         self._hangs_until_s = float("-inf")
         self._events = EventQueue()
         self._closing = threading.Event()
-        self._boards: dict[str, _Board] = {}
-        self._uses: dict[str, _Use] = {}
+        self._boards: dict[str, Board] = {}
+        self._uses: dict[str, Use] = {}
         self._cards: tuple[GpuCard, ...] = ()
         self._sizes_mib: dict[str, int] = {}
         self._script, self._began_s, self._done = Script(), 0.0, 0
@@ -204,7 +144,7 @@ class SimulatedGpus:
                 raise GpuError(
                     f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB"
                 )
-            self._uses[uuid] = _Use(used_mib, tuple(processes))
+            self._uses[uuid] = Use(used_mib, tuple(processes))
 
     def grow(self, uuid: str, growth: Growth) -> None:
         """Let a process on the card grow.
@@ -214,7 +154,7 @@ class SimulatedGpus:
         """
         with self._lock:
             card = self._card(uuid)
-            use, now_s = self._uses.setdefault(uuid, _Use()), self._clock()
+            use, now_s = self._uses.setdefault(uuid, Use()), self._clock()
             before = {process.pid: process for process in use.now(now_s, card.schedulable_mib)}
             from_mib = before[growth.pid].used_mib if growth.pid in before else 0
             use.growing[growth.pid] = (growth, now_s, from_mib or 0)
@@ -328,7 +268,7 @@ class SimulatedGpus:
     def _install(self, simulated: SimulatedCard) -> None:
         card = simulated.card
         before = self._boards.get(card.uuid)
-        board = self._boards[card.uuid] = _Board(card, simulated.instances, simulated.failure)
+        board = self._boards[card.uuid] = Board(card, simulated.instances, simulated.failure)
         if before is not None and before.instances and simulated.instances:
             board.instances = before.instances
             board.lay_out([Wanted(one.profile) for one in simulated.instances])
@@ -336,7 +276,7 @@ class SimulatedGpus:
             for each in board.cards():
                 self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))
         first = board.cards()[0]
-        self._uses[first.uuid] = _Use(simulated.used_mib, simulated.processes)
+        self._uses[first.uuid] = Use(simulated.used_mib, simulated.processes)
 
     def _list(self) -> None:
         """Make the list of cards of what is shown, and have a sample taken."""
@@ -381,14 +321,14 @@ class SimulatedGpus:
         if profile is not None:
             self.become(profile)
 
-    def _count(self, board: _Board) -> None:
+    def _count(self, board: Board) -> None:
         """Count a sample of the card; a failure that is due trips now."""
         board.calls += 1
         failure = board.failure
         if failure is not None and not board.tripped and board.calls > failure.after_calls:
             self._trip(board, failure)
 
-    def _trip(self, board: _Board, failure: Failure) -> None:
+    def _trip(self, board: Board, failure: Failure) -> None:
         board.tripped = True
         if failure.xid is not None:
             self.xid(board.card.uuid, failure.xid)
@@ -405,14 +345,14 @@ class SimulatedGpus:
             error = LOST_MODES[failure.mode]
         if error is not None:
             return GpuSample(card.uuid, 0, None, error=error)
-        use = self._uses.setdefault(card.uuid, _Use())
+        use = self._uses.setdefault(card.uuid, Use())
         processes = use.now(self._clock(), card.schedulable_mib)
         measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
         limited = self.limits.processes(card.uuid)
         measured += sum(process.used_mib or 0 for process in limited)
         return GpuSample(card.uuid, measured, (*processes, *limited))
 
-    def _board(self, uuid: str) -> _Board:
+    def _board(self, uuid: str) -> Board:
         """Find a card by its own UUID or by that of an instance."""
         found = self._boards.get(uuid) or next(
             (self._boards[whole(card)] for card in self._cards if card.uuid == uuid), None

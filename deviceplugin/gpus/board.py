@@ -1,0 +1,70 @@
+"""One simulated card as it is now: its instances, its failure, and who uses it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from deviceplugin.gpus.mig import Instance, Wanted, partition
+from deviceplugin.gpus.profile import Failure
+from deviceplugin.gpus.script import Growth
+from deviceplugin.gpus.source import GpuCard, GpuProcess
+
+
+@dataclass(slots=True)
+class Use:
+    """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
+
+    used_mib: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+    growing: dict[int, tuple[Growth, float, int]] = field(default_factory=dict)
+
+    def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
+        """The processes with what they have grown to."""
+        found = {process.pid: process for process in self.processes}
+        for pid, (growth, since_s, from_mib) in self.growing.items():
+            part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
+            mib = from_mib + int((growth.to_mib - from_mib) * part)
+            found[pid] = GpuProcess(pid, min(mib, most_mib))
+        return tuple(found[pid] for pid in sorted(found))
+
+
+@dataclass(slots=True)
+class Board:
+    """A physical card now; `tripped` once its failure has come, `shown` while the driver shows it."""
+
+    card: GpuCard
+    instances: tuple[Instance, ...] | None
+    failure: Failure | None
+    calls: int = 0
+    tripped: bool = False
+    shown: bool = True
+
+    def lay_out(self, layout: Sequence[Wanted] | None) -> None:
+        """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
+
+        Raises:
+            LayoutError: no such card can be partitioned like this.
+        """
+        card, kept = self.card, self.instances or ()
+        self.instances = (
+            None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
+        )
+
+    def cards(self) -> tuple[GpuCard, ...]:
+        """What is listed for it."""
+        if self.instances is None:
+            return (self.card,)
+        if not self.instances:
+            reason = "MIG mode is on and there are no instances: create some or turn it off"
+            return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
+        return tuple(
+            replace(
+                self.card,
+                uuid=one.uuid,
+                model=f"{self.card.model} MIG {one.profile}",
+                total_mib=one.memory_mib,
+                reserved_mib=0,
+                parent=self.card.uuid,
+                links=(),
+            )
+            for one in self.instances
+        )
