@@ -165,6 +165,11 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     plain = w.pod("plain", w.container(gib=3))
     plain = cluster.api.post("/api/v1/namespaces/default/pods", plain, dryRun="All")
     assert not plain["spec"].get("schedulingGates")
+    share = w.pod("share", w.container(gib=3))
+    share["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    share["spec"]["containers"][0]["resources"] = {"limits": {"gpupack.io/gpu-percent": "50"}}
+    share = cluster.api.post("/api/v1/namespaces/default/pods", share, dryRun="All")
+    assert share["spec"]["schedulingGates"] == [{"name": GATE}]
     space = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "b"}}}
     cluster.api.post("/api/v1/namespaces", space)
     pod = w.pod("inside", w.container(gib=3))
