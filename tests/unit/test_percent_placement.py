@@ -18,7 +18,6 @@ from scheduler_plugin.placement.placing import lesson, place_with, score
 from scheduler_plugin.placement.policies.registry import NODE_POLICIES, CardDemand
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 from tests.extender_world import World
-from tests.queue_world import QueueWorld
 
 
 def share(*percent: int, cards: int = 1) -> PodRequest:
@@ -200,11 +199,3 @@ def test_cards_that_differ_are_scored_by_the_card_that_the_pod_gets() -> None:
     placement = place_with(policies.of(query.request), nodes, row, query)
     assert placement is not None
     assert placement.charge in ({0: 79}, {1: 14})
-
-
-def test_the_queue_admits_no_share_and_says_so() -> None:
-    world = QueueWorld()
-    world.node("n1", (44, 44))
-    uid = world.pod("p", containers=[in_percent(50)])
-    assert world.released() == []
-    assert "gpupack.io/gpu-percent in a queue: allowed are GiB" in world.queue.entries[uid].fault
