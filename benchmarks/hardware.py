@@ -3,7 +3,7 @@
 `python -m benchmarks.hardware [--seconds S] [--pods N]`: the real command `gpupack node` with simulated cards
 and the stand-in for the API server run in processes of their own, the stand-in for the kubelet in this one.
 All pods are bound and admitted, then for a while one pod after the other ends and another one takes its
-place, while the script of the profile lets
+place, once the node's words show it free, while the script of the profile lets
 
 - numbered errors of the driver come at 10 000 a second, of all instances in turn,
 - one call of the driver hang for a minute (a fifth of a shorter time).
@@ -20,16 +20,18 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import POD_ASSIGNED, resource_name
+from allocator.packing import read_node
 from allocator.records import dump_assigned
 from benchmarks.machine import machine, percentile, resident_mib
 from benchmarks.node import (
@@ -57,6 +59,7 @@ EVENTS_PER_S = 10_000
 RESOURCE = resource_name(1024)
 PARTS = 5
 WARM_S = 20.0
+LOOK_S = 0.02
 
 
 def main() -> None:
@@ -97,9 +100,17 @@ class World:
     """
 
     def __init__(
-        self, client: KubeClient, kubelet: Kubelet, pid: int, port: int, profile: Path, empty: TimedCalls
+        self,
+        client: KubeClient,
+        kubelet: Kubelet,
+        pid: int,
+        port: int,
+        profile: Path,
+        empty: TimedCalls,
+        cards: Sequence[str],
     ) -> None:
         self.kubelet = kubelet
+        self._cards = cards
         self.pid = pid
         self.port = port
         self.empty = empty
@@ -138,6 +149,16 @@ class World:
         await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0})
         await until(lambda: self.kubelet.admission(uid) is None, f"{name} ends")
         return card
+
+    async def offered(self, card: str) -> None:
+        """Wait until the node's words show room on a card, as the scheduler would before it binds there."""
+        at = self._cards.index(card)
+        while True:
+            node = msgspec.json.decode(await self._client.get(f"/api/v1/nodes/{NODE}"))
+            words = read_node(node["status"]["capacity"])
+            if words is not None and words.used[at] < words.sizes[at]:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def count_twice(self) -> None:
         """Look for device IDs that two of the running pods have."""
@@ -228,7 +249,9 @@ async def churn(world: World, seconds: float) -> tuple[float, int]:
     """Replace pods for so long; returns the longest hang that the daemon told of, and how many pods."""
     end, hang_s, replaced, looked = time.perf_counter() + seconds, 0.0, 0, 0.0
     while time.perf_counter() < end:
-        await world.run(await world.end_oldest())
+        card = await world.end_oldest()
+        await world.offered(card)
+        await world.run(card)
         replaced += 1
         if time.perf_counter() - looked > 1.0:
             looked = time.perf_counter()
@@ -276,7 +299,7 @@ async def start() -> AsyncIterator[tuple[World, list[str]]]:
         try:
             units = 9 * len(instances)
             await until(lambda: kubelet.allocatable().get(RESOURCE, 0) == units, "it registers")
-            yield World(client, kubelet, daemon.pid, port, profile, calls), instances
+            yield World(client, kubelet, daemon.pid, port, profile, calls, instances), instances
         except BaseException:
             print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
             raise
