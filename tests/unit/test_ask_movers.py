@@ -36,6 +36,29 @@ def test_the_smallest_pod_moves():
     assert moved(cluster()) == ["small"]
 
 
+def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_for_them():
+    # Cheapest would be to move `small` off the tainted node, and a whole card is free on another one.
+    nodes = (
+        replace(NODES[0], taints=("team", "gpu")),
+        *NODES[1:],
+        Node("d", (16,), taints=("gpu",)),
+        Node("e", (16,), cordoned=True),
+    )
+
+    advice = advise_start(cluster(nodes=nodes), FitAsk(16))
+
+    assert (advice.before.pods, advice.after.pods, advice.optimal) == (0, 1, True)
+    assert [(move.pod, move.target.node) for move in advice.moves] == [("large", "c")]
+    left_out = [note for note in advice.notes if "left out" in note]
+    assert left_out == [
+        "2 nodes are left out: new pods do not tolerate the taints gpu:NoSchedule, team:NoSchedule",
+        "1 node (e) is left out: cordoned",
+    ]
+    enough = advise_start(cluster(nodes=(*nodes, Node("f", (16,)))), FitAsk(16))
+    assert (enough.before.pods, enough.moves) == (1, ())
+    assert list(enough.notes) == left_out
+
+
 def owner(kind):
     return lambda pod: pod["metadata"]["ownerReferences"][0].update(kind=kind)
 
