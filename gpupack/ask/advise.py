@@ -209,7 +209,8 @@ def _checked(cluster: Cluster, plan: Plan, movers: Movers) -> Cluster | None:
 def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
     if plan.moves and not plan.optimal:
-        notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} are needed")
+        verb = "is" if plan.at_least == 1 else "are"
+        notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} {verb} needed")
     if plan.moves and cluster.budgets is None:
         notes.append("PodDisruptionBudgets were not read: the API server may refuse an eviction")
     return Advice(
