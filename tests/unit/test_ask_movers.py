@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask import Cluster, FitAsk, fit, making, why
 from gpupack.ask.advise import advise_empty, advise_start
 from gpupack.ask.objects import AskBudget
 from gpupack.ask.planning import NEAR_NODES, Limits
-from gpupack.ask.rendering import advice_text
+from gpupack.ask.rendering import advice_text, why_text
 from scheduler_plugin.cluster.budgets import BudgetSpec, BudgetStatus, LabelSelector
 from scheduler_plugin.cluster.objects import Metadata
 from tests.ask_world import Node, Pod, World
@@ -233,6 +233,23 @@ def test_fewer_than_asked_for_on_a_large_cluster_may_not_be_the_most(nodes_of_mo
 
     assert (len(advice.moves), advice.after.pods, advice.optimal) == (1, 1, True)
     assert "a list with which more of them start may exist: not all were tried" in advice.notes
+
+
+def test_in_a_large_cluster_why_says_who_finds_moves(monkeypatch):
+    waits = Pod("w", 32, count=2, model="*A100*")
+    nodes = (Node("a", (16, 16)), Node("b", (16,)))
+    pods = (*PODS, waits)
+    small = why(cluster(nodes=nodes, pods=pods), "default", "w")
+    assert "moves" in {way.kind for way in small.ways_out}
+    assert not [note for note in small.notes if "advise" in note]
+
+    monkeypatch.setattr(making, "MOST_NODES", 1)
+    large = why(cluster(nodes=nodes, pods=pods), "default", "w")
+
+    assert "moves" not in {way.kind for way in large.ways_out}
+    command = "`gpupack advise --for 32 --cards 2 --model '*A100*'` looks for them"
+    assert large.notes == (f"moves of other pods are not looked for here above 1 nodes: {command}",)
+    assert command in why_text(large)
 
 
 def test_pods_near_each_other_and_the_first_of_them():
