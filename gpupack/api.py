@@ -104,6 +104,8 @@ def advise(
 ) -> Advice:
     """Find the shortest list of moves with which pods of a size start, or a card or node becomes empty.
 
+    Of the pods that start nothing is known but their cards: they tolerate no taint.
+
     Args:
         cluster: The cluster.
         units: Of GPU memory over all cards of a pod.

@@ -1,6 +1,6 @@
 """The shortest list of moves that lets pods start, or empties cards. Nothing is done, only said."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from allocator.request import PodRequest
@@ -9,7 +9,7 @@ from gpupack.ask.cluster import Cluster
 from gpupack.ask.emptying import cards_named, on_cards, others_on
 from gpupack.ask.fit import FitAsk, count, need_words, request_of
 from gpupack.ask.goals import Empty, Start
-from gpupack.ask.hosts import Wish, any_pod
+from gpupack.ask.hosts import CORDONED, TAINT, Wish, plain_pod
 from gpupack.ask.moved import after, objections
 from gpupack.ask.movers import Mover, Movers
 from gpupack.ask.planning import Limits, Plan, Planner
@@ -19,10 +19,13 @@ from gpupack.errors import InputError
 from scheduler_plugin.placement.reasons import memory
 
 _TRIES: Final = 5
+_TAINTS: Final = 3
 
 
 def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | None = None) -> Advice:
     """Find the shortest list of moves with which so many pods of a size start.
+
+    Of the pods nothing is known but their cards: they tolerate no taint.
 
     Args:
         cluster: The cluster.
@@ -38,20 +41,30 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
     need_words(cluster)
     limits = limits or Limits()
     request = request_of(ask, cluster.state.resource)
-    now = count(cluster, request)
+    wish = plain_pod()
+    now = count(cluster, request, wish)
+    notes = _left_out(cluster, wish)
     if now.pods >= pods:
         text = f"{_pods(now.pods)} now: no move is needed"
         return Advice(
-            0, (), Pods(now.pods), Pods(now.pods), optimal=True, text=text, unit_mib=cluster.unit_mib
+            0,
+            (),
+            Pods(now.pods),
+            Pods(now.pods),
+            optimal=True,
+            text=text,
+            notes=tuple(notes),
+            unit_mib=cluster.unit_mib,
         )
     movers = Movers(cluster, Held(cluster), limits.max_priority)
     before = {node.node: node.pods for node in now.nodes}
-    found = plan_start(cluster, request, any_pod(), before, pods, movers, limits)
+    found = plan_start(cluster, request, wish, before, pods, movers, limits)
     if found is None:
-        return _nothing(cluster, now.pods)
+        return _nothing(cluster, now.pods, notes)
     plan, changed = found
-    then = count(changed, request).pods if plan.moves else now.pods
+    then = count(changed, request, wish).pods if plan.moves else now.pods
     text = _told_start(now.pods, then, pods, len(plan.moves))
+    plan.notes += notes
     return _advice(cluster, plan, then - now.pods, now.pods, then, text)
 
 
@@ -88,9 +101,39 @@ def plan_start(
     return None
 
 
-def _nothing(cluster: Cluster, pods: int) -> Advice:
-    text = "No list of moves was found that filter admits"
-    return Advice(0, (), Pods(pods), Pods(pods), optimal=False, text=text, unit_mib=cluster.unit_mib)
+def _left_out(cluster: Cluster, wish: Wish) -> list[str]:
+    """Say which nodes with cards are no places for such a pod: those that people closed."""
+    nodes, hosts = cluster.state.nodes, cluster.hosts
+    usable = [name for name, row in nodes.rows.items() if nodes.usable[row]]
+    blocks = hosts.blocks(wish, only=usable)
+    notes = []
+    tainted = sorted(name for name, block in blocks.items() if block.reason == TAINT)
+    if tainted:
+        kinds = sorted({taint for name in tainted for taint in hosts.taints(name, wish)})
+        said = f"{', '.join(kinds[:_TAINTS])}{', ...' if len(kinds) > _TAINTS else ''}"
+        what = "taint" if len(kinds) == 1 else "taints"
+        notes.append(f"{_nodes(tainted)} left out: new pods do not tolerate the {what} {said}")
+    cordoned = sorted(name for name, block in blocks.items() if block.reason == CORDONED)
+    if cordoned:
+        notes.append(f"{_nodes(cordoned)} left out: cordoned")
+    return notes
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return f"1 node ({names[0]}) is" if len(names) == 1 else f"{len(names)} nodes are"
+
+
+def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
+    return Advice(
+        0,
+        (),
+        Pods(pods),
+        Pods(pods),
+        optimal=False,
+        text="No list of moves was found that filter admits",
+        notes=tuple(notes),
+        unit_mib=cluster.unit_mib,
+    )
 
 
 def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> Advice:
@@ -166,7 +209,8 @@ def _checked(cluster: Cluster, plan: Plan, movers: Movers) -> Cluster | None:
 def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
     if plan.moves and not plan.optimal:
-        notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} are needed")
+        verb = "is" if plan.at_least == 1 else "are"
+        notes.append(f"a list of fewer moves may exist: at least {_moves(plan.at_least)} {verb} needed")
     if plan.moves and cluster.budgets is None:
         notes.append("PodDisruptionBudgets were not read: the API server may refuse an eviction")
     return Advice(

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
-from gpupack.ask.hosts import Wish, any_pod
+from gpupack.ask.hosts import Wish, any_pod, plain_pod
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
@@ -123,15 +122,13 @@ def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fi
         for name in (nodes.names[row],)
     }
     numbers = placed_pods(cluster, query, rows, most)
+    plain = plain_pod()
     found = tuple(
-        NodePods(name, pods, tuple(hosts.taints(name, _STANDS_NOTHING)))
+        NodePods(name, pods, tuple(hosts.taints(name, plain)))
         for name, pods in sorted(numbers.items())
         if pods
     )
     return Fit(sum(each.pods for each in found), largest(cluster, query, rows), found)
-
-
-_STANDS_NOTHING: Final = Wish(lambda _taint: False)
 
 
 def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:

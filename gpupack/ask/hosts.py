@@ -105,6 +105,11 @@ def any_pod() -> Wish:
     return Wish(lambda taint: not taint.key.startswith(SYSTEM))
 
 
+def plain_pod() -> Wish:
+    """A pod that tolerates no taint, and of which nothing else is known."""
+    return Wish(lambda _taint: False)
+
+
 class Hosts:
     """Everything about nodes that kube-scheduler looks at; of one moment.
 

@@ -1,5 +1,8 @@
 """The moves that let one pod start which waits."""
 
+from shlex import quote
+
+from allocator.names import POD_GPU_MODEL
 from gpupack.ask.advise import move_of, plan_start
 from gpupack.ask.answers import WayOut
 from gpupack.ask.fit import count
@@ -20,7 +23,7 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
         held: What pods have.
     """
     cluster, request = trial.cluster, trial.query.request
-    if len(request.demands) != 1 or len(cluster.nodes) > MOST_NODES:
+    if len(request.demands) != 1 or _too_large(trial):
         return None
     movers = Movers(cluster, held)
     before = {each.node: each.pods for each in count(cluster, request, trial.wish).nodes}
@@ -34,3 +37,24 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
     moves = tuple(move_of(cluster, mover, target) for mover, target in plan.moves)
     what = "one move lets" if len(moves) == 1 else f"{len(moves)} moves let"
     return WayOut("moves", f"{what} it start on node {node[0]}:", node=node[0], moves=moves)
+
+
+def _too_large(trial: Trial) -> bool:
+    return len(trial.cluster.nodes) > MOST_NODES
+
+
+def not_looked_for(trial: Trial) -> str:
+    """Say how to look for moves where `moves_for` does not, because the cluster is large; empty: it does."""
+    request = trial.query.request
+    if len(request.demands) != 1 or not _too_large(trial):
+        return ""
+    command = f"gpupack advise --for {request.effective_units}"
+    if request.cards > 1:
+        command += f" --cards {request.cards}"
+    if request.percent:
+        command += " --percent"
+    pod = trial.wish.pod
+    models = "" if pod is None else (pod.metadata.annotations or {}).get(POD_GPU_MODEL, "")
+    if models:
+        command += f" --model {quote(models)}"
+    return f"moves of other pods are not looked for here above {MOST_NODES} nodes: `{command}` looks for them"

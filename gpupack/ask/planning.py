@@ -80,7 +80,7 @@ class Planner:
             built, reached = self._build(goal, places, now, wanted)
             self._undo(built)
             least = places.least_moves(reached - now)
-            return self._plan(built, optimal=reached >= wanted and len(built) <= least, least=least)
+            return self._plan(built, optimal=False, least=least, most=reached >= wanted)
         complete = True
         for target in range(min(wanted, self._most(goal, everyone)), now, -1):
             goal.wanted = target
@@ -90,13 +90,14 @@ class Planner:
             most = len(everyone)
             if reached >= target:
                 if len(built) <= least:
-                    return self._plan(built, optimal=complete, least=least)
+                    return self._plan(built, optimal=True, least=least, most=complete)
                 most = len(built) - 1
             found, tried = self._shortest(everyone, least, most)
-            complete &= tried
             if found is not None or reached >= target:
                 best = built if found is None else found
-                return self._plan(best, optimal=complete, least=len(best) if tried else least)
+                least = len(best) if tried else least
+                return self._plan(best, optimal=tried, least=least, most=complete)
+            complete &= tried
         return Plan([], complete, 0, [])
 
     def _most(self, goal: Start, everyone: Sequence[Mover]) -> int:
@@ -188,10 +189,21 @@ class Planner:
         for mover, _ in moves or []:
             self._table.undo_end(mover)
 
-    def _plan(self, moves: Moves, *, optimal: bool, least: int) -> Plan:
+    def _plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> Plan:
+        """Order a list; one as short as any has to be is optimal, whatever else was not tried.
+
+        Args:
+            moves: The list.
+            optimal: All shorter ones were tried.
+            least: Moves that any needs at least.
+            most: No list reaches more of what is asked for.
+        """
+        optimal = optimal or 0 < len(moves) <= least
         ordered, singly = in_order(self._table, moves)
         self._undo(ordered)
         notes = [] if singly else ["some of these pods trade places: end them together, not one by one"]
+        if moves and not most:
+            notes.append("a list with which more of them start may exist: not all were tried")
         return Plan(ordered, optimal, least, notes)
 
     def _near(self, mover: Mover) -> Iterator[str]:

@@ -9,6 +9,7 @@ from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.groups import Verdicts, verdicts
 from gpupack.ask.hosts import Wish, unchecked
+from gpupack.ask.making import not_looked_for
 from gpupack.ask.objects import AskPod
 from gpupack.ask.running import cards_of_pod
 from gpupack.ask.tries import Held, Trial, query_for
@@ -145,10 +146,13 @@ class _About:
         query = query_for(self._cluster, self._request, wish)
         found = verdicts(self._cluster, query, wish)
         outs: list[WayOut] = []
+        unsought = ""
         if ways and not found.fits:
-            outs = list(ways_out(Trial(self._cluster, query, wish), found, Held(self._cluster)))
+            trial = Trial(self._cluster, query, wish)
+            outs = list(ways_out(trial, found, Held(self._cluster)))
+            unsought = not_looked_for(trial)
         gates = [gate.name for gate in self._pod.spec.scheduling_gates or ()]
-        notes = self._notes(found, gates)
+        notes = self._notes(found, gates) + ((unsought,) if unsought else ())
         if gates:
             outs = [*self._queue(gates), *outs]
             text = (

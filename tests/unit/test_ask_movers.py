@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask import Cluster, FitAsk, fit, making, why
 from gpupack.ask.advise import advise_empty, advise_start
 from gpupack.ask.objects import AskBudget
-from gpupack.ask.planning import Limits
+from gpupack.ask.planning import NEAR_NODES, Limits
+from gpupack.ask.rendering import advice_text, why_text
 from scheduler_plugin.cluster.budgets import BudgetSpec, BudgetStatus, LabelSelector
 from scheduler_plugin.cluster.objects import Metadata
 from tests.ask_world import Node, Pod, World
@@ -34,6 +35,29 @@ def moved(cluster, limits=None):
 
 def test_the_smallest_pod_moves():
     assert moved(cluster()) == ["small"]
+
+
+def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_for_them():
+    # Cheapest would be to move `small` off the tainted node, and a whole card is free on another one.
+    nodes = (
+        replace(NODES[0], taints=("team", "gpu")),
+        *NODES[1:],
+        Node("d", (16,), taints=("gpu",)),
+        Node("e", (16,), cordoned=True),
+    )
+
+    advice = advise_start(cluster(nodes=nodes), FitAsk(16))
+
+    assert (advice.before.pods, advice.after.pods, advice.optimal) == (0, 1, True)
+    assert [(move.pod, move.target.node) for move in advice.moves] == [("large", "c")]
+    left_out = [note for note in advice.notes if "left out" in note]
+    assert left_out == [
+        "2 nodes are left out: new pods do not tolerate the taints gpu:NoSchedule, team:NoSchedule",
+        "1 node (e) is left out: cordoned",
+    ]
+    enough = advise_start(cluster(nodes=(*nodes, Node("f", (16,)))), FitAsk(16))
+    assert (enough.before.pods, enough.moves) == (1, ())
+    assert list(enough.notes) == left_out
 
 
 def owner(kind):
@@ -170,6 +194,62 @@ def test_one_large_pod_moves_rather_than_two_small_ones():
 
     assert [move.pod for move in advice.moves] == ["large"]
     assert (advice.optimal, advice.after.pods, advice.at_least) == (True, 2, 1)
+
+
+@pytest.fixture
+def nodes_of_more_than_are_all_tried():
+    return (*NODES, *(Node(f"n{number:02}", (16,), foreign=(14,)) for number in range(NEAR_NODES)))
+
+
+def test_a_list_as_short_as_any_has_to_be_is_optimal_on_a_large_cluster_too(nodes_of_more_than_are_all_tried):
+    asked = cluster(nodes=nodes_of_more_than_are_all_tried)
+
+    for advice in (advise_empty(asked, "a/0"), advise_start(asked, FitAsk(16))):
+        assert (len(advice.moves), advice.at_least, advice.optimal) == (1, 1, True)
+        assert not [note for note in advice.notes if "list" in note]
+        assert "\n\nNo shorter list reaches as much.\n\n" in advice_text(advice)
+
+
+def test_a_list_that_may_not_be_the_shortest_says_how_many_moves_are_needed(
+    nodes_of_more_than_are_all_tried,
+):
+    # `big` has room on c only, and there once `one` has left it.
+    nodes = (Node("a", (16,)), Node("c", (16,)), *nodes_of_more_than_are_all_tried[3:])
+    pods = (Pod("big", 15, "a", (0,)), Pod("one", 2, "c", (0,)))
+
+    advice = advise_empty(cluster(nodes=nodes, pods=pods), "a/0")
+
+    assert (len(advice.moves), advice.at_least, advice.optimal) == (2, 1, False)
+    assert "a list of fewer moves may exist: at least 1 move is needed" in advice.notes
+    assert "\n\n\n" not in advice_text(advice)
+
+
+def test_fewer_than_asked_for_on_a_large_cluster_may_not_be_the_most(nodes_of_more_than_are_all_tried):
+    nodes = tuple(
+        replace(node, foreign=(9,)) if node.name == "c" else node for node in nodes_of_more_than_are_all_tried
+    )
+
+    advice = advise_start(cluster(nodes=nodes), FitAsk(16), 2)
+
+    assert (len(advice.moves), advice.after.pods, advice.optimal) == (1, 1, True)
+    assert "a list with which more of them start may exist: not all were tried" in advice.notes
+
+
+def test_in_a_large_cluster_why_says_who_finds_moves(monkeypatch):
+    waits = Pod("w", 32, count=2, model="*A100*")
+    nodes = (Node("a", (16, 16)), Node("b", (16,)))
+    pods = (*PODS, waits)
+    small = why(cluster(nodes=nodes, pods=pods), "default", "w")
+    assert "moves" in {way.kind for way in small.ways_out}
+    assert not [note for note in small.notes if "advise" in note]
+
+    monkeypatch.setattr(making, "MOST_NODES", 1)
+    large = why(cluster(nodes=nodes, pods=pods), "default", "w")
+
+    assert "moves" not in {way.kind for way in large.ways_out}
+    command = "`gpupack advise --for 32 --cards 2 --model '*A100*'` looks for them"
+    assert large.notes == (f"moves of other pods are not looked for here above 1 nodes: {command}",)
+    assert command in why_text(large)
 
 
 def test_pods_near_each_other_and_the_first_of_them():
