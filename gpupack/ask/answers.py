@@ -13,11 +13,14 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=False):
 
 
 class Best(Answer, frozen=True):
-    """The node of a group that comes closest, and its card: the driver's number and its free units."""
+    """The node of a group that comes closest, and its card: the driver's number and its free units.
+
+    Without a card where the host's cpu or memory is the reason.
+    """
 
     node: str
-    card: int
-    free_units: int
+    card: int | None
+    free_units: int | None
 
 
 class NodeGroup(Answer, frozen=True):

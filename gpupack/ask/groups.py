@@ -23,7 +23,7 @@ from gpupack.ask.hosts import (
     Block,
     Wish,
 )
-from scheduler_plugin.cluster.arrays import IntArray, RowArray
+from scheduler_plugin.cluster.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.placement.filtering import Misfit
 from scheduler_plugin.placement.query import Query, units_by_card
 from scheduler_plugin.placement.reasons import amount, demanded, memory
@@ -70,7 +70,7 @@ ORDER: Final = (
 )
 """Nodes that come closest stand first."""
 
-_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", SUM, "TooSmall", CPU, MEMORY, RESOURCE, PODS})
+_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", SUM, "TooSmall"})
 _EXAMPLES: Final = 3
 _MODELS: Final = 8
 
@@ -131,12 +131,36 @@ def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]
 def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
     best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
-    if best is None:
+    if block.reason in {CPU, MEMORY}:
+        best = _roomiest(cluster, block, rows)
+    if not asked:
         asked = max(
             demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
         )
     text = _Sentences(cluster, query, wish).of(block, rows, best, asked)
     return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
+
+
+def _roomiest(cluster: Cluster, block: Block, rows: RowArray) -> Best:
+    """Find the node with the most host memory or cpu left; no card of it is the reason."""
+    left = _left(cluster, block.reason, rows)
+    return Best(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
+
+
+def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
+    """Thousandths of a core, or bytes of host memory, that nodes have left."""
+    nodes = cluster.state.nodes
+    if reason == CPU:
+        left: LongArray = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
+    else:
+        left = nodes.memory_capacity[rows] - nodes.memory_used[rows]
+    return left
+
+
+def _cores(milli: int) -> str:
+    """Write thousandths of a core: "124 cpu", "0.5 cpu"."""
+    whole, rest = divmod(milli, 1000)
+    return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
 def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
@@ -216,7 +240,7 @@ class _Sentences:
     def _not_free(self, rows: RowArray, best: Best | None, asked: int) -> str:
         demands = self._query.request.demands
         wanted = demanded(demands, self._unit)
-        if best is None:
+        if best is None or best.free_units is None:
             return f"no node has the cards for {wanted} free"
         free, short = memory(best.free_units, self._unit), memory(max(0, asked - best.free_units), self._unit)
         if len(demands) > 1:
@@ -229,6 +253,9 @@ class _Sentences:
         units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
         there = admitted_free(self._cluster, self._query, rows) >= units
         most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
+        if not most:
+            each = amount(demand, self._unit)
+            return f"no card of any node has {each} free, asked are {demand.cards}; the closest has {free}"
         return (
             f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
             f"{amount(demand, self._unit)} free, asked are {demand.cards}"
@@ -256,13 +283,11 @@ class _Sentences:
         return f"the pod's {selector}, and the cards there are {shown or 'of no known model'}"
 
     def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes = self._cluster.state.nodes
-        most = int((nodes.cpu_capacity[rows] - nodes.cpu_used[rows]).max())
-        return f"the most cpu that a node has left is {max(0, most)}m, asked {self._wish.cpu_milli}m"
+        most = max(0, int(_left(self._cluster, CPU, rows).max()))
+        return f"the most cpu that a node has left is {_cores(most)}, asked {_cores(self._wish.cpu_milli)}"
 
     def _memory(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes = self._cluster.state.nodes
-        most = int((nodes.memory_capacity[rows] - nodes.memory_used[rows]).max())
+        most = int(_left(self._cluster, MEMORY, rows).max())
         return (
             f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
             f"asked {self._wish.memory_bytes >> 20} MiB"

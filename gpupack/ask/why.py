@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from allocator.errors import RequestError
-from allocator.names import QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.errors import RequestError, shown
+from allocator.names import PERCENT_RESOURCE, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.request import MAX_UNITS
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.groups import Verdicts, verdicts
@@ -135,6 +136,11 @@ class _About:
 
     def waiting(self, *, ways: bool) -> Why:
         """A pod that has no node."""
+        if self._request is None and not self._problem:
+            text = f"is refused: {_nothing_asked(self._pod, self._cluster.state.resource)}"
+            return self._answer(
+                "refused", text, notes=("leave the line out of a pod that needs no GPU memory",)
+            )
         if self._request is None:
             return self._answer(
                 "refused", f"is refused: {self._problem}", notes=("no node will ever take it as it is",)
@@ -204,6 +210,18 @@ class _About:
         broken = [group for group in found.groups if group.reason == "CorruptWords"]
         notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
         return tuple(notes)
+
+
+def _nothing_asked(pod: AskPod, resource: str) -> str:
+    """Say which container has our resource, and asks for none of it."""
+    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        amounts = container.resources.limits if container.resources else None
+        for name in (resource, PERCENT_RESOURCE):
+            if name in (amounts or {}):
+                most = "100 for each card" if name == PERCENT_RESOURCE else MAX_UNITS
+                where = f"container {shown(container.name)} has {name}: 0 in its limits"
+                return f"{where}, which asks for no GPU memory: allowed are 1 to {most}"
+    return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
 
 
 def _takes(names: Sequence[str]) -> str:
