@@ -251,6 +251,11 @@ class Advice(Answer, frozen=True):
     unit_mib: int = 1024
 
 
+def with_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
+    """The same advice, with more notes."""
+    return msgspec.structs.replace(advice, notes=(*advice.notes, *more))
+
+
 def as_json(answer: msgspec.Struct) -> str:
     """Write an answer for scripts."""
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

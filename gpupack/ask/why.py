@@ -231,6 +231,13 @@ def _takes(names: Sequence[str]) -> str:
 
 
 def _no_words(cluster: Cluster) -> str:
+    if cluster.unread:
+        unread, nodes = len(cluster.unread), len(cluster.nodes)
+        others = ", and the others offer no GPU memory" if unread < nodes else ""
+        return (
+            f"waits: the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
+            f"(first: {cluster.first_unread}){others}. See docs/troubleshooting.md"
+        )
     return (
         f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "
         f"{cluster.unit_mib} MiB; is gpupack node running on them? See docs/troubleshooting.md"

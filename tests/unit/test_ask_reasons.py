@@ -2,9 +2,14 @@
 
 import json
 
-from allocator.names import resource_name
-from gpupack.ask import Cluster, why
-from gpupack.ask.rendering import why_text
+import pytest
+
+import gpupack
+from allocator.names import PACKED_LAYOUT, resource_name
+from gpupack import InputError
+from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask.rendering import fit_text, why_text
+from gpupack.ask.snapshot import snapshot
 from tests.ask_world import Node, Pod, World
 
 GIB = resource_name(1024)
@@ -63,3 +68,57 @@ def test_no_card_of_any_node_is_not_at_most_0_cards():
     (group,) = why(world.cluster, "default", "p").nodes
 
     assert group.text == "no card of any node has 16 GiB free, asked are 2; the closest has 7 GiB"
+
+
+def corrupt(node):
+    node["status"]["allocatable"][PACKED_LAYOUT] = "7"
+
+
+def without_words(node):
+    amounts = node["status"]["allocatable"]
+    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
+        del amounts[name]
+    node["metadata"]["annotations"] = {}
+
+
+THREE = World((Node("a"), Node("b"), Node("c")), (Pod("p", 17), Pod("q", 4, "c", (0,))))
+UNREAD = (
+    "1 of 3 nodes is left out: its packed words cannot be read "
+    "(first: a: layout header 7 has version 7: allowed is 1)"
+)
+
+
+def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
+    cluster = changed(THREE, a=corrupt)
+
+    assert fit(cluster, FitAsk(8)).notes == (UNREAD,)
+    assert UNREAD in fit_text(fit(cluster, FitAsk(8)))
+    assert gpupack.advise(cluster, 16, 4).notes[-1] == UNREAD
+    assert gpupack.advise(cluster, empty="c").notes[-1] == UNREAD
+    assert snapshot(cluster).notes == (UNREAD,)
+    assert snapshot(cluster, hidden=True).notes == (UNREAD.partition(" (")[0],)
+    assert not fit(THREE.cluster, FitAsk(8)).notes
+
+
+def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
+    cluster = changed(THREE, a=without_words, b=corrupt)
+    assert len(fit(cluster, FitAsk(8)).notes) == 2
+    assert fit(cluster, FitAsk(8)).notes[1] == (
+        "1 of 3 nodes is left out: no gpupack daemon has published cards there (first: a)"
+    )
+
+    mended = THREE.cluster.nodes["b"]
+    mended.metadata.resource_version = "99999"
+    cluster.put_node(mended)
+    assert len(fit(cluster, FitAsk(8)).notes) == 1
+
+
+def test_where_no_node_can_be_read_the_words_are_the_reason():
+    cluster = changed(THREE, a=corrupt, b=corrupt, c=corrupt)
+
+    with pytest.raises(InputError, match=r"words that can be read \(first: a: layout header 7") as raised:
+        fit(cluster, FitAsk(8))
+    assert "is gpupack node running" not in str(raised.value)
+    text = why(cluster, "default", "p").text
+    assert "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout" in text
+    assert "is gpupack node running" not in text
