@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["pending", "gated", "fits", "running", "ended", "failed", "refused", "no-cards"]
+State = Literal["pending", "gated", "fits", "running", "ending", "ended", "failed", "refused", "no-cards"]
 """`fits`: it waits, and a node would take it now. `refused`: what it asks for cannot be given."""
 
 

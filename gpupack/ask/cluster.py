@@ -183,7 +183,7 @@ class Cluster:
             first = f" (first: {self.first_unread})" if named else ""
             notes.append(
                 f"{_are(len(self.unread), len(self.nodes))} left out: "
-                f"their packed words cannot be read{first}"
+                f"{'its' if len(self.unread) == 1 else 'their'} packed words cannot be read{first}"
             )
         without = self._excluded(Exclusion.NO_WORDS)
         if without:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError, shown
-from allocator.names import PERCENT_RESOURCE, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
 from allocator.request import MAX_UNITS
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
@@ -54,6 +54,8 @@ def why(
         return about.without_cards()
     if pod.status.phase in ENDED:
         return about.over()
+    if pod.metadata.deletion_timestamp:
+        return about.ending()
     if pod.spec.node_name:
         return about.running()
     return about.waiting(ways=ways)
@@ -123,6 +125,16 @@ class _About:
         text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
         return self._answer("failed", text, notes=_advice(status.reason, status.message))
 
+    def ending(self) -> Why:
+        """A pod that is being deleted."""
+        node = self._pod.spec.node_name
+        until = f"it was deleted, and has until {self._pod.metadata.deletion_timestamp}"
+        if not node:
+            return self._answer("ending", f"is ending: {until}; no node takes it any more")
+        cards, notes = cards_of_pod(self._cluster, self._pod)
+        text = f"is ending on node {node}: {until}; its cards are free once it is gone"
+        return self._answer("ending", text, cards=cards, notes=notes)
+
     def running(self) -> Why:
         """A pod that has a node."""
         cards, notes = cards_of_pod(self._cluster, self._pod)
@@ -136,15 +148,8 @@ class _About:
 
     def waiting(self, *, ways: bool) -> Why:
         """A pod that has no node."""
-        if self._request is None and not self._problem:
-            text = f"is refused: {_nothing_asked(self._pod, self._cluster.state.resource)}"
-            return self._answer(
-                "refused", text, notes=("leave the line out of a pod that needs no GPU memory",)
-            )
         if self._request is None:
-            return self._answer(
-                "refused", f"is refused: {self._problem}", notes=("no node will ever take it as it is",)
-            )
+            return self._refused()
         if not self._cluster.has_words:
             return self._answer("pending", _no_words(self._cluster))
         wish = Wish.of(self._pod)
@@ -165,11 +170,43 @@ class _About:
             return self._answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
+        if self._foreign:
+            return self._never_asked(found, outs, notes)
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
             return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
         text = f"waits: 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
         return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _refused(self) -> Why:
+        if self._problem:
+            problem, note = self._problem, "no node will ever take it as it is"
+        else:
+            problem = _nothing_asked(self._pod, self._cluster.state.resource)
+            note = "leave the line out of a pod that needs no GPU memory"
+        return self._answer("refused", f"is refused: {problem}", notes=(note,))
+
+    @property
+    def _foreign(self) -> bool:
+        """Whether its scheduler is another one, and the extender has bound no pod for that one."""
+        name = self._pod.spec.scheduler_name
+        if not name or name == SCHEDULER_NAME:
+            return False
+        return not any(
+            pod.spec.scheduler_name == name and POD_ASSIGNED in (pod.metadata.annotations or {})
+            for pod in self._cluster.pods.values()
+        )
+
+    def _never_asked(self, found: Verdicts, outs: Sequence[WayOut], notes: tuple[str, ...]) -> Why:
+        text = f"waits for its scheduler {self._pod.spec.scheduler_name}, which never asks gpupack"
+        if not found.fits:
+            text += f"; 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
+        ways = (self._scheduler_name(found.fits), *outs)
+        return self._answer("pending", text, nodes=found.groups, ways_out=ways, fits=found.fits, notes=notes)
+
+    def _scheduler_name(self, fits: Sequence[str]) -> WayOut:
+        text = f"make it again with schedulerName: {SCHEDULER_NAME}"
+        return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
     def _queue(self, gates: Sequence[str]) -> list[WayOut]:
         """Where the pod stands in the queue."""
@@ -188,11 +225,10 @@ class _About:
 
     def _notes(self, found: Verdicts, gates: Sequence[str]) -> tuple[str, ...]:
         notes = []
-        scheduler = self._pod.spec.scheduler_name
-        if scheduler and scheduler != SCHEDULER_NAME and not gates:
+        if self._foreign and not gates:
             notes.append(
-                f"its scheduler is {scheduler}: only {SCHEDULER_NAME}, or one that the extender has joined, "
-                "chooses cards"
+                f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
+                "(docs/install.md); here no pod of that scheduler has cards from it"
             )
         unseen = unchecked(self._pod)
         if unseen:

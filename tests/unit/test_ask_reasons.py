@@ -122,3 +122,39 @@ def test_where_no_node_can_be_read_the_words_are_the_reason():
     text = why(cluster, "default", "p").text
     assert "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout" in text
     assert "is gpupack node running" not in text
+
+
+def other_scheduler(pod):
+    pod["spec"]["schedulerName"] = "default-scheduler"
+
+
+def test_a_pod_of_another_scheduler_waits_for_one_that_never_asks_gpupack():
+    answer = why(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
+    # The extender has bound a pod of that scheduler: it has joined it.
+    assert "never asks" not in answer.text
+
+    world = World((Node("a"),), (Pod("p", 8), Pod("large", 17)))
+    cluster = changed(world, p=other_scheduler, large=other_scheduler)
+    answer = why(cluster, "default", "p")
+    assert answer.state == "pending"
+    assert answer.text == "waits for its scheduler default-scheduler, which never asks gpupack"
+    assert [way.kind for way in answer.ways_out] == ["scheduler-name"]
+    assert "schedulerName: gpupack-scheduler; node a would take it now" in answer.ways_out[0].text
+    assert "will try it again" not in why_text(answer)
+    answer = why(cluster, "default", "large")
+    assert answer.text.endswith("never asks gpupack; 0 of 1 nodes take 17 GiB")
+    assert answer.ways_out[0].kind == "scheduler-name"
+
+
+def test_a_pod_that_was_deleted_is_ending():
+    def delete(pod):
+        pod["metadata"]["deletionTimestamp"] = "2026-11-22T09:00:00Z"
+
+    cluster = changed(THREE, p=delete, q=delete)
+    waits, runs = why(cluster, "default", "p"), why(cluster, "default", "q")
+
+    assert (waits.state, runs.state) == ("ending", "ending")
+    assert waits.text.startswith("is ending: it was deleted, and has until 2026-11-22T09:00:00Z")
+    assert not waits.nodes
+    assert runs.text.startswith("is ending on node c")
+    assert [card.card for card in runs.cards] == [0]
