@@ -15,7 +15,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=False):
 class Best(Answer, frozen=True):
     """The node of a group that comes closest, and its card: the driver's number and its free units.
 
-    Without a card where the host's cpu or memory is the reason.
+    Without a card where the host's cpu or memory, or the sum of its units, is the reason.
     """
 
     node: str

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.names import PERCENT_RESOURCE
 from gpupack.ask.answers import Best, NodeGroup
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.hosts import (
@@ -70,7 +71,7 @@ ORDER: Final = (
 )
 """Nodes that come closest stand first."""
 
-_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", SUM, "TooSmall"})
+_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", "TooSmall"})
 _EXAMPLES: Final = 3
 _MODELS: Final = 8
 
@@ -131,8 +132,8 @@ def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]
 def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
     best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
-    if block.reason in {CPU, MEMORY}:
-        best = _roomiest(cluster, block, rows)
+    if block.reason in {CPU, MEMORY, SUM}:
+        best = _roomiest(cluster, query, block, rows)
     if not asked:
         asked = max(
             demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
@@ -141,9 +142,9 @@ def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list
     return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
 
 
-def _roomiest(cluster: Cluster, block: Block, rows: RowArray) -> Best:
-    """Find the node with the most host memory or cpu left; no card of it is the reason."""
-    left = _left(cluster, block.reason, rows)
+def _roomiest(cluster: Cluster, query: Query, block: Block, rows: RowArray) -> Best:
+    """Find the node with the most left of what is the reason; no card of it is."""
+    left = _sums(cluster, query, rows) if block.reason == SUM else _left(cluster, block.reason, rows)
     return Best(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
 
 
@@ -155,6 +156,13 @@ def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
     else:
         left = nodes.memory_capacity[rows] - nodes.memory_used[rows]
     return left
+
+
+def _sums(cluster: Cluster, query: Query, rows: RowArray) -> LongArray:
+    """What kube-scheduler's count leaves of the nodes' units, or percent."""
+    resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
+    names = cluster.state.nodes.names
+    return np.array([cluster.hosts.sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64)
 
 
 def _cores(milli: int) -> str:
@@ -255,7 +263,8 @@ class _Sentences:
         most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
         if not most:
             each = amount(demand, self._unit)
-            return f"no card of any node has {each} free, asked are {demand.cards}; the closest has {free}"
+            with_most = f"the closest node has {demand.cards} with {free}"
+            return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
         return (
             f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
             f"{amount(demand, self._unit)} free, asked are {demand.cards}"
@@ -294,9 +303,9 @@ class _Sentences:
         )
 
     def _sum(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes, state = self._cluster.state.nodes, self._cluster.state
-        left = max(self._cluster.hosts.sum_left(nodes.names[row], state.resource) for row in rows.tolist())
+        most = max(0, int(_sums(self._cluster, self._query, rows).max()))
+        left = f"{most} percent" if self._query.request.percent else memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "
-            f"({memory(max(0, left), self._unit)}): it counts pods on unhealthy cards against the others"
+            f"({left}): it counts pods on unhealthy cards against the others"
         )

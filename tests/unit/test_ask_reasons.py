@@ -52,6 +52,21 @@ def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
     assert "(node b)" in why_text(answer)
 
 
+def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_card():
+    def less(units):
+        def change(node):
+            node["status"]["allocatable"][GIB] = str(units)
+
+        return change
+
+    cluster = changed(World((Node("a"), Node("b")), (Pod("p", 8),)), a=less(3), b=less(5))
+
+    (group,) = why(cluster, "default", "p").nodes
+
+    assert (group.reason, group.best.node, group.best.card) == ("NodeSum", "b", None)
+    assert "too little is left (5 GiB)" in group.text
+
+
 def test_a_limit_of_zero_is_refused_with_the_reason():
     def ask(pod):
         pod["spec"]["containers"][0]["resources"] = {"limits": {GIB: "0"}, "requests": {GIB: "0"}}
@@ -67,7 +82,7 @@ def test_no_card_of_any_node_is_not_at_most_0_cards():
 
     (group,) = why(world.cluster, "default", "p").nodes
 
-    assert group.text == "no card of any node has 16 GiB free, asked are 2; the closest has 7 GiB"
+    assert group.text == "no card of any node has 16 GiB free, asked are 2; the closest node has 2 with 7 GiB"
 
 
 def corrupt(node):
