@@ -12,7 +12,7 @@ from typing import Any
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.packing import NodeWords, read_node
 from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.answers import Advice, FitAnswer, Why
+from gpupack.ask.answers import Advice, FitAnswer, Why, with_notes
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.fetching import Source
 from gpupack.ask.fetching import read as read_source
@@ -118,8 +118,10 @@ def advise(
         InputError: something is wrong with the question.
     """
     if empty:
-        return advise_empty(cluster, empty)
-    return advise_start(cluster, FitAsk(units, cards, model), pods)
+        advice = advise_empty(cluster, empty)
+    else:
+        advice = advise_start(cluster, FitAsk(units, cards, model), pods)
+    return with_notes(advice, cluster.left_out())
 
 
 def rank(

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["pending", "gated", "fits", "running", "ended", "failed", "refused", "no-cards"]
+State = Literal["pending", "gated", "fits", "running", "ending", "ended", "failed", "refused", "no-cards"]
 """`fits`: it waits, and a node would take it now. `refused`: what it asks for cannot be given."""
 
 
@@ -13,11 +13,14 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=False):
 
 
 class Best(Answer, frozen=True):
-    """The node of a group that comes closest, and its card: the driver's number and its free units."""
+    """The node of a group that comes closest, and its card: the driver's number and its free units.
+
+    Without a card where the host's cpu or memory, or the sum of its units, is the reason.
+    """
 
     node: str
-    card: int
-    free_units: int
+    card: int | None
+    free_units: int | None
 
 
 class NodeGroup(Answer, frozen=True):
@@ -246,6 +249,11 @@ class Advice(Answer, frozen=True):
     text: str = ""
     notes: tuple[str, ...] = ()
     unit_mib: int = 1024
+
+
+def with_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
+    """The same advice, with more notes."""
+    return msgspec.structs.replace(advice, notes=(*advice.notes, *more))
 
 
 def as_json(answer: msgspec.Struct) -> str:

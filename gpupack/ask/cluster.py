@@ -18,6 +18,7 @@ from gpupack.ask.objects import AskNode, AskPod, load_all
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
+from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.pods import read_asking
 from scheduler_plugin.cluster.rules import TOMBSTONE_S
 from scheduler_plugin.cluster.state import ClusterState
@@ -137,7 +138,7 @@ class Cluster:
 
     def _changed(self, now: float | None) -> None:
         self.state.expire(_at(now))
-        for name in ("hosts", "rows"):
+        for name in ("hosts", "rows", "unread"):
             self.__dict__.pop(name, None)
 
     # Questions.
@@ -159,6 +160,43 @@ class Cluster:
     def has_words(self) -> bool:
         """Whether any node publishes cards in this unit."""
         return bool(self.state.nodes.usable.any())
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the nodes whose words cannot be read."""
+        return self._excluded(Exclusion.CORRUPT)
+
+    @property
+    def first_unread(self) -> str:
+        """The first of them, and what is wrong with its words: "gpu-a: layout says ..."."""
+        from gpupack.top.objects import Cluster as TopCluster  # noqa: PLC0415
+        from gpupack.top.rows import rows  # noqa: PLC0415
+
+        name = self.unread[0]
+        error = rows(TopCluster([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
+        return f"{name}: {error or 'see gpupack top'}"
+
+    def left_out(self, *, named: bool = True) -> tuple[str, ...]:
+        """What an answer about all nodes does not count, a sentence each; `named`: with names of nodes."""
+        notes = []
+        if self.unread:
+            first = f" (first: {self.first_unread})" if named else ""
+            notes.append(
+                f"{_are(len(self.unread), len(self.nodes))} left out: "
+                f"{'its' if len(self.unread) == 1 else 'their'} packed words cannot be read{first}"
+            )
+        without = self._excluded(Exclusion.NO_WORDS)
+        if without:
+            first = f" (first: {without[0]})" if named else ""
+            notes.append(
+                f"{_are(len(without), len(self.nodes))} left out: "
+                f"no gpupack daemon has published cards there{first}"
+            )
+        return tuple(notes)
+
+    def _excluded(self, reason: Exclusion) -> tuple[str, ...]:
+        nodes = self.state.nodes
+        return tuple(nodes.names[row] for row in self.rows[nodes.exclusion[self.rows] == reason].tolist())
 
     def find(self, namespace: str, name: str) -> AskPod:
         """Find a pod.
@@ -224,6 +262,10 @@ class Cluster:
         from gpupack.top.rows import rows  # noqa: PLC0415
 
         return rows(TopCluster(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+
+
+def _are(some: int, of: int) -> str:
+    return f"{some} of {of} nodes {'is' if some == 1 else 'are'}"
 
 
 def _at(now: float | None) -> float:

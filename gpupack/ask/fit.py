@@ -91,7 +91,7 @@ def fit(
         nodes=now.nodes,
         asked=demanded(request.demands, cluster.unit_mib),
         after=None if changed is None else count(changed, request),
-        notes=tuple(notes),
+        notes=(*notes, *cluster.left_out()),
         unit_mib=cluster.unit_mib,
     )
 
@@ -103,6 +103,11 @@ def need_words(cluster: Cluster) -> None:
         InputError: no node offers any in this unit.
     """
     if not cluster.has_words:
+        if cluster.unread:
+            raise InputError(
+                f"no node of {cluster.source} has packed words that can be read "
+                f"(first: {cluster.first_unread}): see docs/troubleshooting.md"
+            )
         raise InputError(
             f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
             "is gpupack node running on them?"

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.names import PERCENT_RESOURCE
 from gpupack.ask.answers import Best, NodeGroup
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.hosts import (
@@ -23,7 +24,7 @@ from gpupack.ask.hosts import (
     Block,
     Wish,
 )
-from scheduler_plugin.cluster.arrays import IntArray, RowArray
+from scheduler_plugin.cluster.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.placement.filtering import Misfit
 from scheduler_plugin.placement.query import Query, units_by_card
 from scheduler_plugin.placement.reasons import amount, demanded, memory
@@ -70,7 +71,7 @@ ORDER: Final = (
 )
 """Nodes that come closest stand first."""
 
-_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", SUM, "TooSmall", CPU, MEMORY, RESOURCE, PODS})
+_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", "TooSmall"})
 _EXAMPLES: Final = 3
 _MODELS: Final = 8
 
@@ -131,12 +132,43 @@ def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]
 def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
     best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
-    if best is None:
+    if block.reason in {CPU, MEMORY, SUM}:
+        best = _roomiest(cluster, query, block, rows)
+    if not asked:
         asked = max(
             demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
         )
     text = _Sentences(cluster, query, wish).of(block, rows, best, asked)
     return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
+
+
+def _roomiest(cluster: Cluster, query: Query, block: Block, rows: RowArray) -> Best:
+    """Find the node with the most left of what is the reason; no card of it is."""
+    left = _sums(cluster, query, rows) if block.reason == SUM else _left(cluster, block.reason, rows)
+    return Best(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
+
+
+def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
+    """Thousandths of a core, or bytes of host memory, that nodes have left."""
+    nodes = cluster.state.nodes
+    if reason == CPU:
+        left: LongArray = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
+    else:
+        left = nodes.memory_capacity[rows] - nodes.memory_used[rows]
+    return left
+
+
+def _sums(cluster: Cluster, query: Query, rows: RowArray) -> LongArray:
+    """What kube-scheduler's count leaves of the nodes' units, or percent."""
+    resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
+    names = cluster.state.nodes.names
+    return np.array([cluster.hosts.sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64)
+
+
+def _cores(milli: int) -> str:
+    """Write thousandths of a core: "124 cpu", "0.5 cpu"."""
+    whole, rest = divmod(milli, 1000)
+    return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
 def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
@@ -216,7 +248,7 @@ class _Sentences:
     def _not_free(self, rows: RowArray, best: Best | None, asked: int) -> str:
         demands = self._query.request.demands
         wanted = demanded(demands, self._unit)
-        if best is None:
+        if best is None or best.free_units is None:
             return f"no node has the cards for {wanted} free"
         free, short = memory(best.free_units, self._unit), memory(max(0, asked - best.free_units), self._unit)
         if len(demands) > 1:
@@ -229,6 +261,10 @@ class _Sentences:
         units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
         there = admitted_free(self._cluster, self._query, rows) >= units
         most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
+        if not most:
+            each = amount(demand, self._unit)
+            with_most = f"the closest node has {demand.cards} with {free}"
+            return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
         return (
             f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
             f"{amount(demand, self._unit)} free, asked are {demand.cards}"
@@ -256,22 +292,20 @@ class _Sentences:
         return f"the pod's {selector}, and the cards there are {shown or 'of no known model'}"
 
     def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes = self._cluster.state.nodes
-        most = int((nodes.cpu_capacity[rows] - nodes.cpu_used[rows]).max())
-        return f"the most cpu that a node has left is {max(0, most)}m, asked {self._wish.cpu_milli}m"
+        most = max(0, int(_left(self._cluster, CPU, rows).max()))
+        return f"the most cpu that a node has left is {_cores(most)}, asked {_cores(self._wish.cpu_milli)}"
 
     def _memory(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes = self._cluster.state.nodes
-        most = int((nodes.memory_capacity[rows] - nodes.memory_used[rows]).max())
+        most = int(_left(self._cluster, MEMORY, rows).max())
         return (
             f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
             f"asked {self._wish.memory_bytes >> 20} MiB"
         )
 
     def _sum(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes, state = self._cluster.state.nodes, self._cluster.state
-        left = max(self._cluster.hosts.sum_left(nodes.names[row], state.resource) for row in rows.tolist())
+        most = max(0, int(_sums(self._cluster, self._query, rows).max()))
+        left = f"{most} percent" if self._query.request.percent else memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "
-            f"({memory(max(0, left), self._unit)}): it counts pods on unhealthy cards against the others"
+            f"({left}): it counts pods on unhealthy cards against the others"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpupack.ask.answers import Advice, CardUse, Fit, FitAnswer, Why
+from gpupack.ask.answers import Advice, Best, CardUse, Fit, FitAnswer, Why
 from gpupack.top.records import printable
 from scheduler_plugin.placement.reasons import memory
 
@@ -24,8 +24,8 @@ def _why(answer: Why) -> Iterator[str]:
         yield "Why not on the other nodes:" if answer.fits else "Why not:"
         for group in answer.nodes:
             names = ", ".join(group.examples) + (", ..." if group.count > len(group.examples) else "")
-            where = f" (node {group.best.node}, card {group.best.card})" if group.best is not None else ""
-            yield f"  {_nodes(group.count)}: {group.text}{where or f' ({names})'}"
+            where = names if group.best is None else _best(group.best)
+            yield f"  {_nodes(group.count)}: {group.text} ({where})"
     if answer.ways_out:
         yield ""
         yield "Ways out, each checked against the cluster as it is:"
@@ -36,6 +36,10 @@ def _why(answer: Why) -> Iterator[str]:
     if answer.scheduler:
         yield from _listed("kube-scheduler says:", [answer.scheduler])
     yield from _listed("Events:", answer.events)
+
+
+def _best(best: Best) -> str:
+    return f"node {best.node}" if best.card is None else f"node {best.node}, card {best.card}"
 
 
 def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:

@@ -100,8 +100,9 @@ def snapshot(cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = N
         if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
     ]
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
+    written = tuple(_nodes(cluster, name_of, scale, notes))
     told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
-    return Snapshot(tuple(_nodes(cluster, name_of, scale, notes)), tuple(rows), told)
+    return Snapshot(written, tuple(rows), told + cluster.left_out(named=not hidden))
 
 
 @dataclass(frozen=True, slots=True)

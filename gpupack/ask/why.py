@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from allocator.errors import RequestError
-from allocator.names import QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.errors import RequestError, shown
+from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.request import MAX_UNITS
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.groups import Verdicts, verdicts
@@ -54,6 +55,8 @@ def why(
         return about.without_cards()
     if pod.status.phase in ENDED:
         return about.over()
+    if pod.metadata.deletion_timestamp:
+        return about.ending()
     if pod.spec.node_name:
         return about.running()
     return about.waiting(ways=ways)
@@ -123,6 +126,16 @@ class _About:
         text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
         return self._answer("failed", text, notes=_advice(status.reason, status.message))
 
+    def ending(self) -> Why:
+        """A pod that is being deleted."""
+        node = self._pod.spec.node_name
+        until = f"it was deleted, and has until {self._pod.metadata.deletion_timestamp}"
+        if not node:
+            return self._answer("ending", f"is ending: {until}; no node takes it any more")
+        cards, notes = cards_of_pod(self._cluster, self._pod)
+        text = f"is ending on node {node}: {until}; its cards are free once it is gone"
+        return self._answer("ending", text, cards=cards, notes=notes)
+
     def running(self) -> Why:
         """A pod that has a node."""
         cards, notes = cards_of_pod(self._cluster, self._pod)
@@ -137,9 +150,7 @@ class _About:
     def waiting(self, *, ways: bool) -> Why:
         """A pod that has no node."""
         if self._request is None:
-            return self._answer(
-                "refused", f"is refused: {self._problem}", notes=("no node will ever take it as it is",)
-            )
+            return self._refused()
         if not self._cluster.has_words:
             return self._answer("pending", _no_words(self._cluster))
         wish = Wish.of(self._pod)
@@ -163,11 +174,43 @@ class _About:
             return self._answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
+        if self._foreign:
+            return self._never_asked(found, outs, notes)
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
             return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
         text = f"waits: 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
         return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _refused(self) -> Why:
+        if self._problem:
+            problem, note = self._problem, "no node will ever take it as it is"
+        else:
+            problem = _nothing_asked(self._pod, self._cluster.state.resource)
+            note = "leave the line out of a pod that needs no GPU memory"
+        return self._answer("refused", f"is refused: {problem}", notes=(note,))
+
+    @property
+    def _foreign(self) -> bool:
+        """Whether its scheduler is another one, and the extender has bound no pod for that one."""
+        name = self._pod.spec.scheduler_name
+        if not name or name == SCHEDULER_NAME:
+            return False
+        return not any(
+            pod.spec.scheduler_name == name and POD_ASSIGNED in (pod.metadata.annotations or {})
+            for pod in self._cluster.pods.values()
+        )
+
+    def _never_asked(self, found: Verdicts, outs: Sequence[WayOut], notes: tuple[str, ...]) -> Why:
+        text = f"waits for its scheduler {self._pod.spec.scheduler_name}, which never asks gpupack"
+        if not found.fits:
+            text += f"; 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
+        ways = (self._scheduler_name(found.fits), *outs)
+        return self._answer("pending", text, nodes=found.groups, ways_out=ways, fits=found.fits, notes=notes)
+
+    def _scheduler_name(self, fits: Sequence[str]) -> WayOut:
+        text = f"make it again with schedulerName: {SCHEDULER_NAME}"
+        return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
     def _queue(self, gates: Sequence[str]) -> list[WayOut]:
         """Where the pod stands in the queue."""
@@ -186,11 +229,10 @@ class _About:
 
     def _notes(self, found: Verdicts, gates: Sequence[str]) -> tuple[str, ...]:
         notes = []
-        scheduler = self._pod.spec.scheduler_name
-        if scheduler and scheduler != SCHEDULER_NAME and not gates:
+        if self._foreign and not gates:
             notes.append(
-                f"its scheduler is {scheduler}: only {SCHEDULER_NAME}, or one that the extender has joined, "
-                "chooses cards"
+                f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
+                "(docs/install.md); here no pod of that scheduler has cards from it"
             )
         unseen = unchecked(self._pod)
         if unseen:
@@ -210,6 +252,18 @@ class _About:
         return tuple(notes)
 
 
+def _nothing_asked(pod: AskPod, resource: str) -> str:
+    """Say which container has our resource, and asks for none of it."""
+    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        amounts = container.resources.limits if container.resources else None
+        for name in (resource, PERCENT_RESOURCE):
+            if name in (amounts or {}):
+                most = "100 for each card" if name == PERCENT_RESOURCE else MAX_UNITS
+                where = f"container {shown(container.name)} has {name}: 0 in its limits"
+                return f"{where}, which asks for no GPU memory: allowed are 1 to {most}"
+    return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
+
+
 def _takes(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NODES_NAMED])
     more = len(names) - _NODES_NAMED
@@ -217,6 +271,13 @@ def _takes(names: Sequence[str]) -> str:
 
 
 def _no_words(cluster: Cluster) -> str:
+    if cluster.unread:
+        unread, nodes = len(cluster.unread), len(cluster.nodes)
+        others = ", and the others offer no GPU memory" if unread < nodes else ""
+        return (
+            f"waits: the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
+            f"(first: {cluster.first_unread}){others}. See docs/troubleshooting.md"
+        )
     return (
         f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "
         f"{cluster.unit_mib} MiB; is gpupack node running on them? See docs/troubleshooting.md"

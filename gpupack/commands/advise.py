@@ -40,7 +40,7 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -> None:
     """Say which pods to move."""
     from gpupack.ask.advise import advise_empty, advise_start
-    from gpupack.ask.answers import as_json
+    from gpupack.ask.answers import as_json, with_notes
     from gpupack.ask.fetching import read
     from gpupack.ask.fit import FitAsk
     from gpupack.ask.planning import Limits
@@ -61,6 +61,7 @@ def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -
             advice = advise_start(cluster, size, int(match[2] or 1), limits)
         else:
             advice = advise_empty(cluster, empty or "", limits)
+        advice = with_notes(advice, cluster.left_out())
         return as_json(advice) if output == "json" else advice_text(advice)
 
     click.echo(ask(work))

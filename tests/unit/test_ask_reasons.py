@@ -1,0 +1,175 @@
+"""What why, fit and snapshot say: the right node, the right reason, and what was left out."""
+
+import json
+
+import pytest
+
+import gpupack
+from allocator.names import PACKED_LAYOUT, resource_name
+from gpupack import InputError
+from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask.rendering import fit_text, why_text
+from gpupack.ask.snapshot import snapshot
+from tests.ask_world import Node, Pod, World
+
+GIB = resource_name(1024)
+
+
+def changed(world, **changes):
+    """The cluster of a world, with the named objects changed in place by functions."""
+    everything = json.loads(world.text)
+    for item in everything["items"]:
+        change = changes.get(item["metadata"]["name"])
+        if change is not None:
+            change(item)
+    return Cluster.read(json.dumps(everything))
+
+
+def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
+    world = World(
+        (Node("a", cpu=4), Node("b", cpu=8)), (Pod("used", 1, "b", (0,), cpu=1), Pod("p", 4, cpu=50))
+    )
+
+    answer = why(world.cluster, "default", "p")
+
+    (group,) = answer.nodes
+    assert (group.reason, group.best.node, group.best.card, group.best.free_units) == ("Cpu", "b", None, None)
+    assert group.text == "the most cpu that a node has left is 7 cpu, asked 50 cpu"
+    assert "asked 50 cpu (node b)" in why_text(answer)
+
+
+def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
+    def ask(pod):
+        pod["spec"]["containers"][0]["resources"]["requests"]["memory"] = "9000Gi"
+
+    def larger(node):
+        node["status"]["allocatable"]["memory"] = "8000Gi"
+
+    answer = why(changed(World((Node("a"), Node("b")), (Pod("p", 4),)), p=ask, b=larger), "default", "p")
+
+    (group,) = answer.nodes
+    assert (group.reason, group.best.node, group.best.card) == ("Memory", "b", None)
+    assert "(node b)" in why_text(answer)
+
+
+def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_card():
+    def less(units):
+        def change(node):
+            node["status"]["allocatable"][GIB] = str(units)
+
+        return change
+
+    cluster = changed(World((Node("a"), Node("b")), (Pod("p", 8),)), a=less(3), b=less(5))
+
+    (group,) = why(cluster, "default", "p").nodes
+
+    assert (group.reason, group.best.node, group.best.card) == ("NodeSum", "b", None)
+    assert "too little is left (5 GiB)" in group.text
+
+
+def test_a_limit_of_zero_is_refused_with_the_reason():
+    def ask(pod):
+        pod["spec"]["containers"][0]["resources"] = {"limits": {GIB: "0"}, "requests": {GIB: "0"}}
+
+    answer = why(changed(World((Node("n"),), (Pod("p", 4),)), p=ask), "default", "p")
+
+    assert answer.state == "refused"
+    assert f"{GIB}: 0 in its limits, which asks for no GPU memory: allowed are 1 to 131072" in answer.text
+
+
+def test_no_card_of_any_node_is_not_at_most_0_cards():
+    world = World((Node("n", foreign=(9, 9)),), (Pod("p", 32, count=2),))
+
+    (group,) = why(world.cluster, "default", "p").nodes
+
+    assert group.text == "no card of any node has 16 GiB free, asked are 2; the closest node has 2 with 7 GiB"
+
+
+def corrupt(node):
+    node["status"]["allocatable"][PACKED_LAYOUT] = "7"
+
+
+def without_words(node):
+    amounts = node["status"]["allocatable"]
+    for name in [name for name in amounts if name.startswith("gpupack.io/")]:
+        del amounts[name]
+    node["metadata"]["annotations"] = {}
+
+
+THREE = World((Node("a"), Node("b"), Node("c")), (Pod("p", 17), Pod("q", 4, "c", (0,))))
+UNREAD = (
+    "1 of 3 nodes is left out: its packed words cannot be read "
+    "(first: a: layout header 7 has version 7: allowed is 1)"
+)
+
+
+def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
+    cluster = changed(THREE, a=corrupt)
+
+    assert fit(cluster, FitAsk(8)).notes == (UNREAD,)
+    assert UNREAD in fit_text(fit(cluster, FitAsk(8)))
+    assert gpupack.advise(cluster, 16, 4).notes[-1] == UNREAD
+    assert gpupack.advise(cluster, empty="c").notes[-1] == UNREAD
+    assert snapshot(cluster).notes == (UNREAD,)
+    assert snapshot(cluster, hidden=True).notes == (UNREAD.partition(" (")[0],)
+    assert not fit(THREE.cluster, FitAsk(8)).notes
+
+
+def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
+    cluster = changed(THREE, a=without_words, b=corrupt)
+    assert len(fit(cluster, FitAsk(8)).notes) == 2
+    assert fit(cluster, FitAsk(8)).notes[1] == (
+        "1 of 3 nodes is left out: no gpupack daemon has published cards there (first: a)"
+    )
+
+    mended = THREE.cluster.nodes["b"]
+    mended.metadata.resource_version = "99999"
+    cluster.put_node(mended)
+    assert len(fit(cluster, FitAsk(8)).notes) == 1
+
+
+def test_where_no_node_can_be_read_the_words_are_the_reason():
+    cluster = changed(THREE, a=corrupt, b=corrupt, c=corrupt)
+
+    with pytest.raises(InputError, match=r"words that can be read \(first: a: layout header 7") as raised:
+        fit(cluster, FitAsk(8))
+    assert "is gpupack node running" not in str(raised.value)
+    text = why(cluster, "default", "p").text
+    assert "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout" in text
+    assert "is gpupack node running" not in text
+
+
+def other_scheduler(pod):
+    pod["spec"]["schedulerName"] = "default-scheduler"
+
+
+def test_a_pod_of_another_scheduler_waits_for_one_that_never_asks_gpupack():
+    answer = why(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
+    # The extender has bound a pod of that scheduler: it has joined it.
+    assert "never asks" not in answer.text
+
+    world = World((Node("a"),), (Pod("p", 8), Pod("large", 17)))
+    cluster = changed(world, p=other_scheduler, large=other_scheduler)
+    answer = why(cluster, "default", "p")
+    assert answer.state == "pending"
+    assert answer.text == "waits for its scheduler default-scheduler, which never asks gpupack"
+    assert [way.kind for way in answer.ways_out] == ["scheduler-name"]
+    assert "schedulerName: gpupack-scheduler; node a would take it now" in answer.ways_out[0].text
+    assert "will try it again" not in why_text(answer)
+    answer = why(cluster, "default", "large")
+    assert answer.text.endswith("never asks gpupack; 0 of 1 nodes take 17 GiB")
+    assert answer.ways_out[0].kind == "scheduler-name"
+
+
+def test_a_pod_that_was_deleted_is_ending():
+    def delete(pod):
+        pod["metadata"]["deletionTimestamp"] = "2026-11-22T09:00:00Z"
+
+    cluster = changed(THREE, p=delete, q=delete)
+    waits, runs = why(cluster, "default", "p"), why(cluster, "default", "q")
+
+    assert (waits.state, runs.state) == ("ending", "ending")
+    assert waits.text.startswith("is ending: it was deleted, and has until 2026-11-22T09:00:00Z")
+    assert not waits.nodes
+    assert runs.text.startswith("is ending on node c")
+    assert [card.card for card in runs.cards] == [0]
