@@ -19,7 +19,8 @@ from gpupack.ask.fetching import read as read_source
 from gpupack.ask.fit import FitAsk, need_words, request_of
 from gpupack.ask.fit import fit as fit_of
 from gpupack.ask.hosts import any_pod
-from gpupack.ask.snapshot import FILES, snapshot
+from gpupack.ask.simulating import trace_of
+from gpupack.ask.snapshot import FILES
 from gpupack.ask.why import why as why_of
 from gpupack.top.records import NodeRow
 from scheduler_plugin.placement.placing import score
@@ -177,11 +178,11 @@ def simulate(
     Raises:
         InputError: no node has cards.
         SettingsError: a policy that there is not, or a number out of its range.
-        TraceError: no pod asks for GPU memory.
+        TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
     need_words(cluster)
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        snapshot(cluster, unit_mib=unit_mib).write(Path(folder))
+        trace_of(cluster, unit_mib).write(Path(folder))
         nodes, pods = (str(Path(folder) / name) for name in FILES)
         options = Options(nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds))
         means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]

@@ -227,3 +227,51 @@ def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():
     cluster.drop_node("n", "300", now=1050.0)
     with pytest.raises(InputError):
         fit(cluster, FitAsk(4))
+
+
+SIMULATE = ("simulate", "--cluster", "--jobs", "1", "--policy", "best-fit")
+
+
+def test_a_pod_that_fits_nowhere_is_named_in_a_simulation():
+    whole = World((Node("n", sizes=(39,)),), (Pod("big", 39, "n", (0,), cpu=2), Pod("small", 2)))
+
+    result = run(*SIMULATE, "--unit-mib", "2048", text=whole.text)
+
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "pod default/big asks for 39 GiB of GPU memory, 2 CPU and 0 GiB of memory: that, in units of 2 GiB, "
+        "fits on no node even when it is empty; the pod is kept and will fail\n"
+    )
+
+
+def test_other_oddities_of_a_row_name_the_pod_too():
+    absurd = World((Node("n"),), (Pod("odd", 2, cpu=10**9), Pod("small", 2)))
+
+    result = run(*SIMULATE, text=absurd.text)
+
+    assert result.stderr.startswith("pod default/odd: cpu_milli is ")
+    assert "/tmp" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "pods", "said"),
+    [
+        ((), (), "no pod of the file asks for GPU memory that can be given: there is nothing to simulate"),
+        (
+            ("--unit-mib", "999999"),
+            (Pod("p", 2),),
+            "no card has a unit of 999999 MiB: the largest has 16 GiB",
+        ),
+        (("--policy", "nope"), (Pod("p", 2),), 'node policy "nope": allowed are '),
+        (("--inflation", "0"), (Pod("p", 2),), "inflation 0: allowed is more than 0 up to 100"),
+    ],
+    ids=["no-pods", "unit", "policy", "inflation"],
+)
+def test_what_cannot_be_simulated_is_refused_before_anything_is_written(more, pods, said):
+    text = World((Node("n"),), (*pods, Pod("none", 0)))
+
+    result = run(*SIMULATE, *more, text=text.text)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"gpupack: {said}")
+    assert len(result.stderr.splitlines()) == 1
