@@ -1,6 +1,7 @@
 """What people get wrong, and clusters that are half there: a plain sentence each."""
 
 import json
+from importlib import resources
 
 import pytest
 from click.testing import CliRunner
@@ -169,6 +170,27 @@ def test_what_is_wrong_with_a_command_line(arguments, said):
     assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("times", ["0", "10000", "-1", "1.5", "01", "two", ""])
+def test_a_number_of_added_nodes_that_is_not_allowed(times):
+    result = run("fit", "8", "--add", f"8xh100-80x{times}")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f'gpupack: --add "8xh100-80x{times}": allowed is the profile alone, or "8xh100-80xN" with N a whole '
+        "number from 1 to 9999\n"
+    )
+
+
+def test_a_profile_that_is_a_file_may_be_called_as_if_it_had_a_number(tmp_path):
+    named = tmp_path / "minex0"
+    refused = run("fit", "8", "--add", str(named))
+    shipped = resources.files("deviceplugin.gpus") / "profiles" / "2xt4.yaml"
+    named.write_text(shipped.read_text("utf-8"), encoding="utf-8")
+
+    assert "N a whole number from 1 to 9999" in refused.stderr
+    assert run("fit", "8", "--add", str(named)).exit_code == 0
 
 
 def test_a_control_sequence_in_a_message_does_not_reach_the_terminal():
