@@ -6,11 +6,14 @@ All of it is described in docs/python.md. Nothing here changes a cluster.
 import asyncio
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
-from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from allocator.errors import shown
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, POD_GPU_MODEL
 from allocator.packing import NodeWords, read_node
+from allocator.request import MAX_CARDS, MAX_UNITS
 from gpupack.ask.advise import advise_empty, advise_start
 from gpupack.ask.answers import Advice, FitAnswer, Why, with_notes
 from gpupack.ask.cluster import Cluster
@@ -19,8 +22,10 @@ from gpupack.ask.fetching import read as read_source
 from gpupack.ask.fit import FitAsk, need_words, request_of
 from gpupack.ask.fit import fit as fit_of
 from gpupack.ask.hosts import any_pod
-from gpupack.ask.snapshot import FILES, snapshot
+from gpupack.ask.simulating import trace_of
+from gpupack.ask.snapshot import FILES
 from gpupack.ask.why import why as why_of
+from gpupack.errors import InputError
 from gpupack.top.records import NodeRow
 from scheduler_plugin.placement.placing import score
 from scheduler_plugin.placement.policies import make
@@ -37,11 +42,47 @@ def read(source: str | Path | bytes, *, unit_mib: int | None = None) -> Cluster:
         unit_mib: MiB of a unit of GPU memory, None: what most nodes publish.
 
     Raises:
-        InputError: it is something else.
-        OSError: the file cannot be read.
+        InputError: it is something else, or cannot be read: the OSError is the cause of the error then.
     """
-    raw = source if isinstance(source, bytes) else Path(source).read_bytes()
-    return Cluster.read(raw, unit_mib=unit_mib)
+    if unit_mib is not None:
+        unit_mib = _whole("unit_mib", unit_mib, MAX_UNIT_MIB)
+    return Cluster.read(source if isinstance(source, bytes) else _bytes(source), unit_mib=unit_mib)
+
+
+def _bytes(source: str | Path) -> bytes:
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise InputError(f"{source}: {error.strerror or error}") from error
+    except ValueError as error:  # no path can be like that
+        raise InputError(f"{shown(str(source))}: {error}") from error
+
+
+def _whole(name: str, value: object, most: int | None = None) -> int:
+    """Check a number that somebody gave.
+
+    Raises:
+        InputError: it is no whole number, or not from 1 to `most`.
+    """
+    try:
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 1 or (most is not None and number > most):
+        span = "of 1 or more" if most is None else f"from 1 to {most}"
+        raise InputError(f"{name} is {shown(value)}: allowed is a whole number {span}")
+    return number
+
+
+def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitAsk:
+    """Make a question of what somebody gave.
+
+    Raises:
+        InputError: a value that cannot be one.
+    """
+    if not isinstance(model, str):
+        raise InputError(f"model is {shown(model)}: allowed is text, as in the annotation {POD_GPU_MODEL}")
+    return FitAsk(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)
 
 
 def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
@@ -96,7 +137,7 @@ def fit(cluster: Cluster, units: int, *, cards: int = 1, model: str = "", percen
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    return fit_of(cluster, FitAsk(units, cards, model, percent))
+    return fit_of(cluster, _ask(units, cards, model, percent=percent))
 
 
 def advise(
@@ -120,7 +161,7 @@ def advise(
     if empty:
         advice = advise_empty(cluster, empty)
     else:
-        advice = advise_start(cluster, FitAsk(units, cards, model), pods)
+        advice = advise_start(cluster, _ask(units, cards, model), _whole("pods", pods))
     return with_notes(advice, cluster.left_out())
 
 
@@ -141,7 +182,7 @@ def rank(
         PolicyError: there is no such policy.
     """
     nodes = cluster.state.nodes
-    request = request_of(FitAsk(units, cards, model), cluster.state.resource)
+    request = request_of(_ask(units, cards, model), cluster.state.resource)
     query = cluster.policies.query(nodes, request, 0, 0)
     blocks = cluster.hosts.blocks(any_pod())
     rows = cluster.rows[takes(nodes, query, cluster.rows, None)]
@@ -179,13 +220,15 @@ def simulate(
         Means over the seeds by policy, with the keys of `mean` in `gpupack simulate --json`.
 
     Raises:
-        InputError: no node has cards.
+        InputError: no node has cards, or a unit of no whole number of MiB.
         SettingsError: a policy that there is not, or a number out of its range.
-        TraceError: no pod asks for GPU memory.
+        TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
     need_words(cluster)
+    if unit_mib is not None:
+        unit_mib = _whole("unit_mib", unit_mib, MAX_UNIT_MIB)
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        snapshot(cluster, unit_mib=unit_mib).write(Path(folder))
+        trace_of(cluster, unit_mib).write(Path(folder))
         nodes, pods = (str(Path(folder) / name) for name in FILES)
         options = Options(nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds))
         means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+from allocator.errors import shown
 from allocator.names import NODE_CARDS, PERCENT_RESOURCE
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
@@ -14,6 +16,8 @@ from gpupack.top.objects import no_node
 from scheduler_plugin.placement.reasons import memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
+_MOST: Final = 9999
+_NUMBER: Final = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
 _MILLI: Final = 128_000
 _BYTES: Final = 1 << 40
 """Thousandths of a core and bytes of host memory of an added node, where no node of the cluster has more."""
@@ -59,13 +63,34 @@ def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tupl
 
 
 def _profile(text: str) -> tuple[str, int]:
-    """Read PROFILE or PROFILExN; a profile's own name may end like that."""
+    """Read PROFILE or PROFILExN; a profile's own name may end like that.
+
+    Raises:
+        InputError: N is a number that is not allowed, or none.
+    """
     from deviceplugin.gpus.profile import shipped_profiles  # noqa: PLC0415 - it loads YAML
 
-    match = _TIMES.fullmatch(text)
-    if text in shipped_profiles() or match is None:
+    shipped = shipped_profiles()
+    if text in shipped:
         return text, 1
-    return match[1], int(match[2])
+    match = _TIMES.fullmatch(text)
+    if match is not None:
+        return match[1], int(match[2])
+    profile, _, times = text.rpartition("x")
+    # A file may be called like that: only a number that is wrong is refused then, if there is no such file.
+    if profile in shipped or (profile and _NUMBER.fullmatch(times) and not _is_file(text)):
+        raise InputError(
+            f"--add {shown(text)}: allowed is the profile alone, or {shown(f'{profile}xN')} with N a whole "
+            f"number from 1 to {_MOST}"
+        )
+    return text, 1
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:

@@ -1,6 +1,7 @@
 """Policies on the live cluster: as it is, with other nodes, with units of another size."""
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +11,23 @@ from typing import Any, Final
 from gpupack.ask.changes import change
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.fit import need_words
-from gpupack.ask.snapshot import FILES, snapshot
-from scheduler_plugin.placement.reasons import memory
+from gpupack.ask.snapshot import FILES, Snapshot, snapshot
+from scheduler_plugin.cluster.pods import pod_requests
+from scheduler_plugin.errors import TraceError
+from scheduler_plugin.placement.reasons import demanded, memory
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.trace import UNFIT
 
 NOW: Final = "as it is"
 
 _NONE: Final = 1e-6
 """An inflation that adds no pods."""
+
+_FIRST: Final = 2
+"""The line of the first pod in a file."""
+
+_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +64,48 @@ def scenarios(
     return found
 
 
-def simulate_all(found: Sequence[Scenario], options: Options, out: Callable[[str], None]) -> None:
+def trace_of(cluster: Cluster, unit_mib: int | None = None) -> Snapshot:
+    """Write a cluster down as a trace that can be simulated.
+
+    Raises:
+        TraceError: no pod asks for GPU memory, or no card has a unit of it.
+    """
+    taken = snapshot(cluster, unit_mib=unit_mib)
+    if not taken.nodes:
+        largest = memory(int(cluster.state.nodes.size.max(initial=0)), cluster.unit_mib)
+        unit = memory(1, unit_mib or cluster.unit_mib)
+        raise TraceError(f"no card has a unit of {unit}: the largest has {largest}")
+    if not taken.pods:
+        raise TraceError(
+            f"no pod of {cluster.source} asks for GPU memory that can be given: there is nothing to simulate"
+        )
+    return taken
+
+
+def simulate_all(
+    found: Sequence[Scenario],
+    options: Options,
+    out: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
     """Run the policies on each cluster, and write what was asked for.
 
     Args:
         found: The clusters.
         options: Of the runs; files of nodes and pods are made here.
         out: Takes lines for people.
+        warn: Takes a line for every pod that is left out or fits nowhere.
 
     Raises:
         SettingsError: wrong options, or a file that cannot be written.
-        TraceError: a cluster without pods that ask for GPU memory.
+        TraceError: a cluster without pods that ask for GPU memory, or without a card that has a unit of it.
     """
+    options.check()
+    traces = [trace_of(scenario.cluster, scenario.unit_mib) for scenario in found]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        for number, scenario in enumerate(found):
+        for number, (scenario, taken) in enumerate(zip(found, traces, strict=True)):
             here = Path(folder) / str(number)
-            taken = snapshot(scenario.cluster, unit_mib=scenario.unit_mib)
             taken.write(here)
             out(f"{'' if not number else chr(10)}Your pods, cluster {scenario.label}:")
             for note in taken.notes:
@@ -88,11 +122,42 @@ def simulate_all(found: Sequence[Scenario], options: Options, out: Callable[[str
                 for label, (started, of) in alone.items():
                     out(f"  {label}: {started:g} of your {of:g} pods start on empty cards")
                 out(f"With more pods like yours, up to {100 * options.inflation:g} % of the cards:")
-            run(asked, out)
+            run(asked, out, warn=_Warnings(scenario, taken, pods, warn))
             found_here = json.loads(result.read_text(encoding="utf-8"))
             results[scenario.label] = {**found_here, "yours": {k: list(v) for k, v in alone.items()}}
     if options.json is not None:
         write_json(options.json, json.dumps(results, indent=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Warnings:
+    """What is odd about a row of a trace, said of the pod that the row was made of."""
+
+    scenario: Scenario
+    taken: Snapshot
+    file: str
+    out: Callable[[str], None]
+
+    def __call__(self, line: str) -> None:
+        match = re.fullmatch(rf"{re.escape(self.file)}:(\d+): (.*)", line, re.DOTALL)
+        if match is None:
+            self.out(line.replace(self.file, "the pods"))
+            return
+        name = str(self.taken.pods[int(match[1]) - _FIRST][0])
+        self.out(f"pod {name}{self._unfit(name) if match[2].endswith(UNFIT) else f': {match[2]}'}")
+
+    def _unfit(self, name: str) -> str:
+        cluster, unit_mib = self.scenario.cluster, self.scenario.unit_mib
+        pod = next(pod for pod in cluster.pods.values() if pod.full_name == name)
+        request = cluster.request_of(pod)
+        asked = demanded(request.demands, cluster.unit_mib) if request is not None else "no"
+        cpu_milli, memory_bytes = pod_requests(pod)
+        besides = f"{cpu_milli / 1000:g} CPU and {memory(-(-memory_bytes // _MIB), 1)} of memory"
+        unit = "" if unit_mib == cluster.unit_mib else f", in units of {memory(1, unit_mib)},"
+        return (
+            f" asks for {asked} of GPU memory, {besides}: that{unit} fits on no node even when it is empty; "
+            "the pod is kept and will fail"
+        )
 
 
 def _alone(options: Options) -> dict[str, tuple[float, float]]:

@@ -135,7 +135,8 @@ def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
     from gpupack.ask.simulating import scenarios, simulate_all
 
     source = source_of({**options, "unit_mib": None})
+    asked.check()
     cluster = ask(lambda: read(source))
     gc.enable()
     found = scenarios(cluster, options["without"], options["add"], options["unit_mib"])
-    simulate_all(found, asked, partial(click.echo, err=asked.json == "-"))
+    simulate_all(found, asked, partial(click.echo, err=asked.json == "-"), partial(click.echo, err=True))

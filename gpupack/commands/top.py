@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "-f",
     "--filename",
     metavar="FILE|-",
-    help="Output of `kubectl get nodes -o json`; with --pods of `kubectl get nodes,pods -A -o json`. "
+    help="Output of `kubectl get nodes -o json` or, which --pods needs, `kubectl get nodes,pods -A -o json`. "
     "Default: ask the cluster.",
 )
 @click.option(

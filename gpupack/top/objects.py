@@ -92,6 +92,8 @@ class _List(msgspec.Struct):
 def load_nodes(text: str | bytes, *, pods: bool = False) -> Cluster:
     """Read the output of `kubectl get nodes -o json`, or of one node; with `pods` also the pods in it.
 
+    Without `pods`, pods beside nodes are left out: `kubectl get nodes,pods -A -o json` is fine.
+
     Raises:
         InputError: not JSON, or something else than nodes and pods; the message names the place.
     """
@@ -114,6 +116,10 @@ class _OtherKindError(Exception):
     """The input holds something else."""
 
 
+def _other_kind(item: _Item) -> _OtherKindError:
+    return _OtherKindError(f"the input holds a {shown(item.kind)}, {shown(item.metadata.name)}")
+
+
 def _check_json(text: str | bytes, allowed: str) -> None:
     """Raise InputError where it is no JSON at all."""
     try:
@@ -132,6 +138,7 @@ def _read(text: str | bytes, *, pods: bool) -> Cluster:
         items = msgspec.json.decode(text, type=_List).items
     nodes: list[Node] = []
     seats: list[PodLite] = []
+    unread: _Item | None = None
     for number, item in enumerate(items):
         place = f"$.items[{number}]" if found.items is not UNSET else "$"
         kind = _decode(item, _Item, place)
@@ -139,8 +146,12 @@ def _read(text: str | bytes, *, pods: bool) -> Cluster:
             nodes.append(_decode(item, Node, place))
         elif kind.kind == "Pod" and pods:
             seats.append(_decode(item, PodLite, place))
+        elif kind.kind == "Pod":
+            unread = unread or kind
         else:
-            raise _OtherKindError(f"the input holds a {shown(kind.kind)}, {shown(kind.metadata.name)}")
+            raise _other_kind(kind)
+    if unread is not None and not nodes:
+        raise _other_kind(unread)
     if pods and nodes and not seats:
         raise _OtherKindError("the input holds no pods")
     return Cluster(nodes, seats if pods else None)

@@ -8,6 +8,7 @@ import msgspec
 
 from allocator.errors import shown
 from gpupack.errors import InputError
+from gpupack.top.records import printable
 from gpupack.usage.prometheus import Prometheus, step_of
 from gpupack.usage.report import By, Report, report
 from gpupack.usage.store import read
@@ -47,7 +48,7 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
     """Ask a running dashboard what it has sampled.
 
     Raises:
-        InputError: none runs there.
+        InputError: none runs there, or it has no report; with its own sentence then.
     """
     _check_url("--dashboard", url)
     params = {"by": str(by), "since": _written(since), "until": _written(until)}
@@ -65,8 +66,23 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
     try:
         return msgspec.json.decode(body, type=Report)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        refused = _refusal(body)
+        if refused:
+            raise InputError(f"{url}: {printable(cut(refused))}") from error
         said = cut(body[:200].decode(errors="replace"))
         raise InputError(f"{url} answers {answer.status} {said!r}: allowed is a gpupack dashboard") from error
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+
+
+def _refusal(body: bytes) -> str:
+    """Why a dashboard gives no report, in its words; empty where it says nothing."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""
 
 
 def _written(moment_s: float) -> str:

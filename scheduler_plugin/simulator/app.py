@@ -40,13 +40,19 @@ Task = tuple[Variant, int]
 """What is run, and its seed."""
 
 
-def run(options: Options, out: Callable[[str], None] = print, progress: Progress | None = None) -> None:
+def run(
+    options: Options,
+    out: Callable[[str], None] = print,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> None:
     """Simulate, and write what was asked for.
 
     Args:
         options: What to do.
         out: Takes lines for people; with JSON on standard output they go to standard error.
         progress: Called with runs done and runs in all; None: a bar on standard error, if that is a terminal.
+        warn: Takes a line for every row of the trace that is left out or odd; None: to standard error.
 
     Raises:
         SettingsError: wrong options, or a file that cannot be written.
@@ -54,7 +60,7 @@ def run(options: Options, out: Callable[[str], None] = print, progress: Progress
     """
     if options.json == "-" and out is print:
         out = _to_stderr
-    everything = simulate(options, _to_stderr, _bar if progress is None else progress)
+    everything = simulate(options, warn or _to_stderr, _bar if progress is None else progress)
     lines = replay_report(everything) if options.replay else report(everything["mean"])
     for line in lines:
         out(line)

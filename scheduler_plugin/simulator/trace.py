@@ -63,6 +63,9 @@ class Times(NamedTuple):
     runs_s: int | None
 
 
+UNFIT: Final = "fit on no node even when it is empty; the pod is kept and will fail"
+
+
 @dataclass(frozen=True, slots=True)
 class TracePod:
     """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
@@ -164,7 +167,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
             possible[shape] = any(_could_run(pod, node) for node in nodes)
         if not possible[shape]:
             what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
-            warn(f"{where}: {what} fit on no node even when it is empty; the pod is kept and will fail")
+            warn(f"{where}: {what} {UNFIT}")
     if not pods:
         raise TraceError(f"{path}: no usable pod in it; allowed is one or more")
     return pods

@@ -1,6 +1,7 @@
 """What people get wrong, and clusters that are half there: a plain sentence each."""
 
 import json
+from importlib import resources
 
 import pytest
 from click.testing import CliRunner
@@ -171,6 +172,27 @@ def test_what_is_wrong_with_a_command_line(arguments, said):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("times", ["0", "10000", "-1", "1.5", "01", "two", ""])
+def test_a_number_of_added_nodes_that_is_not_allowed(times):
+    result = run("fit", "8", "--add", f"8xh100-80x{times}")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f'gpupack: --add "8xh100-80x{times}": allowed is the profile alone, or "8xh100-80xN" with N a whole '
+        "number from 1 to 9999\n"
+    )
+
+
+def test_a_profile_that_is_a_file_may_be_called_as_if_it_had_a_number(tmp_path):
+    named = tmp_path / "minex0"
+    refused = run("fit", "8", "--add", str(named))
+    shipped = resources.files("deviceplugin.gpus") / "profiles" / "2xt4.yaml"
+    named.write_text(shipped.read_text("utf-8"), encoding="utf-8")
+
+    assert "N a whole number from 1 to 9999" in refused.stderr
+    assert run("fit", "8", "--add", str(named)).exit_code == 0
+
+
 def test_a_control_sequence_in_a_message_does_not_reach_the_terminal():
     everything = json.loads(EXAMPLE.text)
     everything["items"][-1]["status"]["conditions"] = [
@@ -227,3 +249,51 @@ def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():
     cluster.drop_node("n", "300", now=1050.0)
     with pytest.raises(InputError):
         fit(cluster, FitAsk(4))
+
+
+SIMULATE = ("simulate", "--cluster", "--jobs", "1", "--policy", "best-fit")
+
+
+def test_a_pod_that_fits_nowhere_is_named_in_a_simulation():
+    whole = World((Node("n", sizes=(39,)),), (Pod("big", 39, "n", (0,), cpu=2), Pod("small", 2)))
+
+    result = run(*SIMULATE, "--unit-mib", "2048", text=whole.text)
+
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "pod default/big asks for 39 GiB of GPU memory, 2 CPU and 0 GiB of memory: that, in units of 2 GiB, "
+        "fits on no node even when it is empty; the pod is kept and will fail\n"
+    )
+
+
+def test_other_oddities_of_a_row_name_the_pod_too():
+    absurd = World((Node("n"),), (Pod("odd", 2, cpu=10**9), Pod("small", 2)))
+
+    result = run(*SIMULATE, text=absurd.text)
+
+    assert result.stderr.startswith("pod default/odd: cpu_milli is ")
+    assert "/tmp" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "pods", "said"),
+    [
+        ((), (), "no pod of the file asks for GPU memory that can be given: there is nothing to simulate"),
+        (
+            ("--unit-mib", "999999"),
+            (Pod("p", 2),),
+            "no card has a unit of 999999 MiB: the largest has 16 GiB",
+        ),
+        (("--policy", "nope"), (Pod("p", 2),), 'node policy "nope": allowed are '),
+        (("--inflation", "0"), (Pod("p", 2),), "inflation 0: allowed is more than 0 up to 100"),
+    ],
+    ids=["no-pods", "unit", "policy", "inflation"],
+)
+def test_what_cannot_be_simulated_is_refused_before_anything_is_written(more, pods, said):
+    text = World((Node("n"),), (*pods, Pod("none", 0)))
+
+    result = run(*SIMULATE, *more, text=text.text)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"gpupack: {said}")
+    assert len(result.stderr.splitlines()) == 1

@@ -164,7 +164,7 @@ def test_names_of_others_do_not_reach_the_terminal():
     ("items", "pods", "said"),
     [
         (
-            [node("n"), pod("p")],
+            [pod("p")],
             False,
             'the input holds a "Pod", "p": allowed is the output of `kubectl get n',
         ),
@@ -172,9 +172,15 @@ def test_names_of_others_do_not_reach_the_terminal():
         ([{"kind": "Service"}], True, 'the input holds a "Service", "": allowed'),
         ([{**pod("p"), "spec": 5}], True, "- at `$.items[0].spec`"),
     ],
-    ids=["not-asked", "none", "others", "rubbish"],
+    ids=["only-pods", "none", "others", "rubbish"],
 )
 def test_files(items, pods, said):
     with pytest.raises(InputError) as caught:
         load_nodes(json.dumps({"items": items}), pods=pods)
     assert said in str(caught.value)
+
+
+def test_pods_beside_nodes_are_left_out_when_nobody_asks():
+    found = load_nodes(json.dumps({"items": [pod("p"), node("n"), {**pod("q"), "spec": 5}]}))
+    assert rows(found) == rows(load_nodes(json.dumps({"items": [node("n")]})))
+    assert found.pods is None

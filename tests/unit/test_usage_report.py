@@ -5,8 +5,11 @@ import io
 import json
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from gpupack.errors import InputError
+from gpupack.usage.asking import from_dashboard
 from gpupack.usage.records import Period, PodUse
 from gpupack.usage.report import By, report, write
 from gpupack.usage.sampling import GAP_S, PERIOD_S, Sampler, Seat
@@ -173,3 +176,26 @@ def test_a_time_begins_before_it_ends():
     assert span("1h", "now", NOW) == (NOW - 3600, NOW)
     with pytest.raises(InputError, match="a time that begins before it ends"):
         span("1h", "2h", NOW)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            {"error": "use is not recorded: the page shows a file"},
+            "use is not recorded: the page shows a file",
+        ),
+        ({"error": "red\x1b[2J\nalert"}, "red?[2J alert"),
+    ],
+)
+async def test_a_dashboard_without_a_report_says_why_in_its_own_words(body, said):
+    async def refuse(_request):
+        return web.json_response(body, status=404)
+
+    app = web.Application()
+    app.router.add_get("/api/usage", refuse)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/"))
+        with pytest.raises(InputError) as caught:
+            await from_dashboard(url, By.of("pod"), 0.0, HOUR)
+    assert str(caught.value) == f"{url}: {said}"
