@@ -17,14 +17,14 @@ from allocator.names import (
 )
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import address_faults, election_faults, process_faults, split_address
+from scheduler_plugin.options import HttpAddress, address_faults, election_faults, process_faults
 from scheduler_plugin.placement.cluster_policies import Policies
 
 MAX_SHORTLIST: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(HttpAddress):
     """How the extender runs; see `gpupack scheduler --help`.
 
     Attributes:
@@ -72,16 +72,6 @@ class Settings:
     preemption: bool = True
     log_level: str = "info"
     log_format: str = "text"
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return split_address(self.http)[0]
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return split_address(self.http)[1]
 
     def check(self) -> None:
         """Check everything.

@@ -182,6 +182,14 @@ class PreemptionWorld:
 
     # What kube-scheduler does.
 
+    @classmethod
+    def of_two_nodes(cls) -> "PreemptionWorld":
+        """Two nodes of which each has 8 units free and no card that has them."""
+        world = cls()
+        world.node("n1", (8, 8), a=(0, 4, 3), b=(1, 4, 2))
+        world.node("n2", (8, 8), c=(0, 4, 5), d=(1, 4, 4))
+        return world
+
     def wait(self, name: str, units: int, priority: int = 10, **options: Any) -> dict[str, Any]:
         """A pod that no node has room for."""
         made = self.create(name, units, spec={"priority": priority, **options.pop("spec", {})}, **options)

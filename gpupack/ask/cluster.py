@@ -23,7 +23,6 @@ from scheduler_plugin.cluster.pods import read_asking
 from scheduler_plugin.cluster.rules import TOMBSTONE_S
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.query import Query
 
 if TYPE_CHECKING:
     from gpupack.ask.hosts import Hosts
@@ -231,18 +230,6 @@ class Cluster:
         if found.error:
             raise RequestError(found.error)
         return found.request
-
-    def query_of(self, pod: AskPod) -> Query | None:
-        """A pod's request, ready to be asked of the arrays; None: it asks for no cards.
-
-        Raises:
-            RequestError: it asks for what cannot be given.
-        """
-        request = self.request_of(pod)
-        if request is None:
-            return None
-        found = read_asking(pod, self.state.resource)
-        return self.policies.query(self.state.nodes, request, found.cpu_milli, found.memory_bytes)
 
     def waiting(self) -> list[AskPod]:
         """Pods that ask for cards and have no node, by namespace and name."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from gpupack.errors import InputError
 from kubeapi.names import LABEL, is_label
-from scheduler_plugin.options import address_faults, process_faults, split_address
+from scheduler_plugin.options import HttpAddress, address_faults, process_faults
 
 ANY_HOST = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(HttpAddress):
     """How the dashboard runs.
 
     Attributes:
@@ -35,16 +35,6 @@ class Settings:
     queue_namespace: str = "gpupack-system"
     queue_service: str = "gpupack-queue"
     history: str | None = None
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return split_address(self.http)[0]
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return split_address(self.http)[1]
 
     def check(self) -> None:
         """Check everything.

@@ -8,12 +8,12 @@ from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import address_faults, election_faults, process_faults, split_address
+from scheduler_plugin.options import HttpAddress, address_faults, election_faults, process_faults
 from scheduler_plugin.placement.cluster_policies import Policies
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSettings:
+class QueueSettings(HttpAddress):
     """How the queue runs; see `gpupack queue --help`.
 
     Attributes:
@@ -49,16 +49,6 @@ class QueueSettings:
     stale_s: float = 180.0
     log_level: str = "info"
     log_format: str = "text"
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return split_address(self.http)[0]
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return split_address(self.http)[1]
 
     def check(self) -> None:
         """Check everything.

@@ -16,11 +16,7 @@ from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 @pytest.fixture
 def world() -> PreemptionWorld:
-    """Two nodes of which each has 8 units free and no card that has them."""
-    world = PreemptionWorld()
-    world.node("n1", (8, 8), a=(0, 4, 3), b=(1, 4, 2))
-    world.node("n2", (8, 8), c=(0, 4, 5), d=(1, 4, 4))
-    return world
+    return PreemptionWorld.of_two_nodes()
 
 
 async def test_a_pod_gets_the_cheapest_card(world: PreemptionWorld) -> None:
