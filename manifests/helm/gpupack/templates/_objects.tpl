@@ -2,17 +2,19 @@
 The chart has no copy of the manifests: `files/` leads to the folders that kustomize builds, and the templates
 change in them what the values say.
 
-gpupack.objects writes every object of a folder.
+gpupack.objects writes every object of some files.
   root: the chart's top scope
-  folder: below files/
+  files: below files/, `*` allowed
   component: values of its workload (args, env, resources, ...), may be left out
+  change: a template that changes each object in place first, given root and object; may be left out
 */}}
 {{- define "gpupack.objects" }}
 {{- $given := . }}
-{{- range $path, $_ := .root.Files.Glob (printf "files/%s/*.yaml" .folder) }}
+{{- range $path, $_ := .root.Files.Glob (printf "files/%s" .files) }}
 {{- range $text := regexSplit "(?m)^---\\s*$" ($given.root.Files.Get $path) -1 }}
 {{- $object := fromYaml (replace "gpupack-system" $given.root.Release.Namespace $text) }}
-{{- if and $object.kind (ne $object.kind "Kustomization") (ne $object.kind "Component") (ne $object.kind "KubeSchedulerConfiguration") }}
+{{- if not (has (default "" $object.kind) (list "" "Component" "KubeSchedulerConfiguration" "Kustomization")) }}
+{{- with $given.change }}{{ $_ := include . (dict "root" $given.root "object" $object) }}{{ end }}
 {{- include "gpupack.object" (dict "root" $given.root "object" $object "component" $given.component) }}
 {{- end }}
 {{- end }}
@@ -24,6 +26,10 @@ gpupack.objects writes every object of a folder.
 {{- $object := .object }}
 {{- if has $object.kind (list "DaemonSet" "Deployment") }}
 {{- include "gpupack.adapt" (dict "root" .root "object" $object "component" (default dict .component)) }}
+{{- end }}
+{{- if hasPrefix "MutatingAdmissionPolicy" $object.kind }}
+{{- $version := ternary "v1beta1" "v1" (eq .root.Values.schedulerName "v1beta1") }}
+{{- $_ := set $object "apiVersion" (printf "admissionregistration.k8s.io/%s" $version) }}
 {{- end }}
 ---
 {{ toYaml $object }}
