@@ -136,7 +136,7 @@ async def test_tells_at_once_of_all_that_happens_in_a_folder(monkeypatch: pytest
                 lambda: (path / "book").write_text("new"),
                 lambda: (path / "book").rename(path / "other"),
                 lambda: bind(path / "s"),
-                lambda: (path / "s").unlink(),
+                (path / "s").unlink,
             ):
                 seen.clear()
                 change()
