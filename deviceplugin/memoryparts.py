@@ -71,7 +71,7 @@ class MemoryParts:
             partial(evict, client),
             tolerance_mib=settings.over_use_mib,
             evict_after_s=settings.evict_over_use_after_s,
-            clock=time.monotonic,
+            clock=account.now_s,
         )
         self._enforcer = Enforcer(
             account,
@@ -84,7 +84,13 @@ class MemoryParts:
         )
         shares = Shares(account, settings.unit_mib)
         self._memory = Memory(
-            shares, self.supports, self._enforcer, pods, lambda: sampler.samples, owners.place
+            shares,
+            self.supports,
+            self._enforcer,
+            pods,
+            lambda: (sampler.samples, sampler.sampled_s),
+            owners.place,
+            account.now_s,
         )
         self.told = ToldUse(self._holding, time.monotonic)
         self.on_news: Callable[[], None] = lambda: None

@@ -1,5 +1,6 @@
 """Sets one limit and makes sure that it holds; blocking, so it runs in a thread."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ class Outcome:
         was_mib: the limit that stood there before; None: none, or not read.
         fault: None where the limit holds.
         problem: the fault in words, empty where there is none.
+        at_s: when the job was begun, monotonic seconds.
     """
 
     cgroup: Path
@@ -34,6 +36,7 @@ class Outcome:
     was_mib: int | None = None
     fault: LimitFault | None = None
     problem: str = ""
+    at_s: float = 0.0
 
 
 def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[Job]) -> list[Outcome]:
@@ -44,6 +47,7 @@ def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[Job]) -> list[Outco
 def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
     reading: LimitReading | None = None
     was_mib: int | None = None
+    at_s = time.monotonic()
     try:
         # What holds already, by a daemon before this one or by the vendor's toolkit, is not written again.
         reading = limits.read(uuid, job.cgroup)
@@ -52,9 +56,9 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
             limits.set(uuid, job.cgroup, job.wanted.mib)
             reading = limits.read(uuid, job.cgroup)
     except LimitError as error:
-        return Outcome(job.cgroup, reading, was_mib, error.kind, str(error))
+        return Outcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
     if reading.hard_mib in job.wanted.accepted:
-        return Outcome(job.cgroup, reading, was_mib)
+        return Outcome(job.cgroup, reading, was_mib, at_s=at_s)
     stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
     problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
-    return Outcome(job.cgroup, reading, was_mib, "failed", problem)
+    return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSample
@@ -12,6 +13,9 @@ from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.shares import Shares
 from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import PodView, Seat
+
+FRESH_S: Final = 15.0
+"""What was measured longer ago says nothing of now: cards and limits are looked at every 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class ContainerMemory:
         limit_mib: the limit that was read back; None where there is none.
         held: what holds it to its promise.
         problem: why its limit is not in force though the driver could hold it; empty where all is well.
+        measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
     """
 
     uid: str
@@ -41,6 +46,7 @@ class ContainerMemory:
     limit_mib: int | None
     held: Enforcement
     problem: str = ""
+    measured_s: float | None = None
 
     @property
     def beyond_mib(self) -> int:
@@ -56,8 +62,9 @@ class Memory:
         supports: how cards are held.
         enforcer: the limits.
         pods: the pods' names and containers.
-        samples: the newest measurement of every card.
+        samples: the newest measurement of every card, and when that was begun.
         place: where a process runs, None for one of no pod.
+        clock: the ledger's.
     """
 
     def __init__(
@@ -66,8 +73,9 @@ class Memory:
         supports: Supports,
         enforcer: Enforcer,
         pods: PodView,
-        samples: Callable[[], Sequence[GpuSample]],
+        samples: Callable[[], tuple[Sequence[GpuSample], float]],
         place: Callable[[int], ProcessPlace | None],
+        clock: Callable[[], float],
     ) -> None:
         self._shares = shares
         self._supports = supports
@@ -75,6 +83,7 @@ class Memory:
         self._pods = pods
         self._samples = samples
         self._place = place
+        self._clock = clock
 
     def rows(self) -> list[ContainerMemory]:
         """Describe every container that was given memory and has not ended, by pod, container and card."""
@@ -82,7 +91,9 @@ class Memory:
         limits: dict[tuple[str, str], list[Limit]] = {}
         for limit in self._enforcer.limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
-        measured = self._measured()
+        samples, sampled_s = self._samples()
+        oldest_s = self._clock() - FRESH_S
+        measured = self._measured(samples) if sampled_s >= oldest_s else {}
         found = []
         for uid, grants in self._shares.all().items():
             seat = self._pods.seat(uid)
@@ -91,13 +102,14 @@ class Memory:
                 used = measured.get(row.uuid)
                 if used is not None:
                     used_mib = _of(row.container, seat, used.get(uid, {}), alone=alone)
-                    row = replace(row, used_mib=used_mib)  # noqa: PLW2901 - the same row, better known
+                    measured_s = None if used_mib is None else sampled_s
+                    row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
                 mine = [
                     limit
                     for limit in limits.get((uid, row.uuid), ())
                     if limit.container == row.container or (alone and limit.container is None)
                 ]
-                found.append(_limited(row, mine))
+                found.append(_limited(row, mine, oldest_s))
         return sorted(found, key=lambda row: (row.namespace, row.pod, row.uid, row.container, row.uuid))
 
     def _promised(self, uid: str, seat: Seat | None, grants: Grants) -> Iterator[ContainerMemory]:
@@ -108,10 +120,10 @@ class Memory:
                     held = self._supports.holding(uuid, mib, len(shares))
                     yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
 
-    def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
+    def _measured(self, samples: Sequence[GpuSample]) -> dict[str, dict[str, dict[str, int | None]]]:
         """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
         found: dict[str, dict[str, dict[str, int | None]]] = {}
-        for sample in self._samples():
+        for sample in samples:
             if sample.error is not None or sample.processes is None:
                 continue
             pods = found.setdefault(sample.uuid, {})
@@ -127,16 +139,18 @@ class Memory:
         return found
 
 
-def _limited(row: ContainerMemory, limits: Sequence[Limit]) -> ContainerMemory:
+def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> ContainerMemory:
     """Add what the limits of a container's cgroups say; the driver's own count is the better one."""
     outcomes = [limit.outcome for limit in limits if limit.outcome is not None]
     readings = [outcome.reading for outcome in outcomes if outcome.reading is not None]
     used = [reading.used_mib for reading in readings if reading.used_mib is not None]
+    read_s = min((outcome.at_s for outcome in outcomes if outcome.reading is not None), default=oldest_s)
+    if used and len(used) == len(readings) and read_s >= oldest_s:
+        row = replace(row, used_mib=sum(used), measured_s=read_s)
     hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
     problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
     return replace(
         row,
-        used_mib=sum(used) if used and len(used) == len(readings) else row.used_mib,
         limit_mib=max(hard, default=None),
         held=Enforcement.ACCOUNTED if problem and row.held is Enforcement.DRIVER else row.held,
         problem=problem,

@@ -124,3 +124,11 @@ async def test_each_measurement_brings_the_list_of_cards_and_their_health(world:
     world.source.card = CARD
     await world.sampler._once()
     assert world.lists[-1] == [("GPU-a", False)]
+
+
+async def test_a_measurement_tells_when_it_was_begun(world: World) -> None:
+    world.now_s = 5.0
+    await world.sampler._once()
+    world.now_s, world.source.broken = 10.0, True
+    await world.sampler._once()
+    assert (len(world.sampler.samples), world.sampler.sampled_s) == (1, 5.0)
