@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from deviceplugin.errors import LimitError, LimitFault
 from deviceplugin.gpus.limits import LimitReading, MemoryLimits
 from deviceplugin.node.limit_plan import Wanted
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
             reading = limits.read(uuid, job.cgroup)
     except LimitError as error:
         return Outcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
+    except Exception as error:
+        # A driver may answer what nobody expects; that is this job's trouble, and is tried again.
+        log.exception("a call for a memory limit failed", card=uuid, cgroup=str(job.cgroup))
+        problem = f"limit on card {uuid} for cgroup {job.cgroup}: {type(error).__name__}: {error}"
+        return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
     if reading.hard_mib in job.wanted.accepted:
         return Outcome(job.cgroup, reading, was_mib, at_s=at_s)
     stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
