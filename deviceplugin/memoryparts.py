@@ -14,7 +14,7 @@ from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.memory import Memory
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.overuse import LOOK_S, Names, OverUse
-from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.sampling import Sampler
 from deviceplugin.node.shares import Shares
 from deviceplugin.node.supports import Supports
 from deviceplugin.node.told_use import ToldUse
@@ -32,7 +32,6 @@ class MemoryParts:
         settings: of the daemon.
         account: the ledger.
         source: the cards.
-        owners: where processes run.
         pods: the node's pods.
         sampler: measures the cards.
         client: API server.
@@ -51,7 +50,6 @@ class MemoryParts:
         settings: Settings,
         account: Account,
         source: GpuSource,
-        owners: Owners,
         pods: PodView,
         sampler: Sampler,
         client: KubeClient,
@@ -88,8 +86,7 @@ class MemoryParts:
             self.supports,
             self._enforcer,
             pods,
-            lambda: (sampler.samples, sampler.sampled_s),
-            owners.place,
+            sampler,
             account.now_s,
         )
         self.told = ToldUse(self._holding, time.monotonic)

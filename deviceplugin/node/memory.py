@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSample
@@ -16,6 +16,8 @@ from deviceplugin.node.views import PodView, Seat
 
 FRESH_S: Final = 15.0
 """What was measured longer ago says nothing of now: cards and limits are looked at every 5 s."""
+
+NOT_YET: Final = "no limit was read back yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,25 @@ class ContainerMemory:
         return max(0, (self.used_mib or 0) - self.promised_mib)
 
 
+class Measured(Protocol):
+    """The newest measurement, as `sampling.Sampler` has it."""
+
+    @property
+    def samples(self) -> Sequence[GpuSample]:
+        """Of each card."""
+        ...
+
+    @property
+    def sampled_s(self) -> float:
+        """When it was begun, by the ledger's clock."""
+        ...
+
+    @property
+    def places(self) -> Mapping[int, ProcessPlace | None]:
+        """Where its processes run, None for those of no pod; of those left out nothing is known."""
+        ...
+
+
 class Memory:
     """Joins the book's shares, the limits, the measured processes and the pods' names; worked out when asked.
 
@@ -62,8 +83,7 @@ class Memory:
         supports: how cards are held.
         enforcer: the limits.
         pods: the pods' names and containers.
-        samples: the newest measurement of every card, and when that was begun.
-        place: where a process runs, None for one of no pod.
+        sampler: measures the cards.
         clock: the ledger's.
     """
 
@@ -73,16 +93,14 @@ class Memory:
         supports: Supports,
         enforcer: Enforcer,
         pods: PodView,
-        samples: Callable[[], tuple[Sequence[GpuSample], float]],
-        place: Callable[[int], ProcessPlace | None],
+        sampler: Measured,
         clock: Callable[[], float],
     ) -> None:
         self._shares = shares
         self._supports = supports
         self._enforcer = enforcer
         self._pods = pods
-        self._samples = samples
-        self._place = place
+        self._sampler = sampler
         self._clock = clock
 
     def rows(self) -> list[ContainerMemory]:
@@ -91,9 +109,8 @@ class Memory:
         limits: dict[tuple[str, str], list[Limit]] = {}
         for limit in self._enforcer.limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
-        samples, sampled_s = self._samples()
-        oldest_s = self._clock() - FRESH_S
-        measured = self._measured(samples) if sampled_s >= oldest_s else {}
+        oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
+        measured = self._measured() if sampled_s >= oldest_s else {}
         found = []
         for uid, grants in self._shares.all().items():
             seat = self._pods.seat(uid)
@@ -120,15 +137,19 @@ class Memory:
                     held = self._supports.holding(uuid, mib, len(shares))
                     yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
 
-    def _measured(self, samples: Sequence[GpuSample]) -> dict[str, dict[str, dict[str, int | None]]]:
+    def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
         """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
         found: dict[str, dict[str, dict[str, int | None]]] = {}
-        for sample in samples:
+        places = self._sampler.places
+        for sample in self._sampler.samples:
             if sample.error is not None or sample.processes is None:
+                continue
+            if any(process.pid not in places for process in sample.processes):
+                # It may be anybody's.
                 continue
             pods = found.setdefault(sample.uuid, {})
             for process in sample.processes:
-                place = self._place(process.pid)
+                place = places[process.pid]
                 if place is not None:
                     of_pod = pods.setdefault(place.uid, {})
                     before_mib = of_pod.get(place.container_id, 0)
@@ -149,12 +170,10 @@ def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> 
         row = replace(row, used_mib=sum(used), measured_s=read_s)
     hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
     problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
-    return replace(
-        row,
-        limit_mib=max(hard, default=None),
-        held=Enforcement.ACCOUNTED if problem and row.held is Enforcement.DRIVER else row.held,
-        problem=problem,
-    )
+    held = row.held
+    if held is Enforcement.DRIVER and (problem or not hard):
+        held, problem = Enforcement.ACCOUNTED, problem or NOT_YET
+    return replace(row, limit_mib=max(hard, default=None), held=held, problem=problem)
 
 
 def _of(container: str, seat: Seat | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:

@@ -39,17 +39,18 @@ class Node:
         self.view = View()
         self.processes: dict[tuple[str, int], tuple[str, str, int | None]] = {}
         self.told_apart = True
+        self.unknown: set[int] = set()
         self.now_s = self.sampled_s = time.monotonic()
         self.memory = Memory(
             Shares(world.account, GIB),
             world.supports,
             world.enforcer,
             self.view,  # type: ignore[arg-type]
-            lambda: (self.samples(), self.sampled_s),
-            self.place,
+            self,
             lambda: self.now_s,
         )
 
+    @property
     def samples(self) -> list[GpuSample]:
         return [
             GpuSample(
@@ -62,11 +63,13 @@ class Node:
             for card in ("c0", "c1")
         ]
 
-    def place(self, pid: int) -> ProcessPlace | None:
-        for (_, each), (uid, letter, _) in self.processes.items():
-            if each == pid and uid:
-                return ProcessPlace(uid, identifier(letter) if letter else "")
-        return None
+    @property
+    def places(self) -> dict[int, ProcessPlace | None]:
+        return {
+            pid: ProcessPlace(uid, identifier(letter) if letter else "") if uid else None
+            for (_, pid), (uid, letter, _) in self.processes.items()
+            if pid not in self.unknown
+        }
 
     def seat(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
         containers = {identifier(letter): name for letter, name in names.items()}
@@ -117,6 +120,10 @@ async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: No
     assert node.used()[UID, "main", "c0"] == 100
     node.processes["c0", 2] = (UID, "a", None)
     assert node.used()[UID, "main", "c0"] is None
+    node.processes = {("c0", 3): ("", "", 9000)}
+    assert node.used()[UID, "main", "c0"] == 0, "it is known to be of no pod"
+    node.unknown = {3}
+    assert node.used()[UID, "main", "c0"] is None, "it may be anybody's"
     node.told_apart = False
     assert set(node.used().values()) == {None}
 
@@ -178,6 +185,15 @@ async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
     (row,) = node.memory.rows()
     assert (row.limit_mib, row.held) == (None, Enforcement.ACCOUNTED)
     assert "allowed are 4096 MiB or more" in row.problem
+
+
+async def test_a_container_without_a_limit_so_far_is_accounted(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    await world.supports.begin()
+    world.account.refresh()
+    (before,) = node.memory.rows()
+    assert (before.limit_mib, before.held) == (None, Enforcement.ACCOUNTED)
+    assert before.problem == "no limit was read back yet"
 
 
 # Over-use
