@@ -230,9 +230,7 @@ class Controller:
 
     def _reclaim(self, reclaim: Reclaim) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""
-        entry = self.queue.entries[reclaim.uid]
-        if reclaim.node and entry.wants is not None:
-            self.queue.room.keep(entry.uid, entry.wants, reclaim.node)
+        reclaim.keep(self.queue)
         for victim in reclaim.victims:
             why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
             self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
