@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kubernetes.aio import config as k8s_config
-from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
-from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from yarl import URL
 
 from kubeapi.errors import ConfigError
+from kubeapi.loading import without_models
+
+with without_models():
+    from kubernetes.aio import config as k8s_config
+    from kubernetes.aio.client import Configuration
+    from kubernetes.aio.client.rest import RESTClientObject
+    from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 if TYPE_CHECKING:
     import ssl

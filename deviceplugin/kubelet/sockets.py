@@ -3,21 +3,17 @@
 import asyncio
 import secrets
 import stat
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from watchfiles import Change, awatch
-
 from deviceplugin.errors import RegistrationError
+from deviceplugin.node.inotify import Inotify
 
 # The longest path that fits into sockaddr_un with its closing zero byte.
 MAX_SOCKET_PATH: Final = 107
-# The watching thread looks every 100 ms (0.1 % of a core; 50 ms cost 0.18 %) and reports after two looks.
-_STEP_MS: Final = 100
-_DEBOUNCE_MS: Final = 200
-_TICK_MS: Final = 1000
+_TICK_S: Final = 1.0
 
 
 class SocketId(NamedTuple):
@@ -88,10 +84,10 @@ def clear_left_over(folder: Path, endpoint: str) -> None:
 
 
 class FolderWatch:
-    """Calls back soon after anything in a folder changed, and once a second besides.
+    """Calls back when anything in a folder changed, and once a second besides.
 
     The second look is for what no watch can promise: events that were lost, a folder that was itself
-    deleted and created again, a folder that does not exist yet.
+    deleted and created again, a folder that does not exist yet, a kernel that has no watch left.
 
     Args:
         folder: what to watch, without its sub-folders.
@@ -101,46 +97,30 @@ class FolderWatch:
     def __init__(self, folder: Path, on_change: Callable[[], None]) -> None:
         self._folder = folder
         self._on_change = on_change
-        self._task: asyncio.Task[None] | None = None
+        self._inotify = Inotify(lambda _folder, _name: on_change(), on_change)
+        self._open = False
+        self._tick: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         """Start; when this returns and the folder exists, the kernel is already watching."""
-        self._task = asyncio.create_task(self._run())
-        # The watch is made in the task's first step, before its first wait.
-        await asyncio.sleep(0)
+        self._watch()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, and wait for it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Stop."""
+        if self._tick is not None:
+            self._tick.cancel()
+        self._inotify.close()
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._watch_once()
-            except (OSError, RuntimeError):
-                # No folder yet, or no watch to be had (the kernel's limit): look once a second.
-                await asyncio.sleep(_TICK_MS / 1000)
-            self._on_change()
+    def _watch(self) -> None:
+        self._tick = asyncio.get_running_loop().call_later(_TICK_S, self._look_again)
+        with suppress(OSError):
+            if not self._open:
+                self._inotify.open()
+                self._open = True
+            # Of a folder that was made again the kernel tells only who asks again.
+            self._inotify.watch(self._folder, written=True)
 
-    async def _watch_once(self) -> None:
-        """Watch until the folder is no longer the one that the watch was made for."""
-        inode = self._folder.stat().st_ino
-        events: AsyncGenerator[set[tuple[Change, str]], None] = awatch(
-            self._folder,
-            watch_filter=None,
-            debounce=_DEBOUNCE_MS,
-            step=_STEP_MS,
-            recursive=False,
-            rust_timeout=_TICK_MS,
-            yield_on_timeout=True,
-        )
-        try:
-            async for _ in events:
-                self._on_change()
-                if self._folder.stat().st_ino != inode:
-                    return
-        finally:
-            await events.aclose()
+    def _look_again(self) -> None:
+        self._watch()
+        self._on_change()

@@ -1,7 +1,7 @@
 """What appears and disappears in folders, told at once: the kernel's inotify on the event loop.
 
-watchfiles, which watches the kubelet's folder, looks every 100 ms and cannot add folders. Here a limit must
-be in force some ms after a cgroup was made, in folders that come and go, and idling must cost nothing.
+A limit must be in force some ms after a cgroup was made, in folders that come and go, and idling must cost
+nothing: libraries that watch folders look from threads, ten times a second and more.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+_WRITTEN: Final = 0x8
 _CREATE: Final = 0x100
 _DELETE: Final = 0x200
 _MOVED: Final = 0xC0
@@ -58,13 +59,17 @@ class Inotify:
             self._folders.clear()
             self._numbers.clear()
 
-    def watch(self, folder: Path) -> None:
+    def watch(self, folder: Path, *, written: bool = False) -> None:
         """Watch a folder; one that is watched already stays so.
+
+        Args:
+            folder: what appears and disappears in it is told.
+            written: tell also of files in it that were written to, once they are closed.
 
         Raises:
             OSError: it is gone, or the kernel watches no more folders (fs.inotify.max_user_watches).
         """
-        mask = _CREATE | _DELETE | _MOVED | _ONLYDIR
+        mask = _CREATE | _DELETE | _MOVED | _ONLYDIR | (_WRITTEN if written else 0)
         number = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)
         if number < 0:
             raise _error(str(folder))

@@ -388,6 +388,7 @@ def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
         for one in added:
             if one["kind"] != "ConfigMap":
                 cluster.api.delete(path_of(cluster.api, one))
+        until(lambda: naming("all") == "", "the component no longer in force")
 
 
 def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluster) -> None:
@@ -425,6 +426,12 @@ def test_no_pod_writes_its_own_limits(cluster: Cluster, name: str) -> None:
     assert said.format("side") in told(cluster, w.pod("p", w.container(limits={PERCENT: 5}), init=[beside]))
     # Pods that ask for no memory are not ours to judge.
     assert told(cluster, w.pod("p", beside)) == ""
+    # A container that asks for nothing may say that it wants no card; one that asks was mistaken.
+    for value in ("", "void", "none"):
+        no_card = {"env": [{"name": name, "value": value}]}
+        answer = told(cluster, w.pod("p", w.container(gib=1), {**w.container("side"), **no_card}))
+        assert (answer == "") == (name == "NVIDIA_VISIBLE_DEVICES")
+        assert said.format("main") in told(cluster, w.pod("p", {**w.container(gib=1), **no_card}))
     assert (
         told(cluster, w.pod("p", {**w.container(gib=1), "env": [{"name": f"MY_{name}", "value": "1"}]})) == ""
     )

@@ -18,6 +18,7 @@ from deviceplugin.kubelet.sockets import (
     identify,
     name_of_our_own,
 )
+from deviceplugin.node.inotify import Inotify
 from tests.kubelet_world import short_folder, until
 
 
@@ -123,3 +124,35 @@ async def test_watches_a_folder_that_comes_later_and_comes_again() -> None:
             (inner / "x").write_text("")
             seen.clear()
             await until(lambda: seen)
+
+
+async def test_tells_at_once_of_all_that_happens_in_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deviceplugin.kubelet.sockets._TICK_S", 1000.0)
+    async with short_folder() as path:
+        (path / "book").write_text("old")
+        seen: list[int] = []
+        async with FolderWatch(path, lambda: seen.append(1)):
+            for change in (
+                lambda: (path / "book").write_text("new"),
+                lambda: (path / "book").rename(path / "other"),
+                lambda: bind(path / "s"),
+                (path / "s").unlink,
+            ):
+                seen.clear()
+                change()
+                await until(lambda: seen)
+
+
+async def test_looks_once_a_second_where_the_kernel_has_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Inotify) -> None:
+        raise OSError(24, "too many")
+
+    monkeypatch.setattr("deviceplugin.kubelet.sockets._TICK_S", 0.001)
+    async with short_folder() as path:
+        seen: list[int] = []
+        with monkeypatch.context() as without:
+            without.setattr(Inotify, "open", refuse)
+            watch = await FolderWatch(path, lambda: seen.append(1)).__aenter__()
+            await until(lambda: seen)
+        await until(lambda: watch._open)
+        await watch.__aexit__(None, None, None)
