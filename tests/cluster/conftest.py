@@ -13,10 +13,10 @@ BUILT = "gpupack_built"
 # Files that take longest begin first, so that no worker is left with one of them in the end.
 LONGEST = (
     "test_kubelet_script",
+    "test_shipped_pods",
     "test_restarts",
     "test_sharing",
     "test_manifests",
-    "test_shipped_pods",
     "test_book",
     "test_queue",
 )

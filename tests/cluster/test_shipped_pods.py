@@ -21,6 +21,9 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, build_for
 from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
+# The image is built within the first test's limit, which with nothing cached may take minutes.
+pytestmark = pytest.mark.timeout(1200)
+
 NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
