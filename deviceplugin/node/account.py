@@ -283,8 +283,14 @@ class Account:
         try:
             return self._answer(ask)
         except RefusedError:
-            hopes = [ask.has_room] * ask.is_crowded() + [ask.is_expected] * (not known)
-            if not hopes or not await self._until(lambda: any(hope() for hope in hopes), self._room_wait_s):
+            crowded = ask.is_crowded()
+            if known and not crowded:
+                raise
+
+            def better() -> bool:
+                return (crowded and ask.has_room()) or (not known and ask.is_expected())
+
+            if not await self._until(better, self._room_wait_s):
                 raise
         return self._answer(ask)
 
