@@ -146,8 +146,8 @@ def test_every_fault_is_told_with_its_path(text: str, faults: list[str]) -> None
         (
             "gpu: {}",
             (
-                "queues[0].gpu: a mapping; there is no such key, allowed are name, cohort, weight, nominalQuota, "
-                "borrowingLimit, lendingLimit, namespaceSelector, strategy, stop"
+                "queues[0].gpu: a mapping; there is no such key, allowed are name, cohort, weight, "
+                "nominalQuota, borrowingLimit, lendingLimit, namespaceSelector, strategy, stop"
             ),
         ),
         (
