@@ -57,6 +57,7 @@ class Queue:
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         failed: Failed pods that a job waits for, by UID.
+        seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
     def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
@@ -71,6 +72,7 @@ class Queue:
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
         self.failed: dict[str, Failed] = {}
+        self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
         self._drained: set[str] = set()
@@ -142,7 +144,7 @@ class Queue:
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
         else:
-            phase = self._change_phase(entry, phase, now)
+            phase = self._moved(entry, phase, now)
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -158,8 +160,8 @@ class Queue:
         if phase is Phase.BOUND:
             self._displace(record.node)
 
-    def _change_phase(self, entry: Entry, phase: Phase, now: float) -> Phase:
-        """Find the phase of a known pod that the API server tells to be in one."""
+    def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
+        """Where a known pod is, by its newest version and by what is on its way."""
         if phase is Phase.GATED:
             # Released by us a moment ago, perhaps; the API server has not told that yet.
             return entry.phase if entry.phase is Phase.RELEASED else phase
@@ -169,6 +171,8 @@ class Queue:
             if entry.phase is Phase.GATED:
                 # Another process released it, or this one and was told that it had not.
                 self.unplaced.add(entry.uid)
+        elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
+            self.seen_bound = now
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
