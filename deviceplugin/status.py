@@ -11,10 +11,11 @@ from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.ownership import Ownership
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.sampling import Sampler
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.settings import Settings
 from kubeapi.events import EventRecorder
 

@@ -9,8 +9,9 @@ from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import BookError
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
