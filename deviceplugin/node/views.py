@@ -55,7 +55,7 @@ class PodView:
         self._relist: Callable[[], None] = lambda: None
         self._relisting = False
         account.want_list = self.want_list
-        account.living = lambda: self._living
+        account.others.living = lambda: self._living
         self._living: set[str] | None = None
         self._missed = False
         self.seen = 0

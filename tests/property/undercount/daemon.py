@@ -4,11 +4,12 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ledger
+from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import BookError
 from deviceplugin.node.account import Account
+from deviceplugin.node.explain import explain
 from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
 from deviceplugin.node.views import PodView
@@ -58,6 +59,13 @@ class ModelDaemon(Plugin):
     @property
     def book_read(self) -> bool:
         return self.account.book_problem is None or self.ledger.complete
+
+    @property
+    def holds(self) -> dict[str, dict[str, int]]:
+        return charges.holds(self.ledger.facts)
+
+    def explain(self) -> dict[str, Any]:
+        return explain(self.ledger.facts)
 
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
