@@ -42,8 +42,9 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
+# Four on two cores: half of the time a test waits for something.
 test-unit: $(VENV)/.dev ## Unit, property and integration tests
-	@$(BIN)/python -m pytest tests/unit tests/property tests/integration -n 2 -q
+	@$(BIN)/python -m pytest tests/unit tests/property tests/integration -n 4 --dist worksteal -q
 
 test: lint test-unit ## Everything that needs no root and no cluster (under 5 minutes)
 

@@ -79,6 +79,8 @@ class Binder:
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.
         refresh: Lists pods anew and returns when the state has the list.
+        after_another: Whether a process before this one may have bound. Only the maker of a new cluster can
+            know that none did.
         sleep: Waits, as asyncio.sleep.
     """
 
@@ -91,6 +93,7 @@ class Binder:
         leadership: Leadership | None = None,
         *,
         refresh: Callable[[], Awaitable[None]],
+        after_another: bool = True,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.committer = committer
@@ -100,7 +103,7 @@ class Binder:
         self.leadership = leadership
         self.refresh = refresh
         self.sleep = sleep
-        self._started = clock()
+        self._started = clock() if after_another else float("-inf")
         self._begun_anew = float("-inf")
         self._opened: float | None = None
         self._opening = asyncio.Lock()
