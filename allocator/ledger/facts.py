@@ -85,22 +85,27 @@ class Facts:
 
     def put(self, one: PodFacts) -> None:
         """Know this of a pod from now on, in place of what was known of it."""
-        before = self.drop(one.pod.key)
+        key, before = one.pod.key, self.pods.get(one.pod.key)
         if before is None or before.shows != one.shows:
             self.version += 1
-        self.pods[one.pod.key] = one
+        self._take_out(before)
+        self.pods[key] = one
         if one.settled:
             self.settled.add(one, self._share(one))
         else:
-            self.open[one.pod.key] = one
+            self.open[key] = one
 
     def drop(self, key: str) -> PodFacts | None:
         """Forget a pod; returns what was known of it."""
         one = self.pods.pop(key, None)
+        self._take_out(one)
+        return one
+
+    def _take_out(self, one: PodFacts | None) -> None:
         if one is not None and one.settled:
             self.settled.remove(one)
-        self.open.pop(key, None)
-        return one
+        elif one is not None:
+            del self.open[one.pod.key]
 
     def _share(self, one: PodFacts) -> Share:
         positions = {self.position[uuid]: count for uuid, count in one.units.items() if count}

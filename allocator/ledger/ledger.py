@@ -96,17 +96,14 @@ class Ledger:
         Returns:
             Whether these are others than before.
         """
-        before, self._out[why] = self._out[why], frozenset(uuids)
-        self._rate()
-        return self._out[why] != before
-
-    def _rate(self) -> None:
         out = self._out
+        before, out[why] = out[why], frozenset(uuids)
         for uuid, card in self._facts.cards.items():
             healthy = uuid not in out["sick"] and uuid not in out["withheld"]
             cordoned = uuid in out["cordoned"] or uuid in out["closed"]
             if (card.healthy, card.cordoned) != (healthy, cordoned):
                 self._facts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
+        return out[why] != before
 
     def set_pressure(self, units: Mapping[str, int]) -> bool:
         """Set the units by card that are used beyond what is promised: foreign use and over-use.
