@@ -88,9 +88,11 @@ class Facts:
         key, before = one.pod.key, self.pods.get(one.pod.key)
         if before is None or before.shows != one.shows:
             self.version += 1
-        self._take_out(before)
+        if before is not None and before.settled:
+            self.settled.remove(before)
         self.pods[key] = one
         if one.settled:
+            self.open.pop(key, None)
             self.settled.add(one, self._share(one))
         else:
             self.open[key] = one
@@ -98,14 +100,10 @@ class Facts:
     def drop(self, key: str) -> PodFacts | None:
         """Forget a pod; returns what was known of it."""
         one = self.pods.pop(key, None)
-        self._take_out(one)
-        return one
-
-    def _take_out(self, one: PodFacts | None) -> None:
         if one is not None and one.settled:
             self.settled.remove(one)
-        elif one is not None:
-            del self.open[one.pod.key]
+        self.open.pop(key, None)
+        return one
 
     def _share(self, one: PodFacts) -> Share:
         positions = {self.position[uuid]: count for uuid, count in one.units.items() if count}

@@ -373,7 +373,7 @@ class Ledger:
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
         facts = self._facts
+        found = {share.uid: share.assignment for share in facts.settled.shares.values()}
         held = [one for one in facts.open.values() if one.live and not one.missing]
-        found = {one.pod.uid: facts.assignment(one) for one in held}
-        found |= {share.uid: share.assignment for share in facts.settled.shares.values()}
+        found |= {one.pod.uid: facts.assignment(one) for one in held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
