@@ -53,6 +53,7 @@ class Queue:
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         failed: Failed pods that a job waits for, by UID.
+        seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
     def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
@@ -67,6 +68,7 @@ class Queue:
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
         self.failed: dict[str, Failed] = {}
+        self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
         self._drained: set[str] = set()
@@ -136,13 +138,8 @@ class Queue:
             self.entries[record.uid] = entry
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
-        elif phase is Phase.GATED and entry.phase is Phase.RELEASED:
-            # Released by us a moment ago; the API server has not told that yet.
-            phase = Phase.RELEASED
-        elif phase is Phase.RELEASED and entry.phase is Phase.GATED:
-            # Another process released it, or this one and was told that it had not.
-            entry.released = now
-            self.unplaced.add(uid)
+        else:
+            phase = self._moved(entry, phase, now)
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -157,6 +154,19 @@ class Queue:
             self._give_back(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
+
+    def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
+        """Where a known pod is, by its newest version and by what is on its way."""
+        if phase is Phase.GATED and entry.phase is Phase.RELEASED:
+            # Released by us a moment ago; the API server has not told that yet.
+            return Phase.RELEASED
+        if phase is Phase.RELEASED and entry.phase is Phase.GATED:
+            # Another process released it, or this one and was told that it had not.
+            entry.released = now
+            self.unplaced.add(entry.uid)
+        elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
+            self.seen_bound = now
+        return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state was told of it."""
