@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from allocator.errors import LedgerError
-from allocator.ledger import Ask, Ledger, charges, choice, explain, places, release
+from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.settled import Settled
+from deviceplugin.node.explain import explain
 from tests.ledger_world import Containers, World, cards, pod
 from tests.property.undercount.simulation import Simulation
 
@@ -78,7 +79,7 @@ def of_release(facts: Facts) -> object:
     return release.stale(facts, 1e9), choice.is_behind(facts)
 
 
-QUESTIONS: tuple[Callable[[Facts], object], ...] = (of_charges, of_places, of_release, explain.explain)
+QUESTIONS: tuple[Callable[[Facts], object], ...] = (of_charges, of_places, of_release, explain)
 
 
 def check(ledger: Ledger, *, kubelet: bool) -> None:
