@@ -81,7 +81,9 @@ def _on_fewest_nodes(
 def _linked(cards: Sequence[Card], fixed: Sequence[int], groups: Sequence[Group]) -> tuple[int, ...]:
     """Take the cards of each group that have the most links, with each other and with those fixed."""
     everyone = sorted({*fixed, *chain.from_iterable(members for members, _ in groups)})
-    counts = {_links(cards, one, other) for one, other in combinations(everyone, 2)}
+    # A node has no links, as a rule: many cards have very many pairs.
+    linked = any(cards[at].links for at in everyone)
+    counts = {_links(cards, one, other) for one, other in combinations(everyone, 2)} if linked else {0}
     if len(counts) == 1:
         # No links, or all through a switch.
         return tuple(at for members, count in groups for at in sorted(members)[:count])

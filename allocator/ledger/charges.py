@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from allocator.errors import LedgerError, shown
-from allocator.ledger.facts import Facts, PodFacts, Units, add
+from allocator.ledger.facts import Facts
+from allocator.ledger.pods import PodFacts, Units, add
 from allocator.request import PodRequest
 
 
 def is_lost(one: PodFacts) -> bool:
     """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
-    return one.admitted and one.lacks
+    return one.admitted and bool(one.missing)
 
 
 def is_charged(one: PodFacts) -> bool:
@@ -19,7 +20,7 @@ def is_charged(one: PodFacts) -> bool:
 
 def complete(one: PodFacts) -> bool:
     """Whether `charged` contains all that the pod will ever ask for."""
-    return one.admitted or not one.lacks
+    return one.admitted or not one.missing
 
 
 def of_pod(facts: Facts, one: PodFacts) -> Units:
@@ -63,8 +64,8 @@ def charged(facts: Facts) -> Units:
     still runs with them: both count.
     """
     total: Units = dict.fromkeys(facts.cards, 0)
-    for one in facts.pods.values():
-        add(total, of_pod(facts, one))
+    for units in (*facts.settled.units, *(of_pod(facts, one) for one in facts.open.values())):
+        add(total, units)
     for grant in facts.grants:
         add(total, dict(grant.shares))
     return total
@@ -76,8 +77,14 @@ def booked(facts: Facts, *, percent: bool, wanted: frozenset[str] = frozenset())
     The kubelet's own view is its book, written before it asks again: what it had not written down when
     it restarted it does not know of. `wanted` counts like the IDs of one container more.
     """
-    given = [wanted, *(ids for one in facts.pods.values() for ids in one.book.values())]
-    return facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
+    given = [wanted, *(ids for one in facts.open.values() for ids in one.book.values())]
+    again = any(not facts.settled.ids.keys().isdisjoint(ids) for ids in given)
+    if again:
+        given = [wanted, *(ids for one in facts.pods.values() for ids in one.book.values())]
+    total = facts.of_containers(ids for ids in given if facts.is_share(ids) == percent)
+    if not again:
+        add(total, facts.settled.units[percent])
+    return total
 
 
 def check_room(facts: Facts, wanted: frozenset[str]) -> None:
@@ -110,18 +117,18 @@ def holds(facts: Facts) -> dict[str, Units]:
     Pods with every container in the book, so that the scheduler may stop counting them; also once they are
     gone, as long as the charge stays, for the daemon after this one.
     """
-    return {
-        one.pod.uid: of_pod(facts, one)
-        for one in facts.pods.values()
-        if is_charged(one)
-        and (complete(one) if one.bound else one.remembered is not None or one.over is not None)
-    }
+    found = {share.uid: share.units for share in facts.settled.shares.values()}
+    for one in facts.open.values():
+        known = complete(one) if one.bound else one.remembered is not None or one.over is not None
+        if known and is_charged(one):
+            found[one.pod.uid] = of_pod(facts, one)
+    return found
 
 
 def assumed(facts: Facts) -> Units:
     """What the scheduler adds to the words by card: bound pods that they do not hold."""
     total: Units = {}
-    for one in facts.pods.values():
+    for one in facts.open.values():
         if one.live and not complete(one):
             costs = one.pod.assigned_costs
             if costs is None or not costs.keys() <= facts.cards.keys():

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, places
-from allocator.ledger.facts import Facts, PodFacts, Units, add, demand_of
+from allocator.ledger.facts import Facts
+from allocator.ledger.pods import PodFacts, Units, add, demand_of
 from allocator.request import ContainerRequest, Demand, PodRequest
 
 
@@ -86,7 +88,7 @@ class Ask:
 
 def is_behind(facts: Facts) -> bool:
     """Whether the book shows a pod that the view of pods does not: whose target it took is not known."""
-    return any(not one.bound and one.over is None for one in facts.pods.values())
+    return any(not one.bound and one.over is None for one in facts.open.values())
 
 
 def prefer(ask: Ask) -> tuple[str, ...]:
@@ -139,13 +141,11 @@ def _cards(ask: Ask) -> tuple[str, ...]:
         uuid: min(units, facts.cards[uuid].size_units - charged[uuid] + mine.get(uuid, 0))
         for uuid, units in offered.items()
     }
+    if target and all(unheld[uuid] >= alone.units_on(facts.cards[uuid].size_units) for uuid in target):
+        return target
     free = _less(unheld, expected)
     rounds = (_less(free, facts.pressure), free, _only(offered, target), _less(offered, expected), offered)
-    tries = [
-        (alone, _only(unheld, target)),
-        *((wanted, room) for wanted in (demand, alone) for room in rounds),
-    ]
-    for wanted, room in tries:
+    for wanted, room in product((demand, alone), rounds):
         chosen = places.by_policy(facts, room, request, wanted)
         if chosen is not None:
             return chosen
@@ -208,13 +208,12 @@ def _pick(ask: Ask, cards: Collection[str]) -> tuple[str, ...]:
     """Take as many IDs on each card: those that must be in, then those that nobody is charged with."""
     facts = ask.facts
     taken = frozenset().union(
-        *(ids for one in facts.pods.values() for ids in one.ids.values()), *(g.ids for g in facts.grants)
+        *(ids for one in facts.open.values() for ids in one.ids.values()), *(g.ids for g in facts.grants)
     )
-    card_of = facts.share_of if ask.percent else facts.card_of
     each = ask.size // len(cards)
     answer: list[str] = []
     for uuid in cards:
-        mine = [text for text, card in card_of.items() if card == uuid and text in ask.offered]
-        mine.sort(key=lambda text: (text not in ask.fixed, text in taken))
+        mine = [text for text in facts.ids_on(uuid, percent=ask.percent) if text in ask.offered]
+        mine.sort(key=lambda text: (text not in ask.fixed, text in taken or text in facts.settled.ids))
         answer.extend(mine[:each])
     return tuple(answer)

@@ -1,26 +1,9 @@
-"""What people are shown: who got which cards, and everything that the node knows."""
+"""What people are shown: everything that the node knows."""
 
 from typing import Any
 
 from allocator.ledger import charges, places
-from allocator.ledger.facts import Facts, PodFacts
-from allocator.records import Assignment
-
-
-def allocation(facts: Facts, one: PodFacts) -> Assignment | None:
-    """What each container of a pod got; None where a card is not known."""
-    request = one.pod.request
-    shares: dict[str, tuple[tuple[str, int], ...]] = {}
-    for demand in request.demands:
-        cards = facts.by_card(one.ids_of(demand.containers))
-        if len(cards) != demand.cards:
-            return None
-        for container in request.containers:
-            if container.name in demand.containers:
-                shares[container.name] = tuple(
-                    (uuid, request.units_of(container, facts.cards[uuid].size_units)) for uuid in cards
-                )
-    return shares
+from allocator.ledger.facts import Facts
 
 
 def explain(facts: Facts) -> dict[str, Any]:
@@ -62,6 +45,7 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "over": not one.live,
                 "in_holds": charges.complete(one),
             }
-            for one in facts.queue()
+            for one in sorted(facts.pods.values(), key=lambda one: one.turn)
+            if one.bound
         ],
     }

@@ -1,176 +1,16 @@
 """What the node knows of its cards and pods: values, no conclusions."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from allocator.cards import Card
-from allocator.errors import LedgerError, RequestError, shown
+from allocator.errors import LedgerError, shown
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.records import Assignment, charge
-from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
-
-Units = dict[str, int]
-"""Units by card UUID."""
-
-
-@dataclass(frozen=True, slots=True)
-class BookEntry:
-    """One line of the kubelet's book: what one container holds of one resource.
-
-    Attributes:
-        uid: of the pod; for a static pod its configuration hash.
-        container: its name; ordinary init containers and sidecars stand here like any other.
-        resource: of any device plugin, not only ours.
-        ids: the devices, of all NUMA nodes together.
-    """
-
-    uid: str
-    container: str
-    resource: str
-    ids: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A pod with our resource that is bound to this node, as the API server shows it.
-
-    Attributes:
-        uid: identity; a name may come again, a UID never does.
-        namespace: of the pod.
-        name: of the pod.
-        request: what it asks for.
-        version: resourceVersion of this state; an older state than the one known is ignored.
-        created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
-        runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
-        assigned: the `assigned` annotation, None where missing or unreadable.
-        admitted: status says that the kubelet has admitted exactly this UID.
-        ran: a container of it has run: there was a cgroup.
-        terminal: phase Succeeded or Failed.
-        sizes: units of this node's cards by UUID, which the ledger fills in for a pod that asks for percent.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    request: PodRequest
-    version: int = 0
-    created: str = ""
-    runtime_uid: str = ""
-    assigned: Assignment | None = None
-    admitted: bool = False
-    ran: bool = False
-    terminal: bool = False
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """The UID that the kubelet's book and the cgroups use."""
-        return self.runtime_uid or self.uid
-
-    @cached_property
-    def assigned_costs(self) -> Units | None:
-        """Units by card of `assigned`; None when it is missing or cannot be true of the request."""
-        try:
-            return None if self.assigned is None else charge(self.request, self.assigned, self.sizes)
-        except RequestError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment: the number of events before it, and seconds by any monotonic clock."""
-
-    order: int
-    at_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Grant:
-    """An Allocate that was answered and that the kubelet's book does not show yet.
-
-    Attributes:
-        ids: the device IDs.
-        shares: for each card its UUID and the units, in word order.
-        at: when.
-        writes: how often the book was written since without it.
-    """
-
-    ids: frozenset[str]
-    shares: tuple[tuple[str, int], ...]
-    at: Mark
-    writes: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class PodFacts:
-    """What is known of one pod, from the moment the book, the API server or `holds` shows it.
-
-    Kept until its charge has ended.
-
-    Attributes:
-        pod: its newest state; only its UID is right while it was not `bound`.
-        known: when it was first known of.
-        bound: the API server has shown it bound to this node.
-        seen: when it first did.
-        turn: sorts pods in the order in which the kubelet hears of them.
-        over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
-        admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
-        ran: a container of it was seen running.
-        death: when a look at the cgroups that found nothing of it began.
-        book: device IDs by container as the kubelet's book has them now.
-        ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
-            given others has only those.
-        units: units by card of `ids`, each once, see `of_containers`.
-        since: when the book was first read with it, None if it never was.
-        unlisted: when the book was first read without it after that.
-        remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
-    """
-
-    pod: Pod
-    known: Mark
-    bound: bool = False
-    seen: Mark = Mark(0, 0.0)
-    turn: tuple[int, int, str, str] = (0, 0, "", "")
-    over: Mark | None = None
-    admitted: bool = False
-    ran: bool = False
-    death: Mark | None = None
-    book: dict[str, frozenset[str]] = field(default_factory=dict)
-    ids: dict[str, frozenset[str]] = field(default_factory=dict)
-    units: Units = field(default_factory=dict)
-    since: Mark | None = None
-    unlisted: Mark | None = None
-    remembered: Units | None = None
-
-    @property
-    def live(self) -> bool:
-        """The API server shows it bound and not finished."""
-        return self.bound and self.over is None
-
-    @property
-    def may_ask(self) -> bool:
-        """The kubelet may ask for it: it lives, or it is gone and the kubelet may not have heard of that."""
-        unheard = not self.pod.terminal and (self.since is None or bool(self.book))
-        return self.bound and (self.over is None or unheard)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether any container is missing; asked of every pod again and again."""
-        for container in self.pod.request.containers:  # noqa: SIM110 - any() takes twice as long
-            if container.name not in self.ids:
-                return True
-        return False
-
-    @property
-    def missing(self) -> list[ContainerRequest]:
-        """Containers that the book never showed, in the kubelet's order."""
-        return [c for c in self.pod.request.containers if c.name not in self.ids]
-
-    def ids_of(self, containers: Iterable[str]) -> frozenset[str]:
-        """IDs that these containers have, each once."""
-        return frozenset().union(*(self.ids.get(name, ()) for name in containers))
+from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add, shape
+from allocator.ledger.settled import Move, Settled, Share
+from allocator.records import Assignment
+from allocator.request import WHOLE, Demand, PodRequest
 
 
 @dataclass(slots=True)
@@ -183,7 +23,11 @@ class Facts:
         card_of: UUID of the card by device ID, of units.
         share_of: the same of percent.
         pressure: units by card used beyond what is promised.
-        pods: by the UID that the kubelet uses.
+        position: of each card in the words.
+        pods: by the UID that the kubelet uses; to change one is to `put` another in its place.
+        open: those of them that are not settled.
+        settled: what the others come to.
+        version: changes whenever what others than the ledger work with does, see `PodFacts.shows`.
         grants: Allocates that the book does not show yet, oldest first.
         view: when the newest complete list of pods began, None before the first.
         read: the number of events before the book was read last.
@@ -196,7 +40,11 @@ class Facts:
     card_of: dict[str, str] = field(default_factory=dict)
     share_of: dict[str, str] = field(default_factory=dict)
     pressure: Units = field(default_factory=dict)
+    position: dict[str, int] = field(default_factory=dict)
     pods: dict[str, PodFacts] = field(default_factory=dict)
+    open: dict[str, PodFacts] = field(default_factory=dict)
+    settled: Settled = field(default_factory=Settled)
+    version: int = 0
     grants: list[Grant] = field(default_factory=list)
     view: Mark | None = None
     read: int = 0
@@ -213,9 +61,11 @@ class Facts:
         by_uuid = {card.uuid: card for card in cards}
         if len(by_uuid) != len(cards):
             raise LedgerError(f"cards {shown([card.uuid for card in cards])}: allowed is every UUID once")
-        card_of = {device_id(card.uuid, slot): card.uuid for card in cards for slot in range(card.size_units)}
-        share_of = {percent_id(card.uuid, slot): card.uuid for card in cards for slot in range(PERCENT_IDS)}
-        return cls(by_uuid, policy, card_of, share_of)
+        facts = cls(by_uuid, policy)
+        facts.position = {uuid: number for number, uuid in enumerate(by_uuid)}
+        facts.card_of = {text: uuid for uuid in by_uuid for text in facts.ids_on(uuid, percent=False)}
+        facts.share_of = {text: uuid for uuid in by_uuid for text in facts.ids_on(uuid, percent=True)}
+        return facts
 
     def install(self, cards: Sequence[Card]) -> None:
         """Take another list of cards, as after one was partitioned anew; those that stay keep their cordon.
@@ -230,17 +80,46 @@ class Facts:
             uuid: replace(card, cordoned=uuid in old and old[uuid].cordoned)
             for uuid, card in fresh.cards.items()
         }
-        self.card_of, self.share_of = fresh.card_of, fresh.share_of
-        for one in self.pods.values():
-            one.pod, one.units = self.sized(one.pod), self.of_containers(one.ids.values())
+        self.card_of, self.share_of, self.position = fresh.card_of, fresh.share_of, fresh.position
+        for one in list(self.pods.values()):
+            self.put(replace(one, pod=self.sized(one.pod), units=self.of_containers(one.ids.values())))
         for grant in self.grants:
             grant.shares = tuple(self.by_card(grant.ids).items())
+
+    def put(self, one: PodFacts) -> None:
+        """Know this of a pod from now on, in place of what was known of it."""
+        before = self.drop(one.pod.key)
+        if before is None or before.shows != one.shows:
+            self.version += 1
+        self.pods[one.pod.key] = one
+        if one.settled:
+            self.settled.add(one, self._share(one))
+        else:
+            self.open[one.pod.key] = one
+
+    def drop(self, key: str) -> PodFacts | None:
+        """Forget a pod; returns what was known of it."""
+        one = self.pods.pop(key, None)
+        if one is not None and one.settled:
+            self.settled.remove(one)
+        self.open.pop(key, None)
+        return one
+
+    def _share(self, one: PodFacts) -> Share:
+        positions = {self.position[uuid]: count for uuid, count in one.units.items() if count}
+        return Share(one.pod.uid, one.units, positions, self.assignment(one), self.moves(one))
 
     def sized(self, pod: Pod) -> Pod:
         """Tell a pod that asks for percent how large the cards are."""
         if not pod.request.percent:
             return pod
         return replace(pod, sizes={uuid: card.size_units for uuid, card in self.cards.items()})
+
+    def ids_on(self, uuid: str, *, percent: bool) -> list[str]:
+        """All device IDs of one card, of units or of percent."""
+        if percent:
+            return [percent_id(uuid, slot) for slot in range(PERCENT_IDS)]
+        return [device_id(uuid, slot) for slot in range(self.cards[uuid].size_units)]
 
     def known(self, ids: Collection[str]) -> frozenset[str]:
         """Those of the IDs that are of this node's cards."""
@@ -286,8 +165,8 @@ class Facts:
         return total
 
     def queue(self) -> list[PodFacts]:
-        """All pods that were seen bound, in the order in which the kubelet hears of them."""
-        return sorted((one for one in self.pods.values() if one.bound), key=lambda one: one.turn)
+        """Open pods that were seen bound, in the order in which the kubelet hears of them."""
+        return sorted((one for one in self.open.values() if one.bound), key=lambda one: one.turn)
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""
@@ -305,6 +184,33 @@ class Facts:
             return None
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
 
+    def moves(self, one: PodFacts) -> tuple[Move, ...]:
+        """What each demand of a bound pod did to its pool of targets."""
+        found = []
+        for number, demand in enumerate(one.pod.request.demands):
+            alone = one.ids.keys() <= set(demand.containers)
+            got = tuple(sorted(one.units if alone else self.by_card(one.ids_of(demand.containers))))
+            target = self.target(one.pod, demand) or ()
+            bound = (one.seen.order, one.turn, number)
+            served = (one.since.order if one.since is not None else 0, one.turn, number)
+            found.append(Move(shape(one.pod.request, demand), target, got, bound, served))
+        return tuple(move for move in found if move.target or move.got)
+
+    def assignment(self, one: PodFacts) -> Assignment | None:
+        """What each container of a pod got; None where a card is not known."""
+        request = one.pod.request
+        shares: dict[str, tuple[tuple[str, int], ...]] = {}
+        for demand in request.demands:
+            cards = self.by_card(one.ids_of(demand.containers))
+            if len(cards) != demand.cards:
+                return None
+            for container in request.containers:
+                if container.name in demand.containers:
+                    shares[container.name] = tuple(
+                        (uuid, request.units_of(container, self.cards[uuid].size_units)) for uuid in cards
+                    )
+        return shares
+
 
 def _connected(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
     """Unite the sets that have elements in common."""
@@ -314,15 +220,3 @@ def _connected(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
         groups = [group for group in groups if group.isdisjoint(ids)]
         groups.append(ids.union(*touching))
     return groups
-
-
-def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
-    """Find the demand that a container which asks belongs to, with its position."""
-    position = [container in demand.containers for demand in request.demands].index(True)
-    return position, request.demands[position]
-
-
-def add(total: Units, more: Mapping[str, int]) -> None:
-    """Add units by card in place."""
-    for uuid, units in more.items():
-        total[uuid] = total.get(uuid, 0) + units

@@ -13,7 +13,8 @@ from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, choice, explain, places, release
 from allocator.ledger.choice import Ask
-from allocator.ledger.facts import BookEntry, Facts, Grant, Mark, Pod, PodFacts, Units
+from allocator.ledger.facts import Facts
+from allocator.ledger.pods import BookEntry, Grant, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
 from allocator.request import PodRequest
@@ -124,27 +125,31 @@ class Ledger:
         book: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
             mine = book.setdefault(entry.uid, {})
-            mine[entry.container] = mine.get(entry.container, frozenset()) | frozenset(entry.ids)
+            other = mine.get(entry.container)
+            mine[entry.container] = entry.ids if other is None else entry.ids | other
         facts.read = at.order
-        for uid, one in facts.pods.items():
-            if one.book and uid not in book:
-                one.book, one.unlisted = {}, at
+        for uid in facts.pods.keys() - book.keys():
+            one = facts.pods[uid]
+            if one.book:
+                facts.put(replace(one, book={}, unlisted=at))
         shown = set()
         for uid, mine in book.items():
+            if uid in facts.pods and facts.pods[uid].book == mine:
+                continue  # as nearly all
             one = self._known(uid, at)
             shown |= {ids for name, ids in mine.items() if one.book.get(name) != ids}
-            one.book, one.since = mine, one.since or at
             ids = one.ids | mine
-            if ids != one.ids:
-                one.ids, one.units = ids, facts.of_containers(ids.values())
+            units = one.units if ids == one.ids else facts.of_containers(ids.values())
+            facts.put(replace(one, book=mine, ids=ids, units=units, since=one.since or at))
         for grant in facts.grants:
             grant.writes += 1
         facts.grants = [grant for grant in facts.grants if grant.ids not in shown]
         self.settle(now_s)
 
     def _known(self, uid: str, at: Mark) -> PodFacts:
-        """Return what is known of a pod by the kubelet's UID, from now on at least that there is one."""
-        return self._facts.pods.setdefault(uid, PodFacts(Pod(uid, "", "", PodRequest(())), at))
+        """Return what is known of a pod by the kubelet's UID: at least, now, that there is one."""
+        one = self._facts.pods.get(uid)
+        return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())), at)
 
     def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
@@ -209,8 +214,8 @@ class Ledger:
         """The kubelet takes up all pods that it finds in one batch, the oldest first."""
         self._order += 1
         self._facts.restarted = self._order
-        for one in self._facts.pods.values():
-            one.turn = (0, 0, one.pod.created, one.pod.uid)
+        for one in list(self._facts.pods.values()):
+            self._facts.put(replace(one, turn=(0, 0, one.pod.created, one.pod.uid)))
 
     def wants_write(self, now_s: float) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
@@ -225,7 +230,8 @@ class Ledger:
         """
         sizes = {uuid: card.size_units for uuid, card in self._facts.cards.items()}
         for uid, units in holds.items():
-            self._known(uid, Mark(0, 0.0)).remembered = sizes if units is None else units
+            one = self._known(uid, Mark(0, 0.0))
+            self._facts.put(replace(one, remembered=sizes if units is None else units))
 
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
         """Take all pods with our resource bound to this node, as of a list that began at `mark`.
@@ -238,9 +244,9 @@ class Ledger:
         for pod in pods:
             present.add(pod.key)
             self._update(pod, at)
-        for uid, one in facts.pods.items():
+        for uid, one in list(facts.pods.items()):
             if uid not in present and (one.seen if one.bound else one.known).order <= mark.order:
-                one.over = one.over or at
+                facts.put(replace(one, over=one.over or at))
         if facts.view is None or mark.order > facts.view.order:
             facts.view = mark
         self.settle(mark.at_s)
@@ -252,53 +258,54 @@ class Ledger:
 
     def pod_gone(self, uid: str, now_s: float) -> None:
         """Take the deletion of a pod; an unknown UID is ignored."""
-        for one in self._facts.pods.values():
-            if one.bound and one.pod.uid == uid:
-                one.over = one.over or self.mark(now_s)
+        for one in [one for one in self._facts.pods.values() if one.bound and one.pod.uid == uid]:
+            self._facts.put(replace(one, over=one.over or self.mark(now_s)))
         self.settle(now_s)
 
     def _update(self, pod: Pod, at: Mark) -> None:
         facts = self._facts
-        words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
+        words = facts.drop(pod.uid) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
-        pod = facts.sized(pod)
         one = self._known(pod.key, at)
+        if one.settled and one.pod == pod:
+            return  # as most of a list
         if words is not None:
-            one.remembered = words.remembered
+            one = replace(one, remembered=words.remembered)
         if not one.bound or one.pod.uid != pod.uid:
-            one.bound, one.seen, one.over = True, at, None
             # A kubelet that starts takes what it finds by age; later ones as they are bound.
             batch = facts.view is None or facts.asked < facts.restarted
-            one.turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
-        one.pod = pod
-        one.ran |= pod.ran
-        one.admitted |= pod.admitted or one.remembered is not None
-        if pod.terminal:
-            one.over = one.over or at
+            turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
+            one = replace(one, bound=True, seen=at, over=None, turn=turn)
+        one = replace(
+            one,
+            pod=facts.sized(pod),
+            ran=one.ran or pod.ran,
+            admitted=one.admitted or pod.admitted or one.remembered is not None,
+            over=one.over or (at if pod.terminal else None),
+        )
+        facts.put(one)
 
     # The cgroups.
 
     def doubtful(self) -> frozenset[str]:
         """UIDs whose cgroups are to be looked for: of pods that are over, and of those not seen to run."""
-        pods = self._facts.pods.items()
+        pods = self._facts.open.items()
         return frozenset(uid for uid, one in pods if one.over is not None or (one.bound and not one.ran))
 
     def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
         """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
         for uid in self._facts.pods.keys() & frozenset(uids):
             one = self._facts.pods[uid]
-            if uid in alive:
-                one.death, one.ran, one.admitted = None, True, True
-            else:
-                one.death = mark
+            found = {"death": None, "ran": True, "admitted": True} if uid in alive else {"death": mark}
+            self._facts.put(replace(one, **found))
         self.settle(mark.at_s)
 
     def settle(self, now_s: float) -> None:
         """End every charge that ends by now, and forget pods of which nothing can come any more."""
         facts = self._facts
-        for uid in [uid for uid, one in facts.pods.items() if release.is_over(facts, one, now_s)]:
-            del facts.pods[uid]
+        for uid in [uid for uid, one in facts.open.items() if release.is_over(facts, one, now_s)]:
+            facts.drop(uid)
         facts.grants = [
             grant
             for grant in facts.grants
@@ -318,7 +325,7 @@ class Ledger:
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
-        waiting = (one for one in self._facts.pods.values() if one.live and not charges.complete(one))
+        waiting = (one for one in self._facts.open.values() if one.live and not charges.complete(one))
         return bool(self._facts.grants) or any(one.since is not None for one in waiting)
 
     def promised(self) -> Units:
@@ -348,25 +355,29 @@ class Ledger:
 
     def published_holds(self) -> dict[str, dict[int, int]]:
         """The same by the card's position in the words."""
-        position = {uuid: number for number, uuid in enumerate(self._facts.cards)}
-        return {
+        position = self._facts.position
+        settled = {share.uid: share.positions for share in self._facts.settled.shares.values()}
+        return settled | {
             uid: {position[uuid]: count for uuid, count in units.items() if count}
             for uid, units in self.holds().items()
+            if uid not in settled
         }
 
     def unsettled(self) -> bool:
         """Something changes without any event: a pod that is over or unknown, an Allocate not in the book."""
-        return bool(self._facts.grants) or any(not one.live for one in self._facts.pods.values())
+        return bool(self._facts.grants) or any(not one.live for one in self._facts.open.values())
 
     def unheld(self) -> frozenset[str]:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""
-        pods = self._facts.pods.values()
+        pods = self._facts.open.values()
         return frozenset(one.pod.uid for one in pods if one.live and not charges.complete(one))
 
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        held = [one for one in self._facts.pods.values() if one.live and not one.missing]
-        found = {one.pod.uid: explain.allocation(self._facts, one) for one in held}
+        facts = self._facts
+        held = [one for one in facts.open.values() if one.live and not one.missing]
+        found = {one.pod.uid: facts.assignment(one) for one in held}
+        found |= {share.uid: share.assignment for share in facts.settled.shares.values()}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
     def explain(self) -> dict[str, Any]:

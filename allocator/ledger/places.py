@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts, PodFacts, Units, add
+from allocator.ledger.facts import Facts
+from allocator.ledger.pods import PodFacts, Units, add, shape
 from allocator.policy import choose
 from allocator.request import Demand, PodRequest
 
@@ -34,13 +35,6 @@ class Place:
     def cards(self) -> tuple[str, ...]:
         """Their UUIDs."""
         return tuple(self.units)
-
-
-def shape(request: PodRequest, demand: Demand) -> Hashable:
-    """What makes demands interchangeable; the scheduler keeps others of the same size off the node."""
-    if request.shared:
-        return (tuple((c.kind, c.units) for c in request.containers), request.selector, request.percent)
-    return (demand.per_card, demand.cards, request.selector, request.percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +150,16 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
     ends, not before: until then the cards that it got are not free.
     """
     left: defaultdict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    happened: list[tuple[int, Hashable, tuple[str, ...], tuple[str, ...]]] = []
-    for one in facts.queue():
-        for demand in one.pod.request.demands:
-            kind, target = shape(one.pod.request, demand), facts.target(one.pod, demand) or ()
-            alone = one.ids.keys() <= set(demand.containers)
-            got = tuple(sorted(one.units if alone else facts.by_card(one.ids_of(demand.containers))))
-            if target:
-                happened.append((one.seen.order, kind, target, ()))
-            if got and one.since is not None:
-                happened.append((one.since.order, kind, target, got))
-    for _, kind, target, got in sorted(happened, key=lambda event: event[0]):
-        if not got:
-            left[kind][target] += 1
+    moves = [move for one in facts.open.values() if one.bound for move in facts.moves(one)]
+    moves += facts.settled.moves(moves)
+    bound = [(move.bound, False, move) for move in moves if move.target]
+    served = [(move.served, True, move) for move in moves if move.got]
+    for _, is_served, move in sorted(bound + served, key=lambda event: event[0]):
+        targets = left[move.shape]
+        if not is_served:
+            targets[move.target] += 1
         else:
-            left[kind][got if left[kind][got] > 0 else target] -= 1
+            targets[move.got if targets[move.got] > 0 else move.target] -= 1
     return left
 
 

@@ -3,7 +3,8 @@
 from typing import Final
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts, PodFacts
+from allocator.ledger.facts import Facts
+from allocator.ledger.pods import PodFacts
 
 SETTLE_S: Final = 10.0
 """A container that the kubelet is about to start has its cgroup by then."""
@@ -59,6 +60,6 @@ def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
 
 def stale(facts: Facts, now_s: float) -> bool:
     """Whether the kubelet should be made to clean its book and to write it."""
-    return any(one.book and is_dead(one) for one in facts.pods.values()) or any(
+    return any(one.book and is_dead(one) for one in facts.open.values()) or any(
         now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )

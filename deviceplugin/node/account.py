@@ -138,10 +138,7 @@ class Account:
     def state(self) -> tuple[object, ...]:
         """What followers look at rests on this; compare two. To work out all that follows takes long."""
         facts = self.ledger.facts
-        pods = {
-            uid: (dict(one.ids), one.admitted, one.ran, one.death is None) for uid, one in facts.pods.items()
-        }
-        return pods, len(facts.grants), self.ledger.complete
+        return facts.version, len(facts.pods), len(facts.grants), self.ledger.complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
@@ -163,7 +160,8 @@ class Account:
             self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
-        others = {entry.uid: entry.resource for entry in entries if self._is_of_another_unit(entry.resource)}
+        strange = {name for name in {entry.resource for entry in entries} if self._is_of_another_unit(name)}
+        others = {one.uid: one.resource for one in entries if one.resource in strange} if strange else {}
         self._ended &= others.keys()
         self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
         self._last = contents

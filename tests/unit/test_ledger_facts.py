@@ -4,7 +4,7 @@ import pytest
 
 from allocator.errors import LedgerError
 from allocator.ledger import Ledger, Pod
-from allocator.ledger.facts import demand_of
+from allocator.ledger.pods import demand_of
 from allocator.selector import Selector
 from tests.ledger_world import World, cards, ids, pod, request
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import places
+from allocator.ledger.pods import shape
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
@@ -242,12 +242,12 @@ class Scene:
             if pod.node == node.name and read is not None:
                 pods.setdefault(read.uid, read)
         for demand in pods[uid].request.demands:
-            shape = places.shape(pods[uid].request, demand)
+            like = shape(pods[uid].request, demand)
             chosen = {
                 facts.target(pod, each)
                 for pod in pods.values()
                 for each in pod.request.demands
-                if places.shape(pod.request, each) == shape
+                if shape(pod.request, each) == like
             }
             got = node.kubelet.cards(uid, demand.containers)
             if got not in chosen:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from allocator.ledger import Ask, Ledger, charges, choice, places
-from allocator.ledger.facts import Facts, PodFacts, Units, add
+from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
+from allocator.ledger.pods import PodFacts, Units, add, shape
 from tests.property.undercount.extender import ModelExtender
 
 
@@ -44,9 +45,8 @@ _READ_BOOK = Ledger.read_book
 
 def book_is_all(ledger: Ledger, entries: Any, now_s: float) -> None:
     _READ_BOOK(ledger, entries, now_s)
-    for one in ledger.facts.pods.values():
-        one.ids = dict(one.book)
-        one.units = ledger.facts.of_containers(one.ids.values())
+    for one in list(ledger.facts.pods.values()):
+        ledger.facts.put(replace(one, ids=one.book, units=ledger.facts.of_containers(one.book.values())))
 
 
 def ids_once(facts: Facts) -> Units:
@@ -102,7 +102,7 @@ def first_batch_is_known(ledger: Ledger) -> None:
 
 
 def over_is_dead(one: PodFacts) -> bool:
-    one.death = one.death or one.over
+    object.__setattr__(one, "death", one.death or one.over)
     return one.over is not None
 
 
@@ -131,21 +131,17 @@ def steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Cal
 
 def targets_only(facts: Facts) -> Any:
     """A pool that does not know who was served where."""
-    kept = {one: one.ids for one in facts.pods.values()}
-    for one in kept:
-        one.ids = {}
-    try:
-        return _POOLS(facts)
-    finally:
-        for one, ids in kept.items():
-            one.ids = ids
+    bare = Facts.of(list(facts.cards.values()), facts.policy)
+    for one in facts.pods.values():
+        bare.put(replace(one, book={}, ids={}, units={}))
+    return _POOLS(bare)
 
 
 def nobody_uses_up_his_own(facts: Facts) -> Any:
     left: Any = defaultdict(Counter)
-    for one in facts.queue():
-        for demand in one.pod.request.demands:
-            pool, target = left[places.shape(one.pod.request, demand)], facts.target(one.pod, demand)
+    for one in sorted(facts.pods.values(), key=lambda one: one.turn):
+        for demand in one.pod.request.demands if one.bound else ():
+            pool, target = left[shape(one.pod.request, demand)], facts.target(one.pod, demand)
             pool.update([target] if target is not None else [])
             pool.subtract([tuple(sorted(facts.by_card(one.ids_of(demand.containers))))])
     return left
