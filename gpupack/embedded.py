@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 60.0
 
+PUBLISH_GAP_S: Final = 0.2
+"""Shorter than in a real cluster: this API server serves a few nodes of the same process."""
+
 
 class NeverCameError(GpupackError):
     """Something did not happen in time."""
@@ -156,6 +159,7 @@ class EmbeddedCluster:
             pod_resources_socket=kubelet.pod_resources_socket,
             http="127.0.0.1:0",
             card_policy=self._card_policy,
+            publish_gap_s=PUBLISH_GAP_S,
         )
         settings.check()
         gpus = SimulatedGpus(load_profile(profile))
@@ -182,7 +186,10 @@ class EmbeddedCluster:
         async def extender() -> None:
             structlog.contextvars.bind_contextvars(component="extender")
             await run_extender(
-                settings, stop=self._stop, started=lambda url, state: started.set_result((url, state))
+                settings,
+                stop=self._stop,
+                started=lambda url, state: started.set_result((url, state)),
+                after_another=False,
             )
 
         task = self._background(extender())

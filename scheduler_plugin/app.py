@@ -45,6 +45,7 @@ async def run(
     *,
     stop: asyncio.Event,
     started: Callable[[str, ClusterState], None] | None = None,
+    after_another: bool = True,
 ) -> None:
     """Serve until `stop` is set.
 
@@ -52,6 +53,7 @@ async def run(
         settings: How to run.
         stop: Ends the server.
         started: Called once with the server's URL and the live state.
+        after_another: Whether another extender may have served this cluster: the first Binding waits for its.
 
     Raises:
         SettingsError: the settings cannot work, or the address or the TLS files cannot be used.
@@ -71,7 +73,15 @@ async def run(
         watcher.changed.connect(news.note)
         elector = elector_of(settings, client)
         committer = Committer(state, policies)
-        binder = Binder(committer, client, clock, settings.bind_timeout_s, elector, refresh=watcher.refresh)
+        binder = Binder(
+            committer,
+            client,
+            clock,
+            settings.bind_timeout_s,
+            elector,
+            refresh=watcher.refresh,
+            after_another=after_another,
+        )
         watcher.restored.connect(binder.begin_anew)
         events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, most=EVENTS, clock=clock)
         reporter = Reporter(state, clock, events, elector)

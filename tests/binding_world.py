@@ -55,7 +55,7 @@ class Leader:
 
 
 class World:
-    def __init__(self, leadership: Leader | None = None) -> None:
+    def __init__(self, leadership: Leader | None = None, *, after_another: bool = True) -> None:
         self.now = 100.0
         self.slept: list[float] = []
         self.gates: asyncio.Queue[asyncio.Event] = asyncio.Queue()
@@ -70,6 +70,7 @@ class World:
             T,
             leadership,
             refresh=self.refresh,
+            after_another=after_another,
             sleep=self.sleep,
         )
         self.now += T

@@ -10,6 +10,7 @@ import structlog
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.objects import PodLite
 from scheduler_plugin.commit.committer import Commitment, Committer
@@ -79,6 +80,8 @@ class Binder:
         timeout_s: T, how long a Binding may take effect after it was sent.
         leadership: None when nobody else can be binding.
         refresh: Lists pods anew and returns when the state has the list.
+        after_another: Whether a process before this one may have bound. Only the maker of a new cluster can
+            know that none did.
         sleep: Waits, as asyncio.sleep.
     """
 
@@ -91,6 +94,7 @@ class Binder:
         leadership: Leadership | None = None,
         *,
         refresh: Callable[[], Awaitable[None]],
+        after_another: bool = True,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.committer = committer
@@ -100,18 +104,19 @@ class Binder:
         self.leadership = leadership
         self.refresh = refresh
         self.sleep = sleep
-        self._started = clock()
+        self._started = clock() if after_another else float("-inf")
         self._begun_anew = float("-inf")
         self._opened: float | None = None
         self._opening = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
         self._ending = False
         self._sending = 0
+        self._sent = float("-inf")
 
     @property
     def busy(self) -> bool:
-        """Whether Bindings are on their way to the API server."""
-        return self._sending > 0
+        """Whether Bindings are on their way to the API server, or were a moment ago."""
+        return self._sending > 0 or self.clock() - self._sent < BUSY_S
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
         """Bind the pod of this name and UID to a node.
@@ -229,6 +234,7 @@ class Binder:
             return f"Binding refused: {error.message}"
         finally:
             self._sending -= 1
+            self._sent = self.clock()
         return ""
 
     async def _read(self, commitment: Commitment) -> Outcome:

@@ -22,6 +22,8 @@ PODS = "/api/v1/namespaces/default/pods"
 class RealKubelet:
     """A cluster as a driver of the script. Children are started from the main thread, the loop's."""
 
+    pace = 1.0
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.plugin_dir = cluster.host.device_plugin_dir

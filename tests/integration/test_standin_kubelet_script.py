@@ -17,6 +17,8 @@ from tests.scripts.kubelet_play import RESOURCE, ScriptPod
 class StandIns:
     """Both stand-ins as a driver of the script."""
 
+    pace = 0.25  # it makes up its mind within `sync_delay_s`
+
     def __init__(self, api: ApiServer, kubelet: Kubelet) -> None:
         self.api = api
         self.kubelet = kubelet

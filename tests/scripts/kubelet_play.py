@@ -42,10 +42,15 @@ class ScriptPod:
 
 
 class Driver(Protocol):
-    """A kubelet with an API server: the real ones, or the stand-ins."""
+    """A kubelet with an API server: the real ones, or the stand-ins.
+
+    Attributes:
+        pace: How long it is watched for a change that should not come, as a part of what a real one is.
+    """
 
     plugin_dir: Path
     pod_resources: Path
+    pace: float
 
     async def create(self, pod: ScriptPod) -> str:
         """Create a pod that is bound to the node already; its UID."""
@@ -238,8 +243,8 @@ class Play:
         return await self.amounts()
 
     async def stays(self, capacity: int, allocatable: int, for_s: float = 1.5) -> bool:
-        """Tell whether the Node says so all the while."""
-        end = time.monotonic() + for_s
+        """Tell whether the Node says so all the while, `for_s` seconds of a real kubelet."""
+        end = time.monotonic() + for_s * self.driver.pace
         while time.monotonic() < end:
             if await self.amounts() != (capacity, allocatable):
                 return False

@@ -165,13 +165,14 @@ async def restart_with_init_container(here: Play) -> Answer:
 async def _after_restart_without_plugin(here: Play, pod: ScriptPod) -> Answer:
     """Restart the kubelet while no plugin comes back; say what becomes of a running pod.
 
-    A pod that is kept is listed, and is looked at for 6 s. One that is refused is not listed, and is reported
-    as Failed only once its containers are gone, 4 s after the refusal and more on a busy machine.
+    A pod that is kept is listed, and is looked at for 6 s of a real kubelet. One that is refused is not
+    listed, and is reported as Failed only once its containers are gone, 4 s after the refusal and more on a
+    busy machine.
     """
     await here.admit(pod)
     await here.stop_plugin()
     await here.driver.restart()
-    watched_until = time.monotonic() + 6.0
+    watched_until = time.monotonic() + 6.0 * here.driver.pace
 
     async def fate() -> tuple[Mapping[str, Any], dict[str, int]] | None:
         status, answer = await here.driver.status(pod.name), await here.list()
@@ -203,14 +204,14 @@ async def restart_with_api_server_away(here: Play) -> Answer:
     async def registered() -> bool:
         return here.registrar.registered
 
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5 * here.driver.pace)
     await until(registered, "registered while the API server is away")
     seen = []
     for _ in range(20):
         answer = await here.list()
         if answer is not None and answer.kubelet != before.kubelet:
             seen.append(len(answer.pods))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1 * here.driver.pace)
     await here.driver.api_away(False)
     await here.listed_again(before)
     await here.registered()

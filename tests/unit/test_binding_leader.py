@@ -48,6 +48,20 @@ async def test_each_term_as_the_leader_opens_once() -> None:
     assert world.slept == []
 
 
+async def test_the_first_process_of_a_new_cluster_lists_the_pods_and_waits_for_nobody() -> None:
+    world = World(after_another=False)
+    world.now -= T
+    assert await world.binder.bind(*ARGS) == ""
+    assert world.slept == []
+    assert world.refreshed == [100.0]
+    # An etcd restore is a history of its own, of which Bindings may be under way.
+    world.binder.begin_anew()
+    call = asyncio.create_task(world.binder.open())
+    await world.pass_time()
+    await call
+    assert world.slept == [T]
+
+
 async def test_a_new_process_waits_for_the_bindings_of_the_one_before() -> None:
     world = World()
     world.now -= T
