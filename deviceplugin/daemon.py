@@ -269,7 +269,7 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
-        metrics.also(self._memory.metrics())
+        metrics.also(self._memory.metrics(), self._memory.look)
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
