@@ -22,6 +22,7 @@ from scheduler_plugin.queue.displaced import displaced
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
+from scheduler_plugin.queue.patience import MeanAge, patience_s
 from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
@@ -74,6 +75,7 @@ class Queue:
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
         self._ages = Ages()
+        self._mean_age = MeanAge()
         self._wants: dict[Wants, Wants] = {}
 
     # What comes in.
@@ -232,9 +234,22 @@ class Queue:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
         limit = now - self.config.keep_room_after_s
         long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
+        if long:
+            age_s = self._mean_age.look(lambda: self._ages_s(now), now)
+            limit = now - patience_s(age_s, self.config.keep_room_after_s, self.config.keep_room_at_latest_s)
+            long = [entry for entry in long if entry.seen <= limit]
         long.sort(key=lambda entry: (entry.since, entry.uid))
         kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
         return [(self.entries[uid], node) for uid, node in kept]
+
+    def _ages_s(self, now: float) -> Iterator[tuple[int, float]]:
+        """Units of the bound pods, and for how many seconds each has run."""
+        clock = self._ages.clock(now)
+        for tenant in self.tenants:
+            for uid, units in tenant.released.items():
+                entry = self.entries.get(uid)
+                if entry is not None and entry.phase is Phase.BOUND:
+                    yield units, clock - (entry.record.started_at or clock)
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
