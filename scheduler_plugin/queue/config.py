@@ -123,7 +123,7 @@ class _Document(_Form, frozen=True):
     reclaim: Literal["wait", "evict"] = "wait"
     launch: Literal["free-first", "fifo"] = "free-first"
     keep_room_after: str = "10m"
-    keep_room_at_latest: str = "168h"
+    keep_room_at_latest: str = "720h"
     bind_within: str = "2m"
     gang_within: str = "5m"
 
@@ -153,7 +153,7 @@ class QueueConfig(Struct, frozen=True):
     reclaim: Literal["wait", "evict"] = "wait"
     plain_launch: bool = False
     keep_room_after_s: float = 600.0
-    keep_room_at_latest_s: float = 604_800.0
+    keep_room_at_latest_s: float = 2_592_000.0
     bind_within_s: float = 120.0
     gang_within_s: float = 300.0
 
