@@ -23,7 +23,7 @@ from scheduler_plugin.queue.displaced import displaced
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
-from scheduler_plugin.queue.patience import MeanAge, patience_s
+from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
@@ -79,7 +79,7 @@ class Queue:
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
         self._ages = Ages()
-        self._mean_age = MeanAge()
+        self._patience = Patience(self.entries, self.tenants, self._ages)
         self._wants: dict[Wants, Wants] = {}
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
@@ -248,24 +248,9 @@ class Queue:
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        limit = now - self.config.keep_room_after_s
-        long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
-        if long:
-            age_s = self._mean_age.look(lambda: self._ages_s(now), now)
-            limit = now - patience_s(age_s, self.config.keep_room_after_s, self.config.keep_room_at_latest_s)
-            long = [entry for entry in long if entry.seen <= limit]
-        long.sort(key=lambda entry: (entry.since, entry.uid))
+        long = self._patience.lost(self.config, now)
         kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
         return [(self.entries[uid], node) for uid, node in kept]
-
-    def _ages_s(self, now: float) -> Iterator[tuple[int, float]]:
-        """Units of the bound pods, and for how many seconds each has run."""
-        clock = self._ages.clock(now)
-        for tenant in self.tenants:
-            for uid, units in tenant.released.items():
-                entry = self.entries.get(uid)
-                if entry is not None and entry.phase is Phase.BOUND:
-                    yield units, clock - (entry.record.started_at or clock)
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
