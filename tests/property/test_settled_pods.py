@@ -37,7 +37,7 @@ def left(facts: Facts) -> dict[Any, Any]:
 
 
 def answers(facts: Facts, *, percent: bool) -> list[object]:
-    """What the kubelet is told, of each size, with all IDs on offer and with what each pod has that may ask."""
+    """What the kubelet is told, of each size, with all IDs on offer and with those of each pod that may ask."""
     offered = frozenset(facts.share_of if percent else facts.card_of)
     fixed = {
         frozenset[str](),
