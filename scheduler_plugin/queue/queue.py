@@ -248,9 +248,8 @@ class Queue:
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        long = self._patience.lost(self.config, now)
-        kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
-        return [(self.entries[uid], node) for uid, node in kept]
+        lost = ((entry.uid, entry.waits_in) for entry in self._patience.lost(self.config, now))
+        return [(self.entries[uid], node) for uid, node in self.admission.keep_room(lost)]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
