@@ -31,7 +31,7 @@ from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cardlist import CardList
-from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units
@@ -69,7 +69,9 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
-    return NvmlGpus(settings.ignored_xids, cgroup_root=settings.cgroup_root)
+    return NvmlGpus(
+        settings.ignored_xids, cgroup_root=settings.cgroup_root, sees_processes=in_host_pid_namespace()
+    )
 
 
 class Daemon:
@@ -197,7 +199,6 @@ class Daemon:
             settings,
             account,
             self._source,
-            self._owners,
             pods,
             self._sampler,
             client,

@@ -14,7 +14,7 @@ from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.memory import ContainerMemory, Memory
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.overuse import LOOK_S, Names, OverUse
-from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.sampling import Sampler
 from deviceplugin.node.shares import Shares
 from deviceplugin.node.supports import Supports
 from deviceplugin.node.told_use import ToldUse
@@ -32,7 +32,6 @@ class MemoryParts:
         settings: of the daemon.
         account: the ledger.
         source: the cards.
-        owners: where processes run.
         pods: the node's pods.
         sampler: measures the cards.
         client: API server.
@@ -51,7 +50,6 @@ class MemoryParts:
         settings: Settings,
         account: Account,
         source: GpuSource,
-        owners: Owners,
         pods: PodView,
         sampler: Sampler,
         client: KubeClient,
@@ -71,7 +69,7 @@ class MemoryParts:
             partial(evict, client),
             tolerance_mib=settings.over_use_mib,
             evict_after_s=settings.evict_over_use_after_s,
-            clock=time.monotonic,
+            clock=account.now_s,
         )
         self._enforcer = Enforcer(
             account,
@@ -84,7 +82,12 @@ class MemoryParts:
         )
         shares = Shares(account, settings.unit_mib)
         self._memory = Memory(
-            shares, self.supports, self._enforcer, pods, lambda: sampler.samples, owners.place
+            shares,
+            self.supports,
+            self._enforcer,
+            pods,
+            sampler,
+            account.now_s,
         )
         self._rows: Sequence[ContainerMemory] = ()
         self.told = ToldUse(self._holding, time.monotonic)

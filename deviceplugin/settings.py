@@ -108,9 +108,19 @@ class Settings(HttpAddress):
         Raises:
             SettingsError: lists every fault.
         """
+        faults = self.faults()
+        if not self.device_plugin_dir.is_dir():
+            faults.append(
+                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
+            )
+        if faults:
+            raise SettingsError(tuple(faults))
+
+    def faults(self) -> list[str]:
+        """All that is wrong, but for a kubelet that is not here: `gpupack node --check` finds that itself."""
         faults = [
             *self._name_faults(),
-            *self.gpu_faults(),
+            *self._gpu_faults(),
             *self._sharing_faults(),
             *self._place_faults(),
         ]
@@ -118,8 +128,7 @@ class Settings(HttpAddress):
             faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
             faults.append(f"--log-format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
-        if faults:
-            raise SettingsError(tuple(faults))
+        return faults
 
     def shown(self) -> dict[str, object]:
         """All settings as plain values for the log; none of them is secret."""
@@ -141,8 +150,7 @@ class Settings(HttpAddress):
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def gpu_faults(self) -> list[str]:
-        """Check what concerns cards alone."""
+    def _gpu_faults(self) -> list[str]:
         faults = []
         if self.gpus not in GPU_SOURCES:
             faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")
@@ -182,10 +190,6 @@ class Settings(HttpAddress):
 
     def _place_faults(self) -> list[str]:
         faults = []
-        if not self.device_plugin_dir.is_dir():
-            faults.append(
-                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
-            )
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}: allowed is a file that exists")
         return [*faults, *address_faults("--http", self.http)]
