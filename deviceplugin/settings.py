@@ -15,6 +15,7 @@ from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
 from deviceplugin.node.overuse import DEFAULT_TOLERANCE_MIB
 from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
+from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")
@@ -23,11 +24,10 @@ MPS: Final = "mps"
 SHARINGS: Final = (TIME_SLICING, MPS)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
-MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(HttpAddress):
     """How the node daemon runs; see `gpupack node --help`.
 
     Attributes:
@@ -101,16 +101,6 @@ class Settings:
     def percent_endpoint(self) -> str:
         """The same for the socket of the resource that counts percent of cards."""
         return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return self.http.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return int(self.http.rpartition(":")[2])
 
     def check(self) -> None:
         """Check everything.
@@ -202,17 +192,7 @@ class Settings:
         faults = []
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}: allowed is a file that exists")
-        host, colon, port = self.http.rpartition(":")
-        if (
-            not colon
-            or (":" in host and not host.startswith("["))
-            or not port.isascii()
-            or not port.isdigit()
-        ):
-            faults.append(f"--http {self.http!r}: allowed is HOST:PORT")
-        elif int(port) > MAX_PORT:
-            faults.append(f"--http {self.http!r}: allowed are ports up to {MAX_PORT}")
-        return faults
+        return [*faults, *address_faults("--http", self.http)]
 
 
 def _plain(value: object) -> object:

@@ -128,6 +128,7 @@ class _Document(_Form, frozen=True):
     reclaim: Literal["wait", "evict"] = "wait"
     launch: Literal["free-first", "fifo"] = "free-first"
     keep_room_after: Duration = "10m"
+    keep_room_at_latest: Duration = "720h"
     bind_within: Duration = "2m"
     gang_within: Duration = "5m"
 
@@ -143,7 +144,8 @@ class QueueConfig(Struct, frozen=True):
         mode: `gate` takes the gate away and lets kube-scheduler choose the node; `batch` names the node too.
         reclaim: What happens to borrowed room whose lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
-        keep_room_after_s: From then on room is kept free for a pod that does not fit.
+        keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
+        keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
         bind_within_s: A released pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
     """
@@ -156,6 +158,7 @@ class QueueConfig(Struct, frozen=True):
     reclaim: Literal["wait", "evict"] = "wait"
     plain_launch: bool = False
     keep_room_after_s: float = 600.0
+    keep_room_at_latest_s: float = 2_592_000.0
     bind_within_s: float = 120.0
     gang_within_s: float = 300.0
 
@@ -189,6 +192,7 @@ def parse_config(name: str, text: str) -> QueueConfig:
         field: _seconds(getattr(document, field), path, faults)
         for field, path in (
             ("keep_room_after", "keepRoomAfter"),
+            ("keep_room_at_latest", "keepRoomAtLatest"),
             ("bind_within", "bindWithin"),
             ("gang_within", "gangWithin"),
         )
@@ -205,6 +209,7 @@ def parse_config(name: str, text: str) -> QueueConfig:
         reclaim=document.reclaim,
         plain_launch=document.launch == "fifo",
         keep_room_after_s=seconds["keep_room_after"],
+        keep_room_at_latest_s=seconds["keep_room_at_latest"],
         bind_within_s=seconds["bind_within"],
         gang_within_s=seconds["gang_within"],
     )

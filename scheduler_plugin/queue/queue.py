@@ -17,11 +17,13 @@ from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
+from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.displaced import displaced
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
+from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
@@ -29,6 +31,9 @@ from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import Needs, Wants
+
+REFUSED_S: Final = (1.0, 300.0)
+"""The shortest and the longest pause before a release that the API server has refused is tried again."""
 
 FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
@@ -74,7 +79,9 @@ class Queue:
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
         self._ages = Ages()
+        self._patience = Patience(self.entries, self.tenants, self._ages)
         self._wants: dict[Wants, Wants] = {}
+        self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
     # What comes in.
 
@@ -157,13 +164,15 @@ class Queue:
 
     def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
         """Where a known pod is, by its newest version and by what is on its way."""
-        if phase is Phase.GATED and entry.phase is Phase.RELEASED:
-            # Released by us a moment ago; the API server has not told that yet.
-            return Phase.RELEASED
-        if phase is Phase.RELEASED and entry.phase is Phase.GATED:
-            # Another process released it, or this one and was told that it had not.
+        if phase is Phase.GATED:
+            # Released by us a moment ago, perhaps; the API server has not told that yet.
+            return entry.phase if entry.phase is Phase.RELEASED else phase
+        self._refusals.forget(entry.uid)
+        if phase is Phase.RELEASED and entry.ticket.gated:
             entry.released = now
-            self.unplaced.add(entry.uid)
+            if entry.phase is Phase.GATED:
+                # Another process released it, or this one and was told that it had not.
+                self.unplaced.add(entry.uid)
         elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
             self.seen_bound = now
         return phase
@@ -172,12 +181,19 @@ class Queue:
         """Forget a pod; after the state was told of it."""
         self._end(uid, now)
 
-    def not_released(self, uid: str, now: float) -> None:
-        """The API server has refused a release: the pod waits again, in its old place."""
+    def not_released(self, uid: str, now: float, why: str = "") -> None:
+        """The API server has refused a release: after a pause the pod waits again, in its old place.
+
+        Args:
+            uid: Of the pod.
+            now: Seconds.
+            why: The API server's words; empty where the pod had changed.
+        """
         entry = self.entries.get(uid)
         if entry is not None and entry.phase is Phase.RELEASED:
             self._give_back(entry, now)
             entry.phase, entry.given_back = Phase.GATED, False
+            self._refusals.refused(uid, now, why)
             self._enter(entry)
 
     @property
@@ -194,6 +210,8 @@ class Queue:
         and those whose room others have taken.
         """
         self.state.expire(now)
+        for uid in self._refusals.due(now):
+            self._enter(self.entries[uid])
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
@@ -210,7 +228,7 @@ class Queue:
         """Take back what was released and is not bound in time."""
         back = []
         for entry in list(self.entries.values()):
-            late = now - entry.released >= self.config.bind_within_s
+            late = not entry.ticket.gated and now - entry.released >= self.config.bind_within_s
             if entry.phase is Phase.RELEASED and not entry.gang and late and not entry.given_back:
                 self._give_back(entry, now)
                 why = f"not bound within {self.config.bind_within_s:g} s of its release"
@@ -230,17 +248,16 @@ class Queue:
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        limit = now - self.config.keep_room_after_s
-        long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
-        long.sort(key=lambda entry: (entry.since, entry.uid))
-        kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
-        return [(self.entries[uid], node) for uid, node in kept]
+        lost = ((entry.uid, entry.waits_in) for entry in self._patience.lost(self.config, now))
+        return [(self.entries[uid], node) for uid, node in self.admission.keep_room(lost)]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
-        return refusal(entry, self.config, self._namespaces.get(entry.record.namespace, {}))
+        wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace, {}))
+        why = self._refusals.why(entry.uid)
+        return wrong or (f"the API server refuses its release: {why}" if why else "")
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
@@ -267,7 +284,9 @@ class Queue:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
             self.tenants[entry.ticket.queue].waiting.begun(entry.uid, entry.job)
-        ready = entry.phase is Phase.GATED and not self.refusal(entry)
+        ready = (
+            entry.phase is Phase.GATED and not self.refusal(entry) and not self._refusals.pauses(entry.uid)
+        )
         if entry.gang:
             self.gangs.enter(entry, ready=ready)
         elif ready and entry.wants is not None:
@@ -359,6 +378,7 @@ class Queue:
         """Forget a pod that has ended or is gone."""
         self._drained.discard(uid)
         self._estimated.discard(uid)
+        self._refusals.forget(uid)
         failed = self.failed.pop(uid, None)
         if failed is not None:
             self.tenants[failed.queue].waiting.finished(uid, failed.job)

@@ -1,15 +1,18 @@
 """What containers use: from the driver's own count, else from processes; and who is told of over-use."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from deviceplugin.gpus.limits import Enforcement, Support
 from deviceplugin.gpus.source import GpuProcess, GpuSample
 from deviceplugin.memorymetrics import MemoryMetrics
+from deviceplugin.metrics import SLICE, Metrics
 from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.memory import ContainerMemory, Memory
 from deviceplugin.node.overuse import Names, OverUse
@@ -372,3 +375,24 @@ def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
     world.driver.say(Support(False, "old"))
     assert world.supports.enforcement("c0") is Enforcement.ACCOUNTED
+
+
+async def test_metrics_of_many_containers_are_written_in_turns():
+    """The same text as in one go, and the event loop turns on the way."""
+    row = ContainerMemory("u", "ns", 'p"0', "main", "c0", 10, None, 3, Enforcement.DRIVER)
+    rows = [replace(row, pod=f"p{number}") for number in range(3 * SLICE)] + [row]
+    collector = MemoryMetrics(lambda: rows, lambda _: False, lambda: {"c0": Enforcement.DRIVER})
+    metrics, turns, looked = Metrics(), [], []
+
+    async def look() -> None:
+        looked.append(1)
+
+    def turn() -> None:
+        turns.append(1)
+        asyncio.get_running_loop().call_soon(turn)
+
+    metrics.also(collector, look)
+    turn()
+    text = await metrics.text()
+    assert generate_latest(collector) in text
+    assert (len(looked), len(turns) > 9) == (1, True)

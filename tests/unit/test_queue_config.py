@@ -28,6 +28,7 @@ mode: batch
 reclaim: evict
 launch: fifo
 keepRoomAfter: 1h30m
+keepRoomAtLatest: 48h
 bindWithin: 90s
 gangWithin: 10m
 """
@@ -40,6 +41,7 @@ def test_everything_is_read() -> None:
     assert config.parents == {"lab": "all"}
     assert config.slots is not None
     assert (config.slots.local.count, config.slots.local.share_of_cards) == (2, 50)
+    assert config.keep_room_at_latest_s == 48 * 3600
     assert (config.keep_room_after_s, config.bind_within_s, config.gang_within_s) == (5400, 90, 600)
     assert (config.mode, config.reclaim, config.plain_launch) == ("batch", "evict", True)
 
@@ -121,6 +123,7 @@ slots: {free: {nodeSelector: {matchExpressions: [{key: k, operator: Exists, valu
         ("queues: [{name: a}]\nbindWithin: 5", ["bindWithin"]),
         ("queues: [{name: a}]\nbindWithin: 5 minutes", ["bindWithin"]),
         ("queues: [{name: a}]\nkeepRoomAfter: 0s", ["keepRoomAfter"]),
+        ("queues: [{name: a}]\nkeepRoomAtLatest: a week", ["keepRoomAtLatest"]),
         ("queues: [{name: a}]\nmode: now", ["mode"]),
         ("queues: [{name: a, weight: 0}, {name: b, stop: x}]", ["queues[0].weight", "queues[1].stop"]),
     ],
