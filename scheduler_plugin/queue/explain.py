@@ -34,6 +34,7 @@ class Reason(StrEnum):
     GANG = "GangIncomplete"
     STAGE = "FirstStage"
     STOPPED = "QueueStopped"
+    HELD = "HeldBack"
     QUOTA = "Quota"
     ROOM = "NoRoom"
     TURN = "Turn"
@@ -162,6 +163,9 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
     refusal = queue.refusal(entry)
     if refusal or entry.wants is None:
         return Reason.REFUSED, refusal
+    held = queue.alike.why(entry)
+    if held:
+        return Reason.HELD, held
     gang = queue.gangs.get(entry.gang)
     if gang is not None and not gang.waits_in:
         return Reason.GANG, gang.fault or _incomplete(entry, gang)

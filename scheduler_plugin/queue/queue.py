@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
-from allocator.names import POD_NODE_POLICY
-from allocator.request import unknown_policy
 from scheduler_plugin.cluster.pods import PodRecord, read_pod
 from scheduler_plugin.cluster.rules import Rules, Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
+from scheduler_plugin.queue.alike import Alike, template
 from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.displaced import displaced
@@ -24,13 +22,15 @@ from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.patience import Patience
-from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
+from scheduler_plugin.queue.pods import QueuePod, read_ticket
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
+from scheduler_plugin.queue.shapes import Shapes
 from scheduler_plugin.queue.slots import Slots
+from scheduler_plugin.queue.takeback import TakeBacks
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
-from scheduler_plugin.queue.wants import Needs, Wants
+from scheduler_plugin.queue.wants import Needs
 
 REFUSED_S: Final = (1.0, 300.0)
 """The shortest and the longest pause before a release that the API server has refused is tried again."""
@@ -76,11 +76,12 @@ class Queue:
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
-        self._drained: set[str] = set()
+        self.alike = Alike()
+        self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages()
         self._patience = Patience(self.entries, self.tenants, self._ages)
-        self._wants: dict[Wants, Wants] = {}
+        self._shapes = Shapes()
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
     # What comes in.
@@ -137,7 +138,7 @@ class Queue:
                 self.failed[uid] = Failed(ticket.queue, job, f"{record.namespace}/{record.name}")
                 self.tenants[ticket.queue].waiting.begun(uid, job)
             return
-        wants, fault = self._needs(record, ticket, pod)
+        wants, fault = self._shapes.read(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
         if entry is None:
             since = self._ages.since(ticket.created, now, live=live)
@@ -147,6 +148,12 @@ class Queue:
                 self.unplaced.add(uid)
         else:
             phase = self._moved(entry, phase, now)
+        if ticket.gated or not entry.template:
+            # In batch mode a release changes what a pod says of nodes.
+            found = template(record, ticket, wants)
+            if found != entry.template:
+                self.alike.leave(entry)
+                entry.template = found
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -157,8 +164,8 @@ class Queue:
             phase,
         )
         self._enter(entry)
-        if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang:
-            self._give_back(entry, now)
+        if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang and not entry.given_back:
+            self._take_backs.unschedulable(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
 
@@ -175,6 +182,8 @@ class Queue:
                 self.unplaced.add(entry.uid)
         elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
             self.seen_bound = now
+            for uid in self.alike.bound(entry):
+                self._enter(self.entries[uid])
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
@@ -192,6 +201,7 @@ class Queue:
         entry = self.entries.get(uid)
         if entry is not None and entry.phase is Phase.RELEASED:
             self._give_back(entry, now)
+            self._let_go(entry)
             entry.phase, entry.given_back = Phase.GATED, False
             self._refusals.refused(uid, now, why)
             self._enter(entry)
@@ -212,6 +222,8 @@ class Queue:
         self.state.expire(now)
         for uid in self._refusals.due(now):
             self._enter(self.entries[uid])
+        for entry in self.alike.due(now, self.entries):
+            self._enter(entry)
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
@@ -221,30 +233,13 @@ class Queue:
                 entry = self.entries[member.uid]
                 entry.phase, entry.released, entry.given_back = Phase.RELEASED, now, False
                 entry.holder, entry.waits_in = release.tenant, ""
+                self.alike.released(entry, now)
             self.gangs.released(release.task.uid, now)
             yield release
 
     def expire(self, now: float) -> list[TakenBack]:
         """Take back what was released and is not bound in time."""
-        back = []
-        for entry in list(self.entries.values()):
-            late = not entry.ticket.gated and now - entry.released >= self.config.bind_within_s
-            if entry.phase is Phase.RELEASED and not entry.gang and late and not entry.given_back:
-                self._give_back(entry, now)
-                why = f"not bound within {self.config.bind_within_s:g} s of its release"
-                back.append(TakenBack(entry, why, remove=self.config.mode == "batch" and entry.ticket.owned))
-        drained = [name for name, form in self.config.queues.items() if form.stop == "HoldAndDrain"]
-        for entry in [self.entries[uid] for name in drained for uid in self.tenants[name].released]:
-            if entry.uid not in self._drained and not entry.ticket.ending:
-                self._drained.add(entry.uid)
-                back.append(TakenBack(entry, f"queue {entry.ticket.queue} is drained", remove=True))
-        for entries, why in self.gangs.half_bound(now, self.config.gang_within_s):
-            for entry in entries:
-                if entry.phase is Phase.RELEASED and not entry.given_back:
-                    self._give_back(entry, now)
-            released = [entry for entry in entries if entry.phase is not Phase.GATED]
-            back += [TakenBack(entry, why, remove=entry.ticket.owned) for entry in released]
-        return back
+        return self._take_backs.find(self.config, now)
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
@@ -261,31 +256,22 @@ class Queue:
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
-        if len(self._wants) > 2 * len(self.entries) + FORGOTTEN_FROM:
+        if len(self._shapes) > 2 * len(self.entries) + FORGOTTEN_FROM:
             used = {entry.wants for entry in self.entries.values() if entry.wants is not None}
-            self._wants = {wants: wants for wants in used}
+            self._shapes.forget_unused(used)
             self.room.forget_unused(used)
 
     # Pods.
-
-    def _needs(self, record: PodRecord, ticket: Ticket, pod: QueuePod) -> tuple[Wants | None, str]:
-        """What a pod needs, and what is wrong with it."""
-        if record.charged is None:
-            return None, record.error
-        if record.request is None:
-            return Wants(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        wants = Wants(record.request, record.cpu_milli, record.memory_bytes, node_rules(pod))
-        policy = record.request.node_policy
-        if policy is not None and policy not in NODE_POLICIES:
-            return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES.names()))
-        return self._wants.setdefault(wants, wants), ticket.fault
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
             self.tenants[entry.ticket.queue].waiting.begun(entry.uid, entry.job)
         ready = (
-            entry.phase is Phase.GATED and not self.refusal(entry) and not self._refusals.pauses(entry.uid)
+            entry.phase is Phase.GATED
+            and not self.refusal(entry)
+            and not self._refusals.pauses(entry.uid)
+            and not self.alike.holds(entry)
         )
         if entry.gang:
             self.gangs.enter(entry, ready=ready)
@@ -293,11 +279,10 @@ class Queue:
             self._wait(entry, entry.task(entry.wants))
         else:
             self._wait_no_more(entry)
-        if entry.phase is not Phase.GATED and not entry.given_back:
+        if entry.phase is not Phase.GATED:
             self._hold(entry)
         if entry.phase is Phase.BOUND:
             entry.given_back = False
-            self._hold(entry)
             self.slots.sit(entry.uid, entry.record.node, entry.kind)
 
     def _wait(self, entry: Entry, task: Task[Needs]) -> None:
@@ -337,13 +322,23 @@ class Queue:
             entry.holder = ""
 
     def _give_back(self, entry: Entry, now: float) -> None:
-        """Let others have the room, the slot and the quota of a pod that is not bound."""
+        """Let others have the room and the slot of a pod that is not bound.
+
+        Its quota stays its own: kube-scheduler may bind it at any time.
+        """
         take = self.state.taken(entry.uid)
         if take is not None:
             self.state.roll_back(take, now)
         self.slots.leave(entry.uid)
-        self._let_go(entry)
         entry.given_back = True
+
+    def _could_not_be_bound(self, entry: Entry, now: float) -> None:
+        """Give a released pod's room back, and hold back those that are like it."""
+        self._give_back(entry, now)
+        if self.alike.refused(entry, now):
+            for other in self.entries.values():
+                if other.phase is Phase.GATED and other.template == entry.template:
+                    self._enter(other)
 
     def _place_again(self, uid: str, now: float) -> bool:
         """Take room for a released pod that has none and is not bound; whether it needs none any more."""
@@ -376,7 +371,6 @@ class Queue:
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
-        self._drained.discard(uid)
         self._estimated.discard(uid)
         self._refusals.forget(uid)
         failed = self.failed.pop(uid, None)
@@ -389,6 +383,8 @@ class Queue:
             self.tenants[entry.ticket.queue].waiting.finished(uid, entry.job)
         self._wait_no_more(entry)
         self._give_back(entry, now)
+        self._let_go(entry)
+        self.alike.leave(entry)
         if entry.gang:
             self.gangs.leave(entry)
         del self.entries[uid]

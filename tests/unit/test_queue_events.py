@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeapi.errors import Forbidden, Invalid, KubeApiError
+from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
@@ -40,6 +40,10 @@ class Running:
             raise self.refuses
         self.world.change(f"uid-{name}", spec={"schedulingGates": []})
         return b""
+
+    async def post(self, path: str, body: Any, *, timeout_s: float) -> bytes:
+        del path, body, timeout_s
+        raise TooManyRequests("budget keeps it")
 
     async def get(self, path: str, *, timeout_s: float) -> bytes:
         del timeout_s
@@ -195,6 +199,18 @@ async def test_pods_that_the_api_server_refuses_hold_up_nobody(
         refused = "Refused: the API server refuses its release: denied by policy x"
         assert set(told) == {f"Warning Waiting {refused}"}
         assert not [text for text in running.told(name) if "not bound within" in text]
+
+
+async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: Running) -> None:
+    running.world.pod("p")
+    await running.pass_time()
+    running.world.bind("uid-p")
+    running.world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    for _ in range(10):
+        await running.pass_time()
+    told = [text for text in running.told("p") if "Released" not in text]
+    assert told[0] == "Warning TakenBack queue a is drained: it is removed and waits again"
+    assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
 
 
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
