@@ -54,7 +54,7 @@ class Mutant:
         density: of that history.
         more: events that come more often in it.
         percent: how many of its pods ask for percent of cards.
-        also: the same rule at its second place, or another one that by itself keeps the history from breaking.
+        also: the same rule at its second place, or another that alone keeps the history from breaking.
     """
 
     name: str
