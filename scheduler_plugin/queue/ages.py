@@ -18,6 +18,10 @@ class Ages:
     def __init__(self) -> None:
         self._ahead: float | None = None
 
+    def clock(self, now: float) -> float:
+        """Seconds since 1970 by the clock that dates pods; 0 before the first one."""
+        return 0.0 if self._ahead is None else self._ahead + now
+
     def since(self, created: float, now: float, *, live: bool) -> float:
         """Since when a pod waits, by the clock of the API server.
 

@@ -21,6 +21,7 @@ from scheduler_plugin.queue.displaced import displaced
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
+from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, read_ticket
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
@@ -79,6 +80,7 @@ class Queue:
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages()
+        self._patience = Patience(self.entries, self.tenants, self._ages)
         self._shapes = Shapes()
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
@@ -241,11 +243,8 @@ class Queue:
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        limit = now - self.config.keep_room_after_s
-        long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
-        long.sort(key=lambda entry: (entry.since, entry.uid))
-        kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
-        return [(self.entries[uid], node) for uid, node in kept]
+        lost = ((entry.uid, entry.waits_in) for entry in self._patience.lost(self.config, now))
+        return [(self.entries[uid], node) for uid, node in self.admission.keep_room(lost)]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""

@@ -11,7 +11,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.account import NOT_OURS, TAKEN, Account
+from deviceplugin.node.account import CROWDED, NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -43,6 +43,21 @@ class Node:
     def bind(self, *bound) -> None:
         for each in bound:
             self.ledger.pod_changed(each, self.account.now_s())
+        self.account.changed()
+
+    def linger(self, uid: str, given: frozenset[str]) -> None:
+        """A pod that runs is deleted by force, the kubelet offers its IDs again."""
+        self.bind(pod(uid, len(given), "c0"))
+        self.book.write(uid, given)
+        self.account.refresh()
+        self.ledger.looked([uid], [uid], self.ledger.mark(self.account.now_s()))
+        self.book.drop(uid)
+        self.account.refresh()
+        self.ledger.pod_gone(uid, self.account.now_s())
+
+    def ends(self, uid: str) -> None:
+        """Nothing of the pod runs any more."""
+        self.ledger.looked([uid], [], self.ledger.mark(self.account.now_s()))
         self.account.changed()
 
     def list_pods(self, *listed) -> None:
@@ -127,6 +142,26 @@ async def test_a_refusal_ends_with_the_likely_cause_and_the_way_out(assigned, en
     with pytest.raises(RefusedError) as caught:
         await node.preferred(5, node.ids[:4])
     assert str(caught.value) == f"no card has 5 free units, by card they have [4]; {end}"
+
+
+async def test_room_is_waited_for_while_containers_of_a_deleted_pod_end():
+    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
+    node.linger("z", ids("c0", *range(6)))
+    node.bind(pod("a", 6, "c0"))
+    asking = node.ask(6)
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.ends("z")
+    assert on(await asking) == {"c0"}
+
+
+async def test_what_containers_of_a_deleted_pod_still_run_with_is_refused_with_that_cause():
+    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+    node.linger("z", ids("c0", *range(6)))
+    node.bind(pod("a", 6, "c0"))
+    with pytest.raises(RefusedError) as caught:
+        await node.preferred(6)
+    assert str(caught.value) == f"no card has 6 free units, by card they have [2]; {CROWDED}"
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():
@@ -287,30 +322,30 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.account.living = lambda: living
+    node.account.others.living = lambda: living
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    assert node.account.other_units == {"uid-1": "gpupack.io/gpu-memory-512mib"}
+    assert node.account.others.pods == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
-        node.account.check_other_units({"uid-1"}, running)
+        node.account.others.check({"uid-1"}, running)
 
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    node.account.check_other_units({"uid-1"}, set())
-    assert list(node.account.other_units) == ["uid-1"], "the API server was not heard yet"
-    node.account.living = lambda: {"another"}
-    node.account.check_other_units({"uid-1"}, set())
-    assert node.account.other_units == {}
+    node.account.others.check({"uid-1"}, set())
+    assert list(node.account.others.pods) == ["uid-1"], "the API server was not heard yet"
+    node.account.others.living = lambda: {"another"}
+    node.account.others.check({"uid-1"}, set())
+    assert node.account.others.pods == {}
     node.book.write("mine", ids("c0", 1))
     node.account.refresh()
-    assert node.account.other_units == {}
+    assert node.account.others.pods == {}
     assert node.ledger.promised() == {"c0": 1}
     node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    assert list(node.account.other_units) == ["uid-2"]
+    assert list(node.account.others.pods) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():
