@@ -132,6 +132,8 @@ class Controller:
                     pass
                 self._news.clear()
                 if not self._ready():
+                    # Who stands by sees all pods too.
+                    self.queue.forget_unused()
                     continue
                 await self._release()
                 if self._clock() >= next_tick:

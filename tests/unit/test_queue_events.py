@@ -307,3 +307,20 @@ async def test_the_controller_is_busy_until_what_it_released_is_bound(running: R
     assert running.controller.busy, "one of a batch was bound, the next one may be under way"
     world.now += BUSY_S
     assert not running.controller.busy
+
+
+async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() -> None:
+    world = QueueWorld(TWO)
+    api: Any = Running()
+    for number in range(400):
+        world.delete(world.pod(f"p{number}", 1, cpu=f"{number + 1}m"))
+    assert len(world.queue._wants) == 400
+    controller = Controller(
+        world.queue, Writer(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
+    )
+    running = asyncio.create_task(controller.run())
+    controller.note()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert not world.queue._wants
