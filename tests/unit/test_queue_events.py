@@ -314,7 +314,7 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
     api: Any = Running()
     for number in range(400):
         world.delete(world.pod(f"p{number}", 1, cpu=f"{number + 1}m"))
-    assert len(world.queue._wants) == 400
+    assert len(world.queue._shapes) == 400
     controller = Controller(
         world.queue, Writer(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
     )
@@ -323,4 +323,4 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
     for _ in range(50):
         await asyncio.sleep(0)
     running.cancel()
-    assert not world.queue._wants
+    assert not len(world.queue._shapes)
