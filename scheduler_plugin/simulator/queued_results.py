@@ -104,6 +104,12 @@ def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     return result
 
 
+def _wait(queue: Mapping[str, Any], key: str) -> str:
+    """A figure of a queue's waits; there is none where nobody started and nothing happened afterwards."""
+    nobody = queue["never_started"] >= queue["pods"] and not queue["wait_s"]["most"]
+    return "-" if nobody else duration(queue["wait_s"][key])
+
+
 def _fair(found: Sequence[float | None]) -> float | None:
     known = [each for each in found if each is not None]
     return round(fmean(known), 4) if known else None
@@ -126,9 +132,7 @@ def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield f"{'policy':<40}{'queue':<20}{head}"
     for label, mean in means.items():
         for name, each in mean["queues"].items():
-            median, p95 = (
-                duration(each["wait_s"][key]) if each["pods"] else "-" for key in ("median", "p95")
-            )
+            median, p95 = (_wait(each, key) for key in ("median", "p95"))
             row = (
                 f"{each['weight']:>8g}{each['pods']:>9.0f}{each['never_started']:>13.0f}{median:>13}{p95:>10}"
             )

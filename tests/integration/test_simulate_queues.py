@@ -184,6 +184,7 @@ def test_where_nobody_had_anything_nothing_was_fair(trace):
     lines = []
     run(options(trace, config, json=str(trace / "out.json")), lines.append, quiet)
     assert "0.00 % of the GPUs allocated, Jain's index -, for nobody had anything" in "\n".join(lines)
+    assert re.search(r"best-fit, borrowing +b +1 +1 +1 +- +-", "\n".join(lines))
     json.loads((trace / "out.json").read_text(), parse_constant=pytest.fail)
 
 
