@@ -106,8 +106,10 @@ class Gang:
         first = min(entries, key=lambda entry: (entry.since, entry.uid))
         wants = GangWants(self.uid, tuple(pods))
         data = frozenset().union(*(entry.ticket.data for entry in entries))
-        kind = Kind.LOCAL if data else Kind.FREE
-        return Task(self.uid, kind, first.since, wants, data, first.job)
+        if data:
+            # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
+            return Task(self.uid, Kind.LOCAL, first.since, wants, data)
+        return Task(self.uid, Kind.FREE, first.since, wants, data, first.job)
 
     def disagreement(self, entries: list[Entry]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
@@ -126,13 +128,9 @@ class Failed:
     """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
 
     Attributes:
-        queue: Of the pod.
-        job: Of the pod, told apart by namespace.
         name: Of the pod, with its namespace.
     """
 
-    queue: str
-    job: str
     name: str
 
 

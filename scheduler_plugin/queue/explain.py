@@ -95,7 +95,9 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         position: Its position where that is known already.
     """
     reason, message = _why(queue, entry)
-    if position is None:
+    if reason is Reason.REFUSED:
+        position = 0
+    elif position is None:
         uid = entry.gang or entry.uid
         position = next((at for at, each in positions(queue.tenants[entry.ticket.queue]) if each == uid), 0)
     return Why(

@@ -26,6 +26,7 @@ from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticke
 from scheduler_plugin.queue.refusals import no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
 from scheduler_plugin.queue.slots import Slots
+from scheduler_plugin.queue.stages import Stages
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import Needs, Wants
@@ -66,6 +67,7 @@ class Queue:
         self.amounts = self.admission.amounts
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
+        self._stages = Stages(self.tenants)
         self.failed: dict[str, Failed] = {}
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
@@ -84,8 +86,7 @@ class Queue:
         self.locality = self.admission.locality = Locality(config.locality)
         for name, facts in self.room.facts.items():
             self._count_node(name, facts)
-        for uid, failed in self.failed.items():
-            self.tenants[failed.queue].waiting.begun(uid, failed.job)
+        self._stages.configure()
         for entry in list(self.entries.values()):
             self._enter(entry)
 
@@ -124,9 +125,8 @@ class Queue:
             self._end(uid, now)
             if record.ended and pod.status.phase != "Succeeded" and ticket.data and ticket.job:
                 # Its job waits for whatever is made in its place.
-                job = f"{record.namespace}/{ticket.job}"
-                self.failed[uid] = Failed(ticket.queue, job, f"{record.namespace}/{record.name}")
-                self.tenants[ticket.queue].waiting.begun(uid, job)
+                self.failed[uid] = Failed(f"{record.namespace}/{record.name}")
+                self._stages.begin(uid, ticket.queue, f"{record.namespace}/{ticket.job}")
             return
         wants, fault = self._needs(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
@@ -256,7 +256,9 @@ class Queue:
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
-            self.tenants[entry.ticket.queue].waiting.begun(entry.uid, entry.job)
+            self._stages.begin(entry.uid, entry.ticket.queue, entry.job)
+        else:
+            self._stages.end(entry.uid)
         ready = entry.phase is Phase.GATED and not self.refusal(entry)
         if entry.gang:
             self.gangs.enter(entry, ready=ready)
@@ -282,6 +284,7 @@ class Queue:
     def _wait_no_more(self, entry: Entry) -> None:
         if entry.waits_in:
             self.tenants[entry.waits_in].waiting.remove(entry.uid)
+            self.tenants.forget(entry.waits_in)
             entry.waits_in = ""
 
     def _hold(self, entry: Entry) -> None:
@@ -305,6 +308,7 @@ class Queue:
     def _let_go(self, entry: Entry) -> None:
         if entry.holder:
             self.tenants.let_go(entry.holder, entry.uid)
+            self.tenants.forget(entry.holder)
             entry.holder = ""
 
     def _give_back(self, entry: Entry, now: float) -> None:
@@ -349,18 +353,16 @@ class Queue:
         """Forget a pod that has ended or is gone."""
         self._drained.discard(uid)
         self._estimated.discard(uid)
-        failed = self.failed.pop(uid, None)
-        if failed is not None:
-            self.tenants[failed.queue].waiting.finished(uid, failed.job)
+        self.failed.pop(uid, None)
+        self._stages.end(uid)
         entry = self.entries.get(uid)
         if entry is None:
             return
-        if entry.kind is Kind.LOCAL and entry.job:
-            self.tenants[entry.ticket.queue].waiting.finished(uid, entry.job)
         self._wait_no_more(entry)
         self._give_back(entry, now)
         if entry.gang:
             self.gangs.leave(entry)
+        self.tenants.forget(entry.ticket.queue)
         del self.entries[uid]
 
     def _count_node(self, name: str, facts: NodeFacts | None) -> None:
