@@ -31,7 +31,7 @@ class Entry:
         fault: Why it cannot be given anything, in words.
         phase: Where it is.
         since: Since when it waits, by the API server's clock: the order in its queue.
-        seen: When the queue saw it first, seconds.
+        began: When it began to wait, seconds of the queue's clock; below 0 where that was before its process.
         released: When it was released, seconds; when the queue found it released where it began later.
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
@@ -44,7 +44,7 @@ class Entry:
     fault: str
     phase: Phase
     since: float
-    seen: float
+    began: float
     released: float
     holder: str = ""
     waits_in: str = ""

@@ -43,7 +43,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
         position: Its place among the tasks of its queue, from 1; 0: it is in no queue.
         reason: In one word.
         message: In words, with numbers.
-        waits_s: Seconds since the queue saw it.
+        waits_s: Seconds since it began to wait.
     """
 
     namespace: str
@@ -107,7 +107,7 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         position=position,
         reason=reason,
         message=message,
-        waits_s=max(0.0, now - entry.seen),
+        waits_s=max(0.0, now - entry.began),
     )
 
 
@@ -130,7 +130,7 @@ def tenants(queue: Queue, now: float) -> list[TenantStatus]:
     waits: dict[str, list[float]] = {}
     for entry in queue.entries.values():
         if entry.phase is Phase.GATED:
-            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.seen))
+            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.began))
     return [
         _tenant(queue, tenant, waits.get(tenant.name, []))
         for tenant in sorted(queue.tenants, key=lambda tenant: tenant.name)

@@ -5,16 +5,14 @@ was released, one with a node sits in its slot. So everything is found again aft
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from allocator.names import POD_NODE_POLICY
-from allocator.request import unknown_policy
 from scheduler_plugin.cluster.pods import PodRecord, read_pod
 from scheduler_plugin.cluster.rules import Rules, Take
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
 from scheduler_plugin.queue.config import QueueConfig
@@ -22,17 +20,21 @@ from scheduler_plugin.queue.displaced import displaced
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
-from scheduler_plugin.queue.pods import QueuePod, Ticket, node_rules, read_ticket
-from scheduler_plugin.queue.refusals import no_request, refusal
+from scheduler_plugin.queue.pods import QueuePod, Ticket, read_ticket
+from scheduler_plugin.queue.refusals import may_use, no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
+from scheduler_plugin.queue.shapes import Shapes
 from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.stages import Stages
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
-from scheduler_plugin.queue.wants import Needs, Wants
+from scheduler_plugin.queue.wants import Needs
 
 FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
+
+GATED_AGAIN_S: Final = 30.0
+"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 
 class QueueRules(Rules):
@@ -50,13 +52,16 @@ class Queue:
         config: The configuration.
         state: The cluster; made with `QueueRules`, and told of every pod and node before the queue is.
         policies: Of the cluster.
+        wall: Seconds since 1970 when its clock was at 0, see `Ages`.
 
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         failed: Failed pods that a job waits for, by UID.
     """
 
-    def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
+    def __init__(
+        self, config: QueueConfig, state: ClusterState, policies: Policies, wall: float | None = None
+    ) -> None:
         self.config = config
         self.state = state
         self.tenants = Tenants(config)
@@ -73,8 +78,8 @@ class Queue:
         self.unplaced: set[str] = set()
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
-        self._ages = Ages()
-        self._wants: dict[Wants, Wants] = {}
+        self._ages = Ages(wall)
+        self._shapes = Shapes()
 
     # What comes in.
 
@@ -115,34 +120,31 @@ class Queue:
         Args:
             pod: The pod.
             now: Seconds.
-            live: It was created a moment ago, see `Ages`.
+            live: It was created after those that came before it, see `Ages`.
         """
         uid = pod.metadata.uid
+        entry = self.entries.get(uid)
         record, ticket = self.state.pods.get(uid) or read_pod(pod, self.state.resource), read_ticket(pod)
-        entry = self.entries.get(record.uid)
+        if entry is not None and entry.holder in self.config.queues and not ticket.gated:
+            # What was released stays with its queue until it ends, whatever its label says then.
+            ticket = replace(ticket, queue=entry.holder)
         concerns = ticket.gated or (ticket.queue and (record.charged is not None or record.error))
         if not concerns or record.ended:
             self._end(uid, now)
-            if record.ended and pod.status.phase != "Succeeded" and ticket.data and ticket.job:
-                # Its job waits for whatever is made in its place.
-                self.failed[uid] = Failed(f"{record.namespace}/{record.name}")
-                self._stages.begin(uid, ticket.queue, f"{record.namespace}/{ticket.job}")
+            if record.ended and pod.status.phase != "Succeeded":
+                self._fail(record, ticket)
             return
-        wants, fault = self._needs(record, ticket, pod)
+        wants, fault = self._shapes.read(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
         if entry is None:
             since = self._ages.since(ticket.created, now, live=live)
-            entry = Entry(record, ticket, wants, fault, phase, since=since, seen=now, released=now)
+            began = self._ages.began(ticket.created, now, live=live)
+            entry = Entry(record, ticket, wants, fault, phase, since=since, began=began, released=now)
             self.entries[record.uid] = entry
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
-        elif phase is Phase.GATED and entry.phase is Phase.RELEASED:
-            # Released by us a moment ago; the API server has not told that yet.
-            phase = Phase.RELEASED
-        elif phase is Phase.RELEASED and entry.phase is Phase.GATED:
-            # Another process released it, or this one and was told that it had not.
-            entry.released = now
-            self.unplaced.add(uid)
+        else:
+            phase = self._turn(entry, phase, now)
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -200,6 +202,11 @@ class Queue:
         """Take back what was released and is not bound in time."""
         back = []
         for entry in list(self.entries.values()):
+            again = entry.phase is Phase.RELEASED and entry.ticket.gated
+            if again and now - entry.released >= GATED_AGAIN_S:
+                # The newest that is known of it shows the gate, long after it was taken away.
+                self.not_released(entry.uid, now)
+                back.append(TakenBack(entry, "its scheduling gate is there again", remove=False))
             late = now - entry.released >= self.config.bind_within_s
             if entry.phase is Phase.RELEASED and not entry.gang and late and not entry.given_back:
                 self._give_back(entry, now)
@@ -221,7 +228,7 @@ class Queue:
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
         limit = now - self.config.keep_room_after_s
-        long = [entry for entry in self.entries.values() if entry.waits_in and entry.seen <= limit]
+        long = [entry for entry in self.entries.values() if entry.waits_in and entry.began <= limit]
         long.sort(key=lambda entry: (entry.since, entry.uid))
         kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
         return [(self.entries[uid], node) for uid, node in kept]
@@ -230,28 +237,38 @@ class Queue:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
-        return refusal(entry, self.config, self._namespaces.get(entry.record.namespace, {}))
+        return refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
-        if len(self._wants) > 2 * len(self.entries) + FORGOTTEN_FROM:
+        if len(self._shapes) > 2 * len(self.entries) + FORGOTTEN_FROM:
             used = {entry.wants for entry in self.entries.values() if entry.wants is not None}
-            self._wants = {wants: wants for wants in used}
+            self._shapes.forget_unused(used)
             self.room.forget_unused(used)
 
     # Pods.
 
-    def _needs(self, record: PodRecord, ticket: Ticket, pod: QueuePod) -> tuple[Wants | None, str]:
-        """What a pod needs, and what is wrong with it."""
-        if record.charged is None:
-            return None, record.error
-        if record.request is None:
-            return Wants(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        wants = Wants(record.request, record.cpu_milli, record.memory_bytes, node_rules(pod))
-        policy = record.request.node_policy
-        if policy is not None and policy not in NODE_POLICIES:
-            return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES.names()))
-        return self._wants.setdefault(wants, wants), ticket.fault
+    def _fail(self, record: PodRecord, ticket: Ticket) -> None:
+        """A pod has failed: if it was of a first stage, its job waits for whatever is made in its place."""
+        if ticket.data and ticket.job:
+            self.failed[record.uid] = Failed(f"{record.namespace}/{record.name}")
+            self._stages.begin(record.uid, ticket.queue, f"{record.namespace}/{ticket.job}")
+
+    def _turn(self, entry: Entry, phase: Phase, now: float) -> Phase:
+        """What the API server says of a pod's phase, against what is known; the phase that it is in."""
+        match entry.phase, phase:
+            case Phase.RELEASED, Phase.GATED:
+                # Released by us a moment ago, and the API server has not told that yet; else see `expire`.
+                return Phase.RELEASED
+            case Phase.GATED, Phase.RELEASED:
+                # Another process released it, or this one and was told that it had not.
+                entry.released = now
+                self.unplaced.add(entry.uid)
+            case Phase.BOUND, Phase.GATED:
+                # The API server was put back to an older state.
+                self._give_back(entry, now)
+                entry.given_back = False
+        return phase
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
@@ -289,7 +306,7 @@ class Queue:
 
     def _hold(self, entry: Entry) -> None:
         """Count a pod in its tenant's quota, with what it counts for now."""
-        if entry.wants is None:
+        if entry.wants is None or not (entry.holder or self._counts(entry)):
             return
         units = self.amounts.of(entry.record, entry.wants)
         if units is None:
@@ -304,6 +321,11 @@ class Queue:
         self._let_go(entry)
         self.tenants.hold(entry.ticket.queue, entry.uid, units)
         entry.holder = entry.ticket.queue
+
+    def _counts(self, entry: Entry) -> bool:
+        """Whether a pod that the queue did not release counts for it: its namespace may be excluded."""
+        form = self.config.queues.get(entry.ticket.queue)
+        return form is None or may_use(form, self._namespaces.get(entry.record.namespace))
 
     def _let_go(self, entry: Entry) -> None:
         if entry.holder:

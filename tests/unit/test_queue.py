@@ -431,5 +431,5 @@ def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:
         world.queue.room.fits(world.queue.entries[uid].wants)  # type: ignore[arg-type]
         world.delete(uid)
         world.queue.forget_unused()
-    assert len(world.queue._wants) <= FORGOTTEN_FROM
+    assert len(world.queue._shapes) <= FORGOTTEN_FROM
     assert len(world.queue.room._masks) <= FORGOTTEN_FROM + 1
