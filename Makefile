@@ -48,9 +48,10 @@ test-unit: $(VENV)/.dev ## Unit, property and integration tests
 
 test: lint test-unit ## Everything that needs no root and no cluster (under 5 minutes)
 
-# Under 15 minutes, once each version's programs are built (6 minutes on two cores).
+# Once each version's programs are built, which takes 6 minutes on two cores. Three clusters at a time: for most of
+# the time a test waits for the kubelet. A file's tests share a cluster and stay together.
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests (root)
-	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) $(BIN)/python -m pytest tests/cluster -q $(if $(TELLING),-m telling)
+	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) $(BIN)/python -m pytest tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q $(if $(TELLING),-m telling)
 
 kube-version: python ## Pin a Kubernetes that the cluster tests can pick: make kube-version KUBE_VERSION=1.37.1
 	@$(PYTHON) tests/cluster/kubebin/pin.py $(KUBE_VERSION)

@@ -10,7 +10,11 @@ the Bindings too, and there is no kube-scheduler.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
 who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
-beside the rate in milliseconds a pod. The last line is JSON.
+beside the rate in milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the
+other; so that sides can be compared where the API server and etcd have cores of their own, the pods a second
+that the busiest of the three allows on one core are computed of its time. They are not measured, and
+kube-scheduler, which looks at the nodes of one pod with several threads, may do better on more cores. The
+last line is JSON.
 """
 
 import argparse
@@ -46,6 +50,8 @@ GATED = ("batch", "patches", "writes")
 PROGRAMS = ("kube-scheduler", "kube-apiserver", "etcd")
 EXTENDER = "extender"
 QUEUE = "queue"
+ONE_AFTER_THE_OTHER = ("kube-scheduler", EXTENDER, QUEUE)
+"""Processes that work on one pod after the other."""
 BENCHMARK = "benchmark"
 """This process: it watches, and of some sides it is the client."""
 SETTLED_S = Settings().bind_timeout_s + 1
@@ -97,7 +103,31 @@ def main() -> None:
             print(f"{side} / none: {rates[side] / rates['none']:.2f}")
     for side in sides:
         print(f"processor ms a pod, {side}: {listed(cpu_ms[side])}")
-    print(json.dumps({"nodes": options.nodes, "pods_per_s": rates, "cpu_ms_per_pod": cpu_ms}))
+    allowed = {side: bound for side in sides if (bound := allowed_pods_per_s(cpu_ms[side])) is not None}
+    for side, (name, pods_per_s) in allowed.items():
+        print(f"computed, not measured, {side}: {name} on one core allows {pods_per_s:.0f} pods/s")
+    print(
+        json.dumps(
+            {
+                "nodes": options.nodes,
+                "pods_per_s": rates,
+                "cpu_ms_per_pod": cpu_ms,
+                "computed_pods_per_s_of_one_core": {
+                    side: round(bound, 1) for side, (_, bound) in allowed.items()
+                },
+            }
+        )
+    )
+
+
+def allowed_pods_per_s(cpu_ms: Mapping[str, float]) -> tuple[str, float] | None:
+    """The busiest process that works on one pod after the other, and the pods a second of a core with it.
+
+    Returns:
+        None where no such process runs.
+    """
+    busiest = max(((cpu_ms[name], name) for name in ONE_AFTER_THE_OTHER if cpu_ms.get(name)), default=None)
+    return None if busiest is None else (busiest[1], 1000 / busiest[0])
 
 
 def median_cpu_ms(rounds: Sequence[Round]) -> dict[str, float]:

@@ -72,7 +72,8 @@ class EventRecorder:
             "default" for objects without one.
         component: who writes, as shown under FROM by `kubectl describe`.
         host: node of the writer, empty for none.
-        busy: whether the process has more urgent things to write now.
+        busy: whether the process has more urgent things to write now, or had within the last `BUSY_S`: what
+            it waits for may come a moment later.
         most: series that wait to be written; more are dropped.
         clock: monotonic seconds.
         wall: seconds of the wall clock.

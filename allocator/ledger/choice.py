@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, places
+from allocator.ledger import charges, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add, demand_of
 from allocator.request import ContainerRequest, Demand, PodRequest
@@ -80,6 +80,18 @@ class Ask:
         place = places.places(self.facts).get((found[0].pod.key, number))
         return place is not None and not place.on_target
 
+    def is_crowded(self) -> bool:
+        """Whether containers of pods that are over may still run."""
+        return bool(release.lingering(self.facts))
+
+    def has_room(self) -> bool:
+        """Whether some card can take the container."""
+        try:
+            prefer(self)
+        except LedgerError:
+            return False
+        return True
+
     def is_assigned(self) -> bool:
         """Whether the pod that seems to ask was bound with cards chosen for it."""
         found = self.whose()
@@ -113,10 +125,10 @@ def _cards(ask: Ask) -> tuple[str, ...]:
     """Choose the cards of one answer: the place of the pod that asks, or the best that is left.
 
     The best by the card policy, in rounds that respect less and less: first cards where nothing is charged,
-    nobody else is expected and others use nothing; then without the others' use. Then the target, though a
-    pod that has ended may linger there: nobody knows better than the scheduler. Then where only bound pods
-    are expected, and whatever the kubelet offers. At last the same for this container alone, without those
-    that are to share its card.
+    nobody else is expected and others use nothing; then without the others' use. Then the target, whatever
+    may be charged there: nobody knows better than the scheduler. Then where only bound pods are expected,
+    and whatever can be had. At last the same for this container alone, without those that are to share its
+    card. What containers of a pod that is over still run with is never given out a second time.
     """
     facts, who = ask.facts, ask.whose()
     found = places.places(facts)
@@ -192,12 +204,17 @@ def _offered(ask: Ask, each: int) -> Units:
     """Units by card that a container can have as far as the kubelet goes.
 
     It knows of no card, and of each resource by itself: what it has given out of the other one is not free.
-    Of percent it must offer as many as are asked for.
+    Nor is what it offers again while containers of a pod that is over still run with it. Of percent it must
+    offer as many as are asked for.
     """
     facts = ask.facts
     counts, taken = facts.count(ask.offered), charges.booked(facts, percent=not ask.percent)
-    if ask.percent:
-        add(taken, charges.booked(facts, percent=True))
+    lingering = release.lingering(facts)
+    if ask.percent or lingering:
+        add(taken, charges.booked(facts, percent=ask.percent))
+    for one in lingering:
+        if not one.book:
+            add(taken, charges.of_pod(facts, one))
     left = {uuid: card.size_units - taken.get(uuid, 0) for uuid, card in facts.cards.items()}
     if ask.percent:
         return {uuid: units if counts[uuid] >= each else 0 for uuid, units in left.items()}

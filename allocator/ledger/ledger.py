@@ -376,8 +376,8 @@ class Ledger:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
         facts = self._facts
         held = [one for one in facts.open.values() if one.live and not one.missing]
-        found = {one.pod.uid: facts.assignment(one) for one in held}
-        found |= {share.uid: share.assignment for share in facts.settled.shares.values()}
+        found = {share.uid: share.assignment for share in facts.settled.shares.values()}
+        found |= {one.pod.uid: facts.assignment(one) for one in held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
 
     def explain(self) -> dict[str, Any]:

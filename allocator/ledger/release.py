@@ -46,6 +46,19 @@ def is_over(facts: Facts, one: PodFacts, now_s: float) -> bool:
     return one.over is not None and not waits_its_turn(facts, one, now_s)
 
 
+def lingering(facts: Facts) -> list[PodFacts]:
+    """Pods that are over and whose containers may run on, whatever of it the kubelet offers again.
+
+    Those that were seen to run, and those that the book had when it was read last: the kubelet drops them
+    before it asks, and writes its book after that.
+    """
+    return [
+        one
+        for one in facts.open.values()
+        if one.over is not None and (one.ran or one.book) and not is_dead(one)
+    ]
+
+
 def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
     """Whether the kubelet may still ask for a pod that is gone and has nothing.
 

@@ -34,6 +34,7 @@ TAKEN: Final = (
     "the card that the scheduler chose has been taken since, perhaps by a pod that was bound without "
     f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
 )
+CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
 
 _BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
@@ -258,7 +259,8 @@ class Account:
         """Choose `size` of the available IDs, which are all of units or all of percent.
 
         Waits a little for the pod that asks to come into view, and for a fresh list of all pods before it
-        goes elsewhere than the scheduler said.
+        goes elsewhere than the scheduler said. Where there is no room because containers of pods that are
+        over still run, it waits for their end.
 
         Raises:
             RefusedError: no card has room.
@@ -281,7 +283,14 @@ class Account:
         try:
             return self._answer(ask)
         except RefusedError:
-            if known or not await self._until(ask.is_expected, self._room_wait_s):
+            crowded = ask.is_crowded()
+            if known and not crowded:
+                raise
+
+            def better() -> bool:
+                return (crowded and ask.has_room()) or (not known and ask.is_expected())
+
+            if not await self._until(better, self._room_wait_s):
                 raise
         return self._answer(ask)
 
@@ -290,7 +299,7 @@ class Account:
         try:
             return self.ledger.preferred(ask)
         except LedgerError as error:
-            cause = TAKEN if ask.is_assigned() else NOT_OURS
+            cause = CROWDED if ask.is_crowded() else TAKEN if ask.is_assigned() else NOT_OURS
             raise RefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:

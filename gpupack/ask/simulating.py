@@ -15,9 +15,11 @@ from gpupack.ask.snapshot import FILES, Snapshot, snapshot
 from scheduler_plugin.cluster.pods import pod_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.placement.reasons import demanded, memory
+from scheduler_plugin.queue.configfile import ConfigFile
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import Options
-from scheduler_plugin.simulator.trace import UNFIT
+from scheduler_plugin.simulator.queued import check
+from scheduler_plugin.simulator.trace import UNFIT, read_pods
 
 NOW: Final = "as it is"
 
@@ -97,16 +99,18 @@ def simulate_all(
         warn: Takes a line for every pod that is left out or fits nowhere.
 
     Raises:
-        SettingsError: wrong options, or a file that cannot be written.
+        SettingsError: wrong options, a queue that is not configured, or a file that cannot be written.
         TraceError: a cluster without pods that ask for GPU memory, or without a card that has a unit of it.
     """
     options.check()
     traces = [trace_of(scenario.cluster, scenario.unit_mib) for scenario in found]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        for number, (scenario, taken) in enumerate(zip(found, traces, strict=True)):
-            here = Path(folder) / str(number)
+        places = [Path(folder) / str(number) for number in range(len(found))]
+        for here, taken in zip(places, traces, strict=True):
             taken.write(here)
+            _check_queues(options, str(here / FILES[1]))
+        for number, (scenario, taken, here) in enumerate(zip(found, traces, places, strict=True)):
             out(f"{'' if not number else chr(10)}Your pods, cluster {scenario.label}:")
             for note in taken.notes:
                 out(f"  {note}")
@@ -127,6 +131,16 @@ def simulate_all(
             results[scenario.label] = {**found_here, "yours": {k: list(v) for k, v in alone.items()}}
     if options.json is not None:
         write_json(options.json, json.dumps(results, indent=1))
+
+
+def _check_queues(options: Options, pods: str) -> None:
+    """Check, before anything is printed, that the pods' queues are in the configuration.
+
+    Raises:
+        SettingsError: one is not.
+    """
+    if options.queues is not None:
+        check(ConfigFile(options.queues).load(), read_pods(pods, (), lambda _line: None, timed=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import structlog
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.objects import PodLite
 from scheduler_plugin.commit.committer import Commitment, Committer
@@ -110,11 +111,12 @@ class Binder:
         self._settling: set[asyncio.Task[None]] = set()
         self._ending = False
         self._sending = 0
+        self._sent = float("-inf")
 
     @property
     def busy(self) -> bool:
-        """Whether Bindings are on their way to the API server."""
-        return self._sending > 0
+        """Whether Bindings are on their way to the API server, or were a moment ago."""
+        return self._sending > 0 or self.clock() - self._sent < BUSY_S
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
         """Bind the pod of this name and UID to a node.
@@ -232,6 +234,7 @@ class Binder:
             return f"Binding refused: {error.message}"
         finally:
             self._sending -= 1
+            self._sent = self.clock()
         return ""
 
     async def _read(self, commitment: Commitment) -> Outcome:

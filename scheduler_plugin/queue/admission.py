@@ -134,7 +134,7 @@ class Admission:
             else:
                 most = None if headroom is None else headroom - sum(amounts)
                 fits = self.amounts.within(wants, self._rows(wants, choice, look), most)
-                node = self.ahead.place(uid, wants, fits, now)
+                node = self._where_kept(uid, wants, fits, now) or self.ahead.place(uid, wants, fits, now)
             if not node:
                 for member in taken:
                     self._undo(member.uid, now)
@@ -156,6 +156,13 @@ class Admission:
             lender=choice.lender,
             borrowed=self._borrowed(choice.tenant) - before,
         )
+
+    def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+        """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
+        row = self.room.kept_row(uid)
+        if row is None or not fits[row] or not self.room.take(uid, wants, row, now):
+            return ""
+        return self.room.state.nodes.names[row]
 
     def _rows(self, wants: Wants, choice: Choice[Needs], look: "Look") -> BoolArray:
         """Where a pod of a choice may be placed, bool[R]."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.admission import Member, Release
 from scheduler_plugin.queue.config import over_the_cluster
 from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
@@ -104,6 +105,7 @@ class Controller:
         self._decided = decided
         self._news = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
+        self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
         self._told: dict[str, Told] = {}
         self._reclaimer = Reclaimer(queue)
@@ -115,8 +117,8 @@ class Controller:
 
     @property
     def busy(self) -> bool:
-        """Whether releases are on their way to the API server."""
-        return bool(self._writes)
+        """Whether releases are on their way to the API server, or pods that were released are being bound."""
+        return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -177,6 +179,7 @@ class Controller:
         node = member.node if self.queue.config.mode == "batch" else ""
         async with self._turns:
             written = await self._writer.release(entry, node, planned(self.queue, member.uid))
+        self._wrote = self._clock()
         if written is not Written.DONE:
             log.info("not released", pod=_name(entry), queue=release.tenant, outcome=written.name.lower())
             self.queue.not_released(member.uid, self._clock())
@@ -230,9 +233,7 @@ class Controller:
 
     def _reclaim(self, reclaim: Reclaim) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""
-        entry = self.queue.entries[reclaim.uid]
-        if reclaim.node and entry.wants is not None:
-            self.queue.room.keep(entry.uid, entry.wants, reclaim.node)
+        reclaim.keep(self.queue)
         for victim in reclaim.victims:
             why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
             self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")

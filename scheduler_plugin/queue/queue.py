@@ -33,7 +33,7 @@ from scheduler_plugin.queue.wants import Needs
 FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
 
-GATED_AGAIN_S: Final = 30.0
+GATED_AGAIN_S: Final = 60.0
 """A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 
@@ -57,6 +57,7 @@ class Queue:
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         failed: Failed pods that a job waits for, by UID.
+        seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Queue:
         self.gangs = Gangs(self.entries, self.tenants)
         self._stages = Stages(self.tenants)
         self.failed: dict[str, Failed] = {}
+        self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
         self._drained: set[str] = set()
@@ -144,7 +146,7 @@ class Queue:
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
         else:
-            phase = self._turn(entry, phase, now)
+            phase = self._moved(entry, phase, now)
         if entry.gang:
             self.gangs.leave(entry)
         entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
@@ -159,6 +161,23 @@ class Queue:
             self._give_back(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
+
+    def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
+        """Where a known pod is, by its newest version and by what is on its way."""
+        if phase is Phase.GATED and entry.phase is Phase.RELEASED:
+            # Released by us a moment ago, and the API server has not told that yet; else see `expire`.
+            return Phase.RELEASED
+        if phase is Phase.RELEASED and entry.phase is Phase.GATED:
+            # Another process released it, or this one and was told that it had not.
+            entry.released = now
+            self.unplaced.add(entry.uid)
+        elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
+            self.seen_bound = now
+        elif phase is Phase.GATED and entry.phase is Phase.BOUND:
+            # The API server was put back to an older state.
+            self._give_back(entry, now)
+            entry.given_back = False
+        return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state was told of it."""
@@ -253,22 +272,6 @@ class Queue:
         if ticket.data and ticket.job:
             self.failed[record.uid] = Failed(f"{record.namespace}/{record.name}")
             self._stages.begin(record.uid, ticket.queue, f"{record.namespace}/{ticket.job}")
-
-    def _turn(self, entry: Entry, phase: Phase, now: float) -> Phase:
-        """What the API server says of a pod's phase, against what is known; the phase that it is in."""
-        match entry.phase, phase:
-            case Phase.RELEASED, Phase.GATED:
-                # Released by us a moment ago, and the API server has not told that yet; else see `expire`.
-                return Phase.RELEASED
-            case Phase.GATED, Phase.RELEASED:
-                # Another process released it, or this one and was told that it had not.
-                entry.released = now
-                self.unplaced.add(entry.uid)
-            case Phase.BOUND, Phase.GATED:
-                # The API server was put back to an older state.
-                self._give_back(entry, now)
-                entry.given_back = False
-        return phase
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""

@@ -1,14 +1,16 @@
 """Who must go so that a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.gangroom import GangRoom
 from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.quota import Cohort
+from scheduler_plugin.queue.room import Kept
 from scheduler_plugin.queue.tenants import TenantState
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
@@ -25,15 +27,27 @@ class Reclaim:
 
     Attributes:
         tenant: The lender.
-        uid: Its pod that waits.
-        node: Where it will have room; empty: it has room, only quota is missing.
+        uid: Its pod, or gang, that waits.
+        node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
         victims: Pods to evict.
+        kept: Cards to keep free meanwhile for the pods of a gang, by UID.
     """
 
     tenant: str
     uid: str
     node: str
     victims: tuple[Entry, ...]
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def keep(self, queue: Queue) -> None:
+        """Keep what becomes free from others."""
+        entry = queue.entries.get(self.uid)
+        if self.node and entry is not None and entry.wants is not None:
+            queue.room.keep(self.uid, entry.wants, self.node)
+        if self.kept:
+            queue.room.give_up(self.uid)
+        for uid, kept in self.kept.items():
+            queue.room.keep_cards(uid, kept)
 
 
 @dataclass(slots=True)
@@ -92,7 +106,7 @@ class Reclaimer:
     def _for(self, tenant: TenantState, now: float) -> Reclaim | None:
         """Find what is to be done for the oldest pod of a tenant that its own quota covers."""
         task = self._oldest(tenant)
-        if task is None or isinstance(task.wants, GangWants):
+        if task is None:
             return None
         cohort = self._queue.tenants.cohort(tenant.name)
         if cohort is None or not cohort.is_own(tenant.name, self._queue.amounts.least(task.wants)):
@@ -100,6 +114,8 @@ class Reclaimer:
         borrowed = self._borrowed_pods(cohort.borrowers(tenant.name), self._priority(task))
         if not borrowed:
             return None
+        if isinstance(task.wants, GangWants):
+            return self._for_gang(tenant, cohort, task, task.wants, borrowed, now)
         fits = self._queue.room.fits(task.wants, holder=task.uid)
         if fits.any():
             lacks = cohort.lacks(tenant.name, self._queue.amounts.least(task.wants, fits))
@@ -111,8 +127,10 @@ class Reclaimer:
         return min(oldest, key=lambda task: task.age_key, default=None)
 
     def _priority(self, task: Task[Needs]) -> int:
-        entry = self._queue.entries.get(task.uid)
-        return entry.record.priority if entry is not None else 0
+        """The priority of a waiting pod, of a gang the smallest of its pods."""
+        uids = [uid for uid, _ in task.wants.members] if isinstance(task.wants, GangWants) else [task.uid]
+        entries = (self._queue.entries.get(uid) for uid in uids)
+        return min((entry.record.priority for entry in entries if entry is not None), default=0)
 
     def _borrowed_pods(self, borrowers: Sequence[str], priority: int) -> list[Entry]:
         """The pods with which borrowers exceed their own quota: smallest priority first, then youngest."""
@@ -153,6 +171,40 @@ class Reclaimer:
         kept = [v for v in victims if self._units(victims) - self._units([v]) < lacks] or victims
         return Reclaim(tenant.name, task.uid, "", tuple(kept))
 
+    def _for_gang(
+        self,
+        tenant: TenantState,
+        cohort: Cohort,
+        task: Task[Needs],
+        wants: GangWants,
+        borrowed: Sequence[Entry],
+        now: float,
+    ) -> Reclaim | None:
+        """Evict so that all pods of a gang have room at once, and their quota."""
+        queue = self._queue
+        queue.state.expire(now)
+        room = GangRoom(queue.room, task.uid, queue.amounts.members(wants, task.uid))
+        victims = room.victims(_by_node(borrowed)) if room.rest else []
+        if victims is None:
+            return None
+        spots = room.spots(victims)
+        if len(spots) < len(wants.members):
+            return None
+        names = queue.state.nodes.names
+        total = sum(queue.amounts.on_node(each, names[spots[uid].row]) or 0 for uid, each in wants.members)
+        if not cohort.is_own(tenant.name, total):
+            return None
+        lacks = cohort.lacks(tenant.name, total)
+        for entry in borrowed:
+            if self._units(victims) >= lacks:
+                break
+            if entry not in victims:
+                victims.append(entry)
+        if not victims or self._units(victims) < lacks:
+            return None
+        victims = room.needed(victims, lambda some: self._units(some) >= lacks)
+        return Reclaim(tenant.name, task.uid, "", tuple(victims), room.spots(victims))
+
     def _by_room(
         self,
         tenant: TenantState,
@@ -164,15 +216,12 @@ class Reclaimer:
     ) -> Reclaim | None:
         """Evict on the node where the fewest pods must go."""
         self._queue.state.expire(now)
-        by_node: dict[str, list[Entry]] = {}
-        for entry in borrowed:
-            by_node.setdefault(entry.record.node, []).append(entry)
         best: tuple[int, str, list[Entry]] | None = None
-        for node, candidates in by_node.items():
+        for node, candidates in _by_node(borrowed).items():
             units = self._queue.amounts.on_node(wants, node)
             if units is None or not cohort.is_own(tenant.name, units):
                 continue
-            victims = self._on(node, wants, candidates[:MOST_CANDIDATES])
+            victims = self._on(node, wants, candidates)
             if victims is not None and cohort.lacks(tenant.name, units) <= self._units(victims):
                 rank = (len(victims), node, victims)
                 best = rank if best is None or rank[:2] < best[:2] else best
@@ -201,6 +250,16 @@ class Reclaimer:
             if _fits(room, wants, fewer, queue):
                 victims = fewer
         return victims or None
+
+
+def _by_node(borrowed: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Who may go, by node: not more of one than can be considered."""
+    by_node: dict[str, list[Entry]] = {}
+    for entry in borrowed:
+        on_node = by_node.setdefault(entry.record.node, [])
+        if len(on_node) < MOST_CANDIDATES:
+            on_node.append(entry)
+    return by_node
 
 
 def _fits(room: NodeRoom, wants: Wants, victims: Collection[Entry], queue: Queue) -> bool:

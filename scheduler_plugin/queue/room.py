@@ -41,6 +41,21 @@ class NodeFacts:
     unschedulable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Cards that are kept free for a pod.
+
+    Attributes:
+        task: UID of the task that waits: the pod's, or its gang's.
+        row: Of the node.
+        cards: Of the node, by position.
+    """
+
+    task: str
+    row: int
+    cards: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Mask:
     """Where a pod fits, by row, and which version of each row says so."""
@@ -65,7 +80,7 @@ class Room:
         self.facts: dict[str, NodeFacts] = {}
         self._facts_version = 0
         self._masks: dict[Wants, _Mask] = {}
-        self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._kept: dict[str, Kept] = {}
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
         """Take what is known of a node, None when it is gone; tell whether that changed anything."""
@@ -88,7 +103,7 @@ class Room:
 
         Args:
             wants: The pod's needs.
-            holder: UID of the pod that asks: what is kept free for it is free to it.
+            holder: UID of the task that asks: what is kept free for it is free to it.
 
         Returns:
             bool[R]. Read it before anything changes.
@@ -100,9 +115,9 @@ class Room:
         if not self._kept:
             return mask.fits
         fits = mask.fits.copy()
-        for uid, (row, cards) in self._kept.items():
-            if uid != holder and fits[row]:
-                fits[row] = self._place_beside(mask.query, row, cards)
+        for kept in self._kept.values():
+            if kept.task != holder and fits[kept.row]:
+                fits[kept.row] = self._place_beside(mask.query, kept.row, kept.cards)
         return fits
 
     def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
@@ -137,8 +152,14 @@ class Room:
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes, query = self.state.nodes, self.query(wants)
-        placement = place_with(self.policies.of(query.request), nodes, row, query)
-        kept = list(chain.from_iterable(c for u, (r, c) in self._kept.items() if r == row and u != uid))
+        mine = self._kept.get(uid)
+        kept = self.kept_from(uid if mine is None else mine.task, row)
+        placement = None
+        if mine is not None and mine.row == row:
+            others = set(range(int(nodes.cards[row]))).difference(mine.cards)
+            placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
+        if placement is None:
+            placement = place_with(self.policies.of(query.request), nodes, row, query)
         if placement is not None and not set(kept).isdisjoint(placement.charge):
             placement = place(self._without(row, kept), query.request, query.ask.card_policy)
         if placement is None:
@@ -168,7 +189,7 @@ class Room:
             The node, empty where no node could ever take the pod.
         """
         nodes = self.state.nodes
-        taken = {row for row, _ in self._kept.values()}
+        taken = {kept.row for kept in self._kept.values()}
         wanted = nodes.usable.copy()
         wanted[list(taken)] = False
         if node:
@@ -188,8 +209,12 @@ class Room:
                 found = (choice[0], name, row, choice[1])
         if found is None:
             return ""
-        self._kept[uid] = (found[2], found[3])
+        self._kept[uid] = Kept(uid, found[2], found[3])
         return found[1]
+
+    def keep_cards(self, uid: str, kept: Kept) -> None:
+        """Keep these cards free for a pod."""
+        self._kept[uid] = kept
 
     def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
@@ -208,19 +233,30 @@ class Room:
         least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
         return least
 
-    def give_up(self, uid: str) -> bool:
-        """Keep nothing for a pod any more; tell whether anything was kept."""
-        return self._kept.pop(uid, None) is not None
+    def give_up(self, task: str) -> None:
+        """Keep nothing for a task any more."""
+        for uid in [uid for uid, kept in self._kept.items() if kept.task == task]:
+            del self._kept[uid]
+
+    def kept_row(self, uid: str) -> int | None:
+        """Row of the node on which cards are kept for a pod, None for none."""
+        kept = self._kept.get(uid)
+        return None if kept is None else kept.row
 
     def kept_for(self, uid: str) -> str:
-        """Node on which cards are kept for a pod, empty for none."""
-        kept = self._kept.get(uid)
-        return self.state.nodes.names[kept[0]] if kept is not None else ""
+        """Name of that node, empty for none."""
+        row = self.kept_row(uid)
+        return "" if row is None else self.state.nodes.names[row]
 
     @property
     def keeping(self) -> tuple[str, ...]:
-        """UIDs of the pods for which cards are kept."""
-        return tuple(self._kept)
+        """UIDs of the tasks for which cards are kept."""
+        return tuple(dict.fromkeys(kept.task for kept in self._kept.values()))
+
+    def kept_from(self, task: str, row: int) -> list[int]:
+        """Cards of a node that are kept from a task for others."""
+        others = (kept for kept in self._kept.values() if kept.row == row and kept.task != task)
+        return list(chain.from_iterable(kept.cards for kept in others))
 
     def _least_used(self, wants: Wants, row: int) -> tuple[int, tuple[int, ...]] | None:
         """Units that must become free before a pod fits on a node, and the cards; None: it never will."""

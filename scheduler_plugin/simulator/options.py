@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
-from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.placement.policies import names
 from scheduler_plugin.placement.policies.registry import make
+from scheduler_plugin.queue.configfile import ConfigFile
 from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 
@@ -101,7 +102,7 @@ class Options:
         Raises:
             SettingsError: lists every fault, one a line.
         """
-        faults = [*self._policy_faults(), *self._number_faults()]
+        faults = [*self._policy_faults(), *self._number_faults(), *self._queue_faults()]
         if faults:
             raise SettingsError("\n".join(faults))
 
@@ -145,6 +146,15 @@ class Options:
         if not 1 <= self.card_units <= MAX_CARD_UNITS:
             faults.append(f"card units {self.card_units}: allowed are 1 to {MAX_CARD_UNITS}")
         return faults
+
+    def _queue_faults(self) -> list[str]:
+        if self.queues is None or not self.replay:
+            return []
+        try:
+            ConfigFile(self.queues).load()
+        except QueueConfigError as error:
+            return str(error).splitlines()
+        return []
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -9,6 +9,17 @@ import pytest
 from tests.cluster.harness import Cluster, binaries
 
 LIVE: list[Cluster] = []
+BUILT = "gpupack_built"
+# Files that take longest begin first, so that no worker is left with one of them in the end.
+LONGEST = (
+    "test_kubelet_script",
+    "test_shipped_pods",
+    "test_restarts",
+    "test_sharing",
+    "test_manifests",
+    "test_book",
+    "test_queue",
+)
 SHOWN = ("gpupack", "kube-scheduler", "kueue")
 
 
@@ -16,13 +27,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/cluster/" in item.path.as_posix():
             item.add_marker(pytest.mark.cluster)
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist that its controller builds: what cannot be built is told once."""
+    node.workerinput[BUILT] = True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Build the programs before the first test: minutes that must not count against its limit."""
-    wanted = any(item.get_closest_marker("cluster") for item in session.items)
+    controller = session.config.pluginmanager.has_plugin("dsession")
+    wanted = controller or any(item.get_closest_marker("cluster") for item in session.items)
     if session.config.option.collectonly or not wanted or binaries.obstacle() is not None:
+        return
+    if getattr(session.config, "workerinput", {}).get(BUILT):
         return
     try:
         binaries.build()

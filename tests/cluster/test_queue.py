@@ -16,8 +16,6 @@ from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError
 
-pytestmark = pytest.mark.telling
-
 GATE = "gpupack.io/queue"
 QUEUE_NAME = "gpupack.io/queue-name"
 TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
@@ -73,6 +71,7 @@ def wears_gate(cluster: Cluster, name: str) -> bool:
     return bool(cluster.pod(name)["spec"].get("schedulingGates"))
 
 
+@pytest.mark.telling
 def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueController) -> None:
     """Four of five fit; the fifth waits with its gate, and runs when one ends."""
     for number in range(5):
@@ -91,6 +90,7 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     cluster.wait_running(waiting)
 
 
+@pytest.mark.telling
 def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
     cluster: Cluster, running: QueueController
 ) -> None:
@@ -142,6 +142,7 @@ def test_a_gang_runs_whole_and_reclaim_evicts_what_was_lent(
     cluster.wait_running("g1")
 
 
+@pytest.mark.telling
 def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: QueueController) -> None:
     """By the pod's label, or that of its namespace; other pods are left alone."""
     policies = [
@@ -182,6 +183,7 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
         )
 
 
+@pytest.mark.telling
 def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
     cluster: Cluster, running: QueueController
 ) -> None:

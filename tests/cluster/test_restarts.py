@@ -16,8 +16,6 @@ from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.views import grants, wait_agree
 
-pytestmark = pytest.mark.telling
-
 
 @pytest.fixture(scope="module")
 def shared(make_cluster) -> Cluster:
@@ -89,6 +87,7 @@ def only_3_gib_fit(cluster: Cluster) -> None:
     cluster.wait_event("e", "Insufficient")
 
 
+@pytest.mark.telling
 def test_kubelet_restart_with_the_api_server_up(cluster, two):
     with words_never_below(cluster, [5, 5]):
         registered_again(cluster, cluster.host.restart_kubelet)
@@ -96,6 +95,7 @@ def test_kubelet_restart_with_the_api_server_up(cluster, two):
     assert {name: grants(cluster, name) for name in two} == two
 
 
+@pytest.mark.telling
 def test_kubelet_restart_with_the_api_server_away(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.control.kill("kube-apiserver")
@@ -122,6 +122,7 @@ def test_release_after_a_kubelet_restart(cluster, two):
     assert cluster.state().used_by_uuid == two["b"]
 
 
+@pytest.mark.telling
 def test_daemon_killed_and_started_again(cluster, two):
     before = cluster.state()
     with words_never_below(cluster, [5, 5]):
@@ -175,6 +176,7 @@ def test_daemon_ends_on_sigterm(cluster):
     registered_again(cluster, cluster.daemon.start)
 
 
+@pytest.mark.telling
 def test_init_container_charge_survives_a_daemon_restart(cluster):
     init = w.container("prepare", 6, ("/bin/true",))
     cluster.create(w.pod("initial", w.container(gib=2), init=[init]))
@@ -240,6 +242,7 @@ def test_kubelet_frozen_while_pods_are_bound(cluster):
     assert wait_agree(cluster).used == [5, 5]
 
 
+@pytest.mark.telling
 def test_daemon_restarted_while_the_kubelet_is_frozen(cluster):
     # It sees the old stream's end and the new registration at once, in either order: hence three times.
     for _ in range(3):
@@ -268,6 +271,7 @@ def own_sockets_since(cluster: Cluster, after: float) -> bool:
     return any(path.stat().st_mtime > after - CLOCK_TICK_S for path in sockets)
 
 
+@pytest.mark.telling
 def test_node_object_deleted_and_made_again(cluster, two):
     before = cluster.state()
     cluster.api.delete(f"/api/v1/nodes/{cluster.node_name}")

@@ -19,8 +19,6 @@ from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.harness.views import granted, grants, wait_agree
 from tests.mps_world import make_program
 
-pytestmark = pytest.mark.telling
-
 NO_ROOM = "no card with 3 GiB free"
 
 
@@ -35,6 +33,7 @@ def cluster(shared) -> Cluster:
     return shared
 
 
+@pytest.mark.telling
 def test_container_names_exactly_the_card_of_the_words(cluster):
     uid = cluster.create(w.pod("one", w.container(gib=5)))
     cluster.wait_running("one")
@@ -50,6 +49,7 @@ def test_container_names_exactly_the_card_of_the_words(cluster):
     assert cluster.allocation("one")["containers"] == {"main": [[card.uuid, 5]]}
 
 
+@pytest.mark.telling
 def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(cluster):
     for number in range(4):
         cluster.create(w.pod(f"p{number}", w.container(gib=3)))
@@ -75,6 +75,7 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
     assert wait_agree(cluster).used == [6, 6]
 
 
+@pytest.mark.telling
 def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
     """The sum has room for it, no card has; all of the plugin's sentence reaches the pod and its Event."""
     for number in range(2):
@@ -103,6 +104,7 @@ def test_finished_pod_gives_its_units_back(cluster):
     cluster.wait_used([0, 0], 40)
 
 
+@pytest.mark.telling
 def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
     init = w.container("prepare", 4, w.SHOW_ENVIRONMENT)
     uid = cluster.create(w.pod("initial", w.container(gib=2), init=[init]))
@@ -135,6 +137,7 @@ def test_sidecar_keeps_its_own_units(cluster):
     assert wait_agree(cluster).used_by_uuid == {**proxy, **main}
 
 
+@pytest.mark.telling
 def test_sidecar_beside_an_init_container(cluster):
     # The init container runs while the sidecar does: 2 + 4 beats the 2 + 3 of later.
     sidecar = w.container("proxy", 2, sidecar=True)
@@ -207,6 +210,7 @@ def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
     assert set(grants(cluster, waits)) == {first}
 
 
+@pytest.mark.telling
 def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluster):
     """No toolkit here: containerd finds the card in the file that the daemon writes."""
     folder = cluster.home / "run" / "cdi"
@@ -263,6 +267,7 @@ def cards_of(cluster):
     return load_cards(cluster.node_object()["metadata"]["annotations"][NODE_CARDS])
 
 
+@pytest.mark.telling
 def test_whole_cards_and_shares_beside_gib_are_exact_under_a_quota(cluster):
     quotas = "/api/v1/namespaces/default/resourcequotas"
     hard = {f"requests.{PERCENT}": "150"}

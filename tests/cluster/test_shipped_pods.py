@@ -21,7 +21,8 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, build_for
 from tests.cluster.harness.shipped import as_pods_here, readable_by_all, with_ports
 
-pytestmark = pytest.mark.telling
+# The image is built within the first test's limit, which with nothing cached may take minutes.
+pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -152,6 +153,7 @@ def _pids(cluster: Cluster, pod: dict, container: str) -> set[int]:
     return cluster.host.pids(status["containerID"].partition("://")[2])
 
 
+@pytest.mark.telling
 def test_the_daemon_set_publishes_the_nodes_cards(cluster):
     (daemon,) = wait_ready(cluster, "gpupack-node", 1)
     assert cluster.state().used == [0, 0]
@@ -216,6 +218,7 @@ def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:
     return urllib.request.urlopen(request, timeout=20, context=context)
 
 
+@pytest.mark.telling
 def test_pods_share_cards_and_the_standby_takes_over(cluster):
     pods = wait_ready(cluster, SCHEDULER, len(REPLICAS))
     cluster.create(w.pod("one", w.container(gib=8), schedulerName=SCHEDULER))

@@ -37,7 +37,7 @@ def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         return {
             "none": [throughput.Round(rate, {"etcd": 1.5}) for rate in (60, 62.04, 90)],
             "extender": [
-                throughput.Round(rate, {"etcd": 2.0, "extender": cpu_ms})
+                throughput.Round(rate, {"etcd": 2.0, "kube-scheduler": 4.0, "extender": cpu_ms})
                 for rate, cpu_ms in ((80, 1.2), (70, 1.304), (75, 1.4))
             ],
         }
@@ -49,9 +49,14 @@ def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert json.loads(lines[-1]) == {
         "nodes": 5000,
         "pods_per_s": {"none": 62.0, "extender": 75},
-        "cpu_ms_per_pod": {"none": {"etcd": 1.5}, "extender": {"etcd": 2.0, "extender": 1.3}},
+        "cpu_ms_per_pod": {
+            "none": {"etcd": 1.5},
+            "extender": {"etcd": 2.0, "kube-scheduler": 4.0, "extender": 1.3},
+        },
+        "computed_pods_per_s_of_one_core": {"extender": 250},
     }
-    assert "processor ms a pod, extender: etcd 2.00, extender 1.30" in lines
+    assert "processor ms a pod, extender: etcd 2.00, kube-scheduler 4.00, extender 1.30" in lines
+    assert "computed, not measured, extender: kube-scheduler on one core allows 250 pods/s" in lines
     assert [options[:2] for options in asked] == [(5000, 400)]
 
 

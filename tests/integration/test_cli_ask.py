@@ -194,6 +194,27 @@ def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp
     assert (tmp_path / "plots" / "with-2xt4x2" / "allocation.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ("queues: [{name: a, weight: 0}]", "queues[0]"),
+        ("queues: [{name: b}]", "queue 'a' of the pod list is not configured: allowed are b"),
+    ],
+)
+def test_faults_of_the_queues_are_told_before_anything_else(run, tmp_path, config, fault):
+    cluster = json.loads(EXAMPLE.text)
+    for pod in (each for each in cluster["items"] if each["kind"] == "Pod"):
+        pod["metadata"].setdefault("labels", {})["gpupack.io/queue-name"] = "a"
+    file, queues = tmp_path / "cluster.json", tmp_path / "queues.yaml"
+    file.write_text(json.dumps(cluster))
+    queues.write_text(config)
+
+    status, out, told = run("simulate", "-f", file, "--replay", "--queues", queues)
+
+    assert (status, out) == (2, "")
+    assert fault in told
+
+
 def test_the_namespace_is_that_of_the_context(run, tmp_path):
     def look(config):
         told = yaml.safe_load(Path(config).read_text())

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks import slots
-from scheduler_plugin.errors import QueueConfigError, SettingsError
+from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config import parse_config
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.arrivals import replayed
@@ -166,7 +166,7 @@ def test_report_json_and_pictures(trace):
     ("config", "error", "message"),
     [
         ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured: allowed are a"),
-        ("queues: [{name: a, weight: 0}]", QueueConfigError, "weight"),
+        ("queues: [{name: a, weight: 0}]", SettingsError, "queues.yaml: queues.*weight"),
     ],
 )
 def test_bad_input(trace, config, error, message):

@@ -37,11 +37,11 @@ def left(facts: Facts) -> dict[Any, Any]:
 
 
 def answers(facts: Facts, *, percent: bool) -> list[object]:
-    """What the kubelet is told, of each size, with all IDs on offer and with what each open pod has."""
+    """What the kubelet is told, of each size, with all IDs on offer and with what each pod has that may ask."""
     offered = frozenset(facts.share_of if percent else facts.card_of)
     fixed = {
         frozenset[str](),
-        *(one.ids_of(one.ids) & offered for one in facts.pods.values() if not one.settled),
+        *(one.ids_of(one.ids) & offered for one in facts.pods.values() if one.may_ask and not one.settled),
     }
     found: list[object] = []
     for must in sorted(fixed, key=sorted):

@@ -11,7 +11,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.account import NOT_OURS, TAKEN, Account
+from deviceplugin.node.account import CROWDED, NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -43,6 +43,21 @@ class Node:
     def bind(self, *bound) -> None:
         for each in bound:
             self.ledger.pod_changed(each, self.account.now_s())
+        self.account.changed()
+
+    def linger(self, uid: str, given: frozenset[str]) -> None:
+        """A pod that runs is deleted by force, the kubelet offers its IDs again."""
+        self.bind(pod(uid, len(given), "c0"))
+        self.book.write(uid, given)
+        self.account.refresh()
+        self.ledger.looked([uid], [uid], self.ledger.mark(self.account.now_s()))
+        self.book.drop(uid)
+        self.account.refresh()
+        self.ledger.pod_gone(uid, self.account.now_s())
+
+    def ends(self, uid: str) -> None:
+        """Nothing of the pod runs any more."""
+        self.ledger.looked([uid], [], self.ledger.mark(self.account.now_s()))
         self.account.changed()
 
     def list_pods(self, *listed) -> None:
@@ -127,6 +142,26 @@ async def test_a_refusal_ends_with_the_likely_cause_and_the_way_out(assigned, en
     with pytest.raises(RefusedError) as caught:
         await node.preferred(5, node.ids[:4])
     assert str(caught.value) == f"no card has 5 free units, by card they have [4]; {end}"
+
+
+async def test_room_is_waited_for_while_containers_of_a_deleted_pod_end():
+    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
+    node.linger("z", ids("c0", *range(6)))
+    node.bind(pod("a", 6, "c0"))
+    asking = node.ask(6)
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.ends("z")
+    assert on(await asking) == {"c0"}
+
+
+async def test_what_containers_of_a_deleted_pod_still_run_with_is_refused_with_that_cause():
+    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+    node.linger("z", ids("c0", *range(6)))
+    node.bind(pod("a", 6, "c0"))
+    with pytest.raises(RefusedError) as caught:
+        await node.preferred(6)
+    assert str(caught.value) == f"no card has 6 free units, by card they have [2]; {CROWDED}"
 
 
 async def test_a_pod_that_came_into_view_and_has_no_room_either():

@@ -57,11 +57,14 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-def test_everything_is_built_before_the_limit_of_a_test_runs(tmp_path: Path, tools: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with a worker"])
+def test_everything_is_built_before_the_limit_of_a_test_runs(
+    tmp_path: Path, tools: Path, workers: tuple[str, ...]
+) -> None:
     reason = binaries.obstacle()
     if reason is not None and "no Go" not in reason:
         pytest.skip(reason)
-    done, builds = run_cluster_test(tmp_path, tools, PATH=f"{tools}:{os.environ['PATH']}")
+    done, builds = run_cluster_test(tmp_path, tools, *workers, PATH=f"{tools}:{os.environ['PATH']}")
     assert "1 passed" in done.stdout, done.stdout
     assert builds == ["kubebin", "containerdbin", "kustomizebin", "toolbin", "promqlbin"]
 
@@ -81,12 +84,15 @@ def test_nothing_is_built_where_no_cluster_test_is_run(tmp_path: Path, tools: Pa
     assert builds == []
 
 
-def test_an_unknown_version_is_told_in_one_line(tmp_path: Path, tools: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with a worker"])
+def test_an_unknown_version_is_told_in_one_line(
+    tmp_path: Path, tools: Path, workers: tuple[str, ...]
+) -> None:
     reason = binaries.obstacle()
     if reason is not None and "no Go" not in reason:
         pytest.skip(reason)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", versions.VARIABLE: "1.22.0"}
-    done, builds = run_cluster_test(tmp_path, tools, **environment)
+    done, builds = run_cluster_test(tmp_path, tools, *workers, **environment)
     allowed = ", ".join(version.number for version in reversed(versions.pinned()))
     assert f"no Kubernetes 1.22.0 here: KUBE_VERSION may be one of {allowed}" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.errors import LedgerError
 from allocator.selector import Selector
 from tests.ledger_world import World, ids, pod
 
@@ -255,18 +256,37 @@ def test_the_fallback_takes_a_card_that_others_wait_for_rather_than_fail():
     assert world.hand(4) == {"c0": 4}
 
 
-def test_a_container_of_an_ended_pod_may_linger_on_a_card_that_is_taken_next_to_last():
-    """The kubelet offers c0 whole; what lingers there is charged, and c1 has room."""
+def test_what_containers_of_a_deleted_pod_run_with_is_not_given_out_again():
+    """The kubelet offers c0 whole; whoever is served there would share memory that is in use."""
     world = World.of(8, 8)
     world.run(pod("z", 6, "c0"))
     world.delete("z")
     world.drop("z")
     assert world.hand(4) == {"c1": 4}
+    with pytest.raises(LedgerError, match=r"no card has 6 free units, by card they have \[2, 4\]"):
+        world.choose(6)
+    world.look("z")
+    with pytest.raises(LedgerError):
+        world.choose(6)
+    world.look()
     assert world.hand(6) == {"c0": 6}
 
 
-def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_linger():
-    """Something lingers on the assigned card too, but the scheduler counted on it."""
+def test_the_book_that_was_read_last_counts_while_a_deleted_pod_may_run():
+    """The kubelet drops a deleted pod, offers its IDs and writes its book after it got an answer."""
+    world = World.of(8)
+    world.run(pod("z", 6, "c0"))
+    world.run(pod("y", 1, "c0"))
+    world.delete("z")
+    offered = world.offered() | ids("c0", *range(8)) - world.book["y", "main"]
+    with pytest.raises(LedgerError, match=r"no card has 2 free units, by card they have \[1\]"):
+        world.prefer(offered, (), 2)
+    world.look("y")
+    assert len(world.prefer(offered, (), 7)) == 7
+
+
+def test_the_assigned_card_goes_before_another_once_a_finished_pods_containers_are_gone():
+    """Something was to end on both cards, and only the assigned one is counted on."""
     world = World.of(8, 8)
     for uid, card in (("y", "c1"), ("z", "c0")):
         world.run(pod(uid, 5, card))
@@ -277,6 +297,9 @@ def test_the_assigned_card_goes_before_one_where_a_finished_pods_containers_ling
     world.bind(pod("a", 5, "c1"))
     assert expects(world, 5)
     assert displaces(world, 5)
+    with pytest.raises(LedgerError):
+        world.choose(5)
+    world.look()
     assert world.hand(5, "a") == {"c1": 5}
 
 
@@ -301,9 +324,7 @@ def test_h5_a_pod_that_is_gone_does_not_go_where_another_ones_containers_linger(
 
 def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
     world = World.of(4, 8)
-    world.run(pod("z", 8, "c1"))
-    world.delete("z")
-    world.drop("z")
+    world.allocate(ids("c1", *range(8)))
     world.bind(pod("a", 1, "c0"))
     world.sick.add("c0")
     assert world.hand(1, "a") == {"c1": 1}

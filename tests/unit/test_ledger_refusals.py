@@ -69,10 +69,11 @@ def linger(world: World, uid: str, units: int, card: str) -> None:
     world.drop(uid)
 
 
-def test_a_shared_pod_goes_where_others_linger_rather_than_where_its_peak_has_no_room():
+def test_a_shared_pod_goes_where_the_kubelet_forgot_one_rather_than_where_its_peak_has_no_room():
     world = World.of(8, 8)
     world.run(pod("x", 5, "c0"))
-    linger(world, "z", 6, "c1")
+    world.run(pod("z", 6, "c1"))
+    world.drop("z")
     world.bind(pod("a", INIT_AND_MAIN))
     assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
 

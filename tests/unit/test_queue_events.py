@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kubeapi.events import BUSY_S
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
 from scheduler_plugin.queue.controller import AGAIN_S, Controller
@@ -239,3 +240,19 @@ def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
     assert world.released() == []
     world.delete(failed)
     assert world.released() == ["reduce"]
+
+
+async def test_the_controller_is_busy_until_what_it_released_is_bound(running: Running) -> None:
+    """Its Events wait so long: a batch is released sooner than kube-scheduler binds it."""
+    world = running.world
+    assert not running.controller.busy
+    uid = world.pod("one")
+    await running.pass_time()
+    assert running.is_released("one")
+    assert running.controller.busy
+    world.now += BUSY_S
+    assert not running.controller.busy
+    world.bind(uid)
+    assert running.controller.busy, "one of a batch was bound, the next one may be under way"
+    world.now += BUSY_S
+    assert not running.controller.busy

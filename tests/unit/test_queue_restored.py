@@ -19,7 +19,7 @@ def world() -> QueueWorld:
 
 
 def test_a_released_pod_that_is_gated_again_is_released_again(world: QueueWorld) -> None:
-    """News of its old gate may be late; not half a minute late."""
+    """News of its old gate may be late; not a minute late."""
     uid = world.pod("p", 8)
     assert world.released() == ["p"]
     world.now = 10.0

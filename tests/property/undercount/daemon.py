@@ -96,6 +96,8 @@ class ModelDaemon(Plugin):
             self._catch_up(relist=not self.synced or self.lost)
         if not self.away and ask.is_displaced():
             self._catch_up(relist=True)
+        if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
+            self.look_at_cgroups()
         return self.ledger.preferred(ask)
 
     def _catch_up(self, *, relist: bool) -> None:

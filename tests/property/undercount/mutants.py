@@ -233,6 +233,13 @@ MUTANTS = (
         percent=0.5,
     ),
     Mutant(
+        "node: what containers of a pod that is over run with is not given out again",
+        release,
+        "lingering",
+        nothing,
+        seed=8004716,
+    ),
+    Mutant(
         "node: targets are shared by shape",
         places,
         "STEPS",

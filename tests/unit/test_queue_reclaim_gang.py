@@ -1,0 +1,190 @@
+"""Reclaim for a gang: room for all of its pods, and nobody is evicted who need not be."""
+
+import random
+
+import pytest
+
+from scheduler_plugin.placement.preemption import room_on
+from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
+from tests.queue_world import QueueWorld
+
+
+def world_of(own: int, nodes: int = 2) -> QueueWorld:
+    """Nodes of two cards of 16 units, of which b has so many for its own; a has the rest, and borrows."""
+    queues = f"{{name: a, cohort: x, nominalQuota: {32 * nodes - own}}}, "
+    queues += f"{{name: b, cohort: x, nominalQuota: {own}}}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict", policy="best-fit")
+    for number in range(nodes):
+        world.node(f"n{number}", (16, 16))
+    return world
+
+
+def fill(world: QueueWorld, units: int = 8, count: int = 99) -> list[str]:
+    """Let pods of a run until no more fit; the names of those that do."""
+    for number in range(count):
+        world.pod(f"a{number:02}", units, created=number)
+    names = [world.name(member.uid) for release in world.decide() for member in release.members]
+    for name in names:
+        world.bind(f"uid-{name}")
+    for uid in [uid for uid, raw in world.objects.items() if raw["metadata"]["name"] not in names]:
+        world.delete(uid)
+    return names
+
+
+def gang(world: QueueWorld, *units: int) -> None:
+    for number, each in enumerate(units):
+        world.pod(f"b{number}", each, queue="b", created=500, gang="g", size=len(units))
+
+
+def found(world: QueueWorld) -> Reclaim | None:
+    reclaims = Reclaimer(world.queue).find(world.now)
+    return reclaims[0] if reclaims else None
+
+
+def names(reclaim: Reclaim | None) -> list[str]:
+    return [] if reclaim is None else sorted(victim.record.name for victim in reclaim.victims)
+
+
+def carry_out(world: QueueWorld, reclaim: Reclaim) -> None:
+    """What the controller and the API server make of it."""
+    reclaim.keep(world.queue)
+    for victim in reclaim.victims:
+        world.delete(victim.uid)
+
+
+def test_the_room_for_the_whole_gang_is_reclaimed() -> None:
+    """Two whole cards, on which the four youngest pods are, and both pods are released at once."""
+    world = world_of(32)
+    assert len(fill(world)) == 8
+    gang(world, 16, 16)
+    assert world.released() == []
+    reclaim = found(world)
+    assert reclaim is not None
+    assert names(reclaim) == ["a04", "a05", "a06", "a07"]
+    carry_out(world, reclaim)
+    assert sorted(world.released()) == ["b0", "b1"]
+    assert world.queue.room.keeping == ()
+
+
+def test_what_is_free_is_used_first() -> None:
+    """One card is free, so only the two pods of another one go."""
+    world = world_of(32)
+    fill(world, count=6)
+    gang(world, 16, 16)
+    assert names(found(world)) == ["a04", "a05"]
+
+
+def test_nobody_goes_where_that_is_in_vain() -> None:
+    """For a pod that may run on none of the nodes; for more than the lender's own quota."""
+    world = world_of(32)
+    fill(world)
+    world.pod("b0", 16, queue="b", created=500, gang="g", size=2)
+    world.pod("b1", 16, queue="b", created=500, gang="g", size=2, spec={"nodeSelector": {"disk": "ssd"}})
+    assert names(found(world)) == []
+    world = world_of(32)
+    fill(world)
+    gang(world, 16, 16, 16)
+    assert names(found(world)) == [], "48 units are not its own"
+
+
+def test_the_room_is_kept_for_the_gang_until_the_last_victim_is_gone() -> None:
+    """A borrower's pod that waits does not get the first card that becomes free."""
+    world = world_of(32)
+    fill(world)
+    gang(world, 16, 16)
+    reclaim = found(world)
+    assert reclaim is not None
+    reclaim.keep(world.queue)
+    world.pod("again", 8, created=600)
+    first, *others = reclaim.victims
+    world.delete(first.uid)
+    assert world.released() == []
+    for victim in others:
+        world.delete(victim.uid)
+    assert sorted(world.released()) == ["b0", "b1"]
+
+
+def test_what_was_kept_for_a_gang_that_is_gone_is_for_others() -> None:
+    world = world_of(32)
+    fill(world)
+    gang(world, 16, 16)
+    reclaim = found(world)
+    assert reclaim is not None
+    carry_out(world, reclaim)
+    world.delete("uid-b0")
+    world.queue.keep_room(world.now)
+    assert world.queue.room.keeping == ()
+
+
+def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
+    """There is a third node, which no quota counts."""
+    world = world_of(32)
+    fill(world)
+    world.node("n9", (16, 16))
+    gang(world, 16, 16)
+    reclaim = found(world)
+    assert names(reclaim) == ["a04", "a05", "a06", "a07"]
+    assert reclaim is not None
+    carry_out(world, reclaim)
+    assert sorted(world.released()) == ["b0", "b1"]
+
+
+def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
+    """Whether the gang has room once these pods are gone."""
+    wants = world.queue.entries["uid-b0"].wants
+    assert wants is not None
+    free: list[int] = []
+    for name in world.state.nodes.rows:
+        room = room_on(world.state, name, world.queue.room.query(wants))
+        assert room is not None
+        free += [card.free_units for card in room.after(gone)]
+    return packs(free, units)
+
+
+def packs(free: list[int], units: list[int]) -> bool:
+    """Whether pods of one card each fit, by trying everything."""
+    if not units:
+        return True
+    return any(
+        packs([*free[:at], card - units[0], *free[at + 1 :]], units[1:])
+        for at, card in enumerate(free)
+        if card >= units[0] and card not in free[:at]
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
+    """Random clusters: without any one of the victims room or quota would be missing."""
+    rng = random.Random(seed)
+    nodes = rng.randint(1, 3)
+    own = rng.choice((16, 24, 32)) if nodes > 1 else 16
+    world = world_of(own, nodes)
+    for number in range(40):
+        world.pod(f"a{number:02}", rng.choice((3, 4, 8, 16)), created=number)
+    running = [member.uid for release in world.decide() for member in release.members]
+    for uid in running:
+        world.bind(uid)
+    for uid in [uid for uid in world.objects if uid not in running]:
+        world.delete(uid)
+    for uid in rng.sample(running, k=rng.randint(0, 2)):
+        world.delete(uid)
+    # Equal pods: whether they fit does not depend on the order in which they are placed.
+    size = rng.choice((4, 8, 16))
+    units = [size] * rng.randint(1, own // size)
+    gang(world, *units)
+    if world.released():
+        return
+    reclaim = found(world)
+    if reclaim is None:
+        return
+    gone = {victim.uid for victim in reclaim.victims}
+    cohort = world.queue.tenants.cohort("b")
+    assert cohort is not None
+    lacks = cohort.lacks("b", sum(units))
+    assert fits_without(world, gone, units)
+    for victim in reclaim.victims:
+        fewer = gone - {victim.uid}
+        quota = sum(world.queue.tenants["a"].released[uid] for uid in fewer)
+        assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
+    carry_out(world, reclaim)
+    assert len(world.released()) == len(units)
