@@ -226,7 +226,8 @@ def dump_holds(holds: Holds) -> str:
         unheld = sorted(holds.units.keys() - holds.uids)
         raise PackingError(f"units of {shown(unheld)}: allowed are pods that are held")
     if holds.units:
-        record["units"] = [dict(sorted(holds.units.get(uid, {}).items())) for uid in uids]
+        units = (holds.units.get(uid, {}) for uid in uids)
+        record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
     return _compact(record)
 
 

@@ -8,10 +8,11 @@ place, once the node's words show it free, while the script of the profile lets
 - numbered errors of the driver come at 10 000 a second, of all instances in turn,
 - one call of the driver hang for a minute (a fifth of a shorter time).
 
-Measured: Allocate from the kubelet's call to its answer, as in `benchmarks.node`, and right after each the
-same call of a plugin that does nothing, which is what this machine takes for it; pods that were refused;
-containers that were told another card than the one they were bound to, and device IDs given out twice, among
-all that ran; resident memory of the daemon before and after. The last line is JSON.
+Measured: Allocate from the kubelet's call to its answer, called from a process that does nothing else
+(`benchmarks.caller` says why), and right after each the same call of a plugin that does nothing, which is
+what this machine takes for it; GetPreferredAllocation, which comes before, in the same way; pods that were
+refused; containers that were told another card than the one they were bound to, and device IDs given out
+twice, among all that ran; resident memory of the daemon before and after. The last line is JSON.
 """
 
 import argparse
@@ -28,29 +29,23 @@ from typing import Any
 import msgspec
 import yaml
 from aiohttp import ClientSession
-from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
+from benchmarks.caller import Caller, calling, first_line, process
 from benchmarks.machine import machine, percentile, resident_mib
 from benchmarks.node import (
     API_SERVER,
-    EMPTY_PLUGIN,
     NODE,
     PODS_PATH,
-    TimedCalls,
-    TimedPlugin,
-    first_line,
     free_port,
     handled,
-    process,
     spread,
     until,
 )
 from deviceplugin.gpus.profile import load_profile, parse_profile
 from kubeapi.client import KubeClient
-from standins.kubelet import plugins as kubelet_plugins
 from standins.kubelet.node import Kubelet
 
 CARDS = 16
@@ -106,14 +101,14 @@ class World:
         pid: int,
         port: int,
         profile: Path,
-        empty: TimedCalls,
+        caller: Caller,
         cards: Sequence[str],
     ) -> None:
         self.kubelet = kubelet
         self._cards = cards
         self.pid = pid
         self.port = port
-        self.empty = empty
+        self.caller = caller
         self.wrong = self.twice = self.refused = 0
         self._client = client
         self._profile = profile
@@ -140,7 +135,6 @@ class World:
         told = self.kubelet.containers[uid, "main"].envs["NVIDIA_VISIBLE_DEVICES"]
         self.wrong += told != card
         self._pods[name] = (uid, card, told)
-        await self.empty([f"{card}-0"])
 
     async def end_oldest(self) -> str:
         """Delete the pod that has run longest; returns its card."""
@@ -180,11 +174,13 @@ class World:
         draft.rename(self._profile)
 
     async def metric(self, name: str) -> float:
-        """Sum up a metric of the daemon."""
+        """Sum up a metric of the daemon; only its own lines are read, for there are thousands."""
         url = f"http://127.0.0.1:{self.port}/metrics"
         async with ClientSession() as session, session.get(url) as answer:
-            families = text_string_to_metric_families(await answer.text())
-            return sum(each.value for family in families for each in family.samples if each.name == name)
+            lines = (await answer.text()).splitlines()
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))
+        )
 
     def _was_refused(self, uid: str) -> bool:
         admission = self.kubelet.admission(uid)
@@ -198,20 +194,20 @@ async def measure(seconds: float, pods: int) -> dict[str, float]:
         for number in range(pods):
             await world.run(cards[number % len(cards)])
         filled_s = time.perf_counter() - began
-        filled_ms = list(TimedPlugin.allocate_ms)
+        filled_ms = list(world.caller.allocate_ms)
         print(f"{pods} pods admitted in {filled_s:.0f} s, Allocate {spread(filled_ms)} ms", flush=True)
         await churn(world, min(WARM_S, seconds))
         before_mib = resident_mib(world.pid)
-        TimedPlugin.allocate_ms.clear()
-        world.empty.took_ms.clear()
+        world.caller.forget()
         await world.storm(seconds)
         hang_s, replaced = await churn(world, seconds)
         world.count_twice()
         after_mib, faults = resident_mib(world.pid), await world.metric("gpupack_card_xid_errors_total")
-        churned_ms = TimedPlugin.allocate_ms
+        churned_ms = world.caller.allocate_ms
         print(f"{replaced} pods replaced in {seconds:g} s, Allocate {spread(churned_ms)} ms", flush=True)
         print(f"handled in the daemon: {await handled(world.port)}", flush=True)
-        print(f"of an empty plugin: {spread(world.empty.took_ms)} ms", flush=True)
+        print(f"of an empty plugin: {spread(world.caller.empty_ms)} ms", flush=True)
+        print(f"GetPreferredAllocation: {spread(world.caller.preferred_ms)} ms", flush=True)
         print(
             f"{faults / seconds:.0f} errors a second counted, the driver hung for {hang_s:.0f} s at the most"
         )
@@ -234,7 +230,7 @@ def figures(
         "allocates": len(churned_ms),
         "allocate_p50_ms": round(percentile(churned_ms, 50), 3),
         "allocate_p99_ms": round(percentile(churned_ms, 99), 3),
-        "empty_plugin_p99_ms": round(percentile(world.empty.took_ms, 99), 3),
+        "empty_plugin_p99_ms": round(percentile(world.caller.empty_ms, 99), 3),
         "errors_per_s": round(errors_per_s),
         "driver_hung_s": round(hang_s, 1),
         "wrong_cards": world.wrong,
@@ -262,7 +258,6 @@ async def churn(world: World, seconds: float) -> tuple[float, int]:
 @asynccontextmanager
 async def start() -> AsyncIterator[tuple[World, list[str]]]:
     """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
-    kubelet_plugins.PluginClient = TimedPlugin  # type: ignore[misc]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
         kubeconfig, profile, log = str(folder / "kubeconfig"), folder / "node.yaml", folder / "log"
@@ -272,17 +267,13 @@ async def start() -> AsyncIterator[tuple[World, list[str]]]:
             for each in parse_profile("bench", profile.read_text()).cards
             for instance in each.instances or ()
         ]
+        caller = await stack.enter_async_context(calling(folder))
         api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
         kubelet = Kubelet(folder, NODE, await first_line(api), seed=1)
         await kubelet.start()
         stack.push_async_callback(kubelet.stop)
         client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
         port = free_port()
-        plugin = [sys.executable, "-c", EMPTY_PLUGIN, str(folder / "empty.sock")]
-        await first_line(await process(stack, plugin, folder / "empty.log"))
-        calls = TimedCalls(folder / "empty.sock", [])
-        stack.callback(calls.close)
-        await calls.ready()
         options: dict[str, Any] = {
             "node-name": NODE,
             "gpus": "simulated",
@@ -299,7 +290,7 @@ async def start() -> AsyncIterator[tuple[World, list[str]]]:
         try:
             units = 9 * len(instances)
             await until(lambda: kubelet.allocatable().get(RESOURCE, 0) == units, "it registers")
-            yield World(client, kubelet, daemon.pid, port, profile, calls, instances), instances
+            yield World(client, kubelet, daemon.pid, port, profile, caller, instances), instances
         except BaseException:
             print("the daemon's last words:", *log.read_text().splitlines()[-20:], sep="\n")
             raise

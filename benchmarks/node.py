@@ -5,9 +5,10 @@ and the stand-in for the API server run in processes of their own, the stand-in 
 Twenty pods come and go over and over through the kubelet's real gRPC calls, the kubelet restarts, and then
 nothing happens for a while with twenty pods running. Measured:
 
-- Allocate, from the kubelet's call to its answer, gRPC and the socket included; called from a thread by
-  gRPC's blocking client, so that the turns of the stand-in's event loop are not measured as the daemon's;
+- Allocate, from the kubelet's call to its answer, gRPC and the socket included; called from a process that
+  does nothing else (`benchmarks.caller` says why);
 - the same call of a plugin that does nothing at all, right after each: what gRPC in Python takes here;
+- GetPreferredAllocation, which the kubelet asks before, in the same way;
 - the share of all Allocates that the daemon handled within half, one and two milliseconds, by its metrics;
 - from the deletion of a pod to the Node's words without it as another client sees them, the worst of all;
 - the kubelet's start to its having the list of devices again, the worst of all restarts;
@@ -23,25 +24,21 @@ import socket
 import sys
 import tempfile
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
+from benchmarks.caller import Caller, calling, first_line, process
 from benchmarks.machine import cpu_s, machine, percentile, resident_mib
 from deviceplugin.gpus.profile import load_profile
-from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
-from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.client import KubeClient
-from standins.kubelet import plugins as kubelet_plugins
 from standins.kubelet.node import Kubelet
 
 NODE = "gpu-node"
@@ -68,25 +65,6 @@ async def main():
 
 asyncio.run(main())
 """
-EMPTY_PLUGIN = """
-import asyncio, sys, grpc
-from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
-from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-
-class Plugin(rpc.DevicePluginServicer):
-    async def Allocate(self, request, context):
-        return pb.AllocateResponse(container_responses=[pb.ContainerAllocateResponse()])
-
-async def main():
-    server = grpc.aio.server()
-    rpc.add_DevicePluginServicer_to_server(Plugin(), server)
-    server.add_insecure_port(f"unix:{sys.argv[1]}")
-    await server.start()
-    print("serves", flush=True)
-    await server.wait_for_termination()
-
-asyncio.run(main())
-"""
 
 
 def main() -> None:
@@ -102,76 +80,19 @@ def main() -> None:
     print(json.dumps(asyncio.run(measure(options.idle_s, options.rounds, options.restarts))))
 
 
-class TimedCalls:
-    """Allocate of one plugin by gRPC's blocking client, in a thread, with a stop-watch.
-
-    Attributes:
-        took_ms: milliseconds of every call.
-    """
-
-    def __init__(self, plugin_socket: Path, took_ms: list[float]) -> None:
-        self.took_ms = took_ms
-        self._channel = grpc.insecure_channel(f"unix:{plugin_socket}")
-        self._allocate = rpc.DevicePluginStub(self._channel).Allocate  # type: ignore[no-untyped-call]
-
-    async def ready(self) -> None:
-        """Wait until the plugin is there."""
-        await asyncio.to_thread(grpc.channel_ready_future(self._channel).result, LIMIT_S)
-
-    def close(self) -> None:
-        """Hang up."""
-        self._channel.close()
-
-    async def __call__(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
-        """Call Allocate for one container."""
-        asked = pb.ContainerAllocateRequest(devices_ids=sorted(ids))
-        return await asyncio.to_thread(self._timed, pb.AllocateRequest(container_requests=[asked]))
-
-    def _timed(self, request: pb.AllocateRequest) -> pb.ContainerAllocateResponse:
-        began = time.perf_counter()
-        answer = self._allocate(request, timeout=LIMIT_S)
-        self.took_ms.append((time.perf_counter() - began) * 1000)
-        granted: pb.ContainerAllocateResponse = answer.container_responses[0]
-        return granted
-
-
-class TimedPlugin(kubelet_plugins.PluginClient):
-    """The kubelet's end of the plugin's socket, timed."""
-
-    allocate_ms: list[float] = []  # noqa: RUF012 - of all of them together
-
-    def __init__(self, resource: str, socket: Path) -> None:
-        super().__init__(resource, socket)
-        self._timed = TimedCalls(socket, self.allocate_ms)
-
-    async def connect(self) -> None:
-        """Dial on both channels."""
-        await super().connect()
-        await self._timed.ready()
-
-    async def close(self) -> None:
-        """Close both channels."""
-        await super().close()
-        self._timed.close()
-
-    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
-        """Call Allocate and note how long it took."""
-        return await self._timed(ids)
-
-
 class World:
-    """The kubelet, a client that sees the Node's words, the daemon's process, and a plugin that is empty.
+    """The kubelet, its caller, a client that sees the Node's words, and the daemon's process.
 
     Attributes:
         used: units used on all cards, as the Node said last; -1 before it says anything.
     """
 
     def __init__(
-        self, client: KubeClient, kubelet: Kubelet, pid: int, http_port: int, empty: TimedCalls
+        self, client: KubeClient, kubelet: Kubelet, pid: int, http_port: int, caller: Caller
     ) -> None:
         self.pid = pid
         self.http_port = http_port
-        self.empty = empty
+        self.caller = caller
         self.used = -1
         self.kubelet = kubelet
         self._client = client
@@ -211,7 +132,6 @@ class World:
             await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
             pods[name] = units
             await until(lambda: self.running() == running + len(pods), f"{name} runs")
-            await self.empty([f"{self._cards[0]}-{slot}" for slot in range(units)])
         await until(lambda: self.used == before + sum(pods.values()), "the words have all pods")
         return pods
 
@@ -245,15 +165,16 @@ async def measure(idle_s: float, rounds: int, restarts: int) -> dict[str, float]
     async with start() as world:
         print(f"{PROFILE}, started: resident {resident_mib(world.pid):.1f} MiB", flush=True)
         await world.delete(await world.create(PODS))
-        allocated_ms, empty_ms = TimedPlugin.allocate_ms, world.empty.took_ms
-        allocated_ms.clear()
-        empty_ms.clear()
+        caller = world.caller
+        caller.forget()
         deleted_s: list[float] = []
         for _ in range(rounds):
             deleted_s += await world.delete(await world.create(PODS))
-        print(f"Allocate: {len(allocated_ms)} calls, {spread(allocated_ms)} ms", flush=True)
+        print(f"Allocate: {len(caller.allocate_ms)} calls, {spread(caller.allocate_ms)} ms", flush=True)
         print(f"handled in the daemon: {await handled(world.http_port)}", flush=True)
-        print(f"of an empty plugin: {spread(empty_ms)} ms", flush=True)
+        print(f"of an empty plugin: {spread(caller.empty_ms)} ms", flush=True)
+        print(f"GetPreferredAllocation: {spread(caller.preferred_ms)} ms", flush=True)
+        allocated_ms, empty_ms = list(caller.allocate_ms), list(caller.empty_ms)
         print(f"deleted to words published: {len(deleted_s)} pods, {spread(deleted_s)} s", flush=True)
         await world.create(PODS)
         registered_s = [await world.restart_kubelet() for _ in range(restarts)]
@@ -291,11 +212,11 @@ def figures(
 @asynccontextmanager
 async def start() -> AsyncIterator[World]:
     """Start the stand-ins and the daemon, and wait until it serves the kubelet."""
-    kubelet_plugins.PluginClient = TimedPlugin  # type: ignore[misc]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
         kubeconfig = str(folder / "kubeconfig")
         log = folder / "log"
+        caller = await stack.enter_async_context(calling(folder))
         api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
         url = await first_line(api)
         kubelet = Kubelet(folder, NODE, url, seed=1)
@@ -304,13 +225,7 @@ async def start() -> AsyncIterator[World]:
         client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
         port = free_port()
         daemon = await process(stack, command(kubeconfig, kubelet, port), log)
-        empty_socket = folder / "empty.sock"
-        plugin = [sys.executable, "-c", EMPTY_PLUGIN, str(empty_socket)]
-        await first_line(await process(stack, plugin, folder / "empty.log"))
-        calls = TimedCalls(empty_socket, [])
-        stack.callback(calls.close)
-        await calls.ready()
-        world = World(client, kubelet, daemon.pid, port, calls)
+        world = World(client, kubelet, daemon.pid, port, caller)
         following = asyncio.create_task(world.follow())
         try:
             await until(lambda: world.has_devices() and world.used == 0, "the daemon registers")
@@ -321,25 +236,6 @@ async def start() -> AsyncIterator[World]:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-
-async def process(stack: AsyncExitStack, command: Sequence[str], log: Path) -> Process:
-    """Start a process that ends with the stack; what it says on stderr goes to the log."""
-    with log.open("w") as file:
-        running = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=file)
-
-    async def end() -> None:
-        if running.returncode is None:
-            running.terminate()
-        await running.communicate()
-
-    stack.push_async_callback(end)
-    return running
-
-
-async def first_line(running: Process) -> str:
-    """Wait for the first thing that a process says."""
-    return (await running.stdout.readline()).decode().strip() if running.stdout else ""
 
 
 def free_port() -> int:

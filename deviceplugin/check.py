@@ -20,7 +20,7 @@ from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.cgroups import pod_parents
+from deviceplugin.node.cgroups import in_host_pid_namespace, pod_parents
 from deviceplugin.node.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
 from deviceplugin.settings import MPS, Settings
 
@@ -28,9 +28,6 @@ Verdict = Literal["ok", "less", "bad"]
 """Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
 
 TOOL_S: Final = 5.0
-HOST_PID_NAMESPACE: Final = 4026531836
-"""Inode of the machine's first pid namespace, the same on every Linux."""
-
 HOOK: Final = "apply-cuda-memory-limits"
 INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES: Final = 4096
@@ -172,10 +169,7 @@ def _kernel(settings: Settings) -> Iterator[Finding]:
     yield Finding("inotify watches", "less" if few else "ok", str(watches), uses)
     root = os.geteuid() == 0
     yield Finding("user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed")
-    try:
-        host = Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE
-    except OSError:
-        host = False
+    host = in_host_pid_namespace()
     yield Finding(
         "pid namespace",
         "ok" if host else "less",

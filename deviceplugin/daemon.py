@@ -31,18 +31,19 @@ from deviceplugin.metrics import Metrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
 from deviceplugin.node.cardlist import CardList
-from deviceplugin.node.cgroups import PodCgroups, ProcessOwners
+from deviceplugin.node.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
 from deviceplugin.node.driver import OwnThread
 from deviceplugin.node.farewell import Patience, say_farewell
 from deviceplugin.node.inventory import cards_in_units, check_units
 from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.objects import NodeObject, PodObject
 from deviceplugin.node.ownership import Ownership, this_daemon
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.reconciler import Cgroups, Reconciler
 from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
 from kubeapi.client import KubeClient
@@ -68,7 +69,9 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvml import NvmlGpus  # noqa: PLC0415
 
-    return NvmlGpus(settings.ignored_xids, cgroup_root=settings.cgroup_root)
+    return NvmlGpus(
+        settings.ignored_xids, cgroup_root=settings.cgroup_root, sees_processes=in_host_pid_namespace()
+    )
 
 
 class Daemon:
@@ -196,7 +199,6 @@ class Daemon:
             settings,
             account,
             self._source,
-            self._owners,
             pods,
             self._sampler,
             client,
@@ -268,7 +270,7 @@ class Daemon:
             status.counts(),
             self._source.vendor.fault,
         )
-        metrics.also(self._memory.metrics())
+        metrics.also(self._memory.metrics(), self._memory.look)
         http = HttpServer(metrics, status.not_ready, status.explain)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)

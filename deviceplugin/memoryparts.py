@@ -11,10 +11,10 @@ from deviceplugin.gpus.source import GpuSource
 from deviceplugin.memorymetrics import MemoryMetrics
 from deviceplugin.node.account import Account
 from deviceplugin.node.limits import Enforcer
-from deviceplugin.node.memory import Memory
+from deviceplugin.node.memory import ContainerMemory, Memory
 from deviceplugin.node.notices import Notices
 from deviceplugin.node.overuse import LOOK_S, Names, OverUse
-from deviceplugin.node.sampling import Owners, Sampler
+from deviceplugin.node.sampling import Sampler
 from deviceplugin.node.shares import Shares
 from deviceplugin.node.supports import Supports
 from deviceplugin.node.told_use import ToldUse
@@ -32,7 +32,6 @@ class MemoryParts:
         settings: of the daemon.
         account: the ledger.
         source: the cards.
-        owners: where processes run.
         pods: the node's pods.
         sampler: measures the cards.
         client: API server.
@@ -51,7 +50,6 @@ class MemoryParts:
         settings: Settings,
         account: Account,
         source: GpuSource,
-        owners: Owners,
         pods: PodView,
         sampler: Sampler,
         client: KubeClient,
@@ -71,7 +69,7 @@ class MemoryParts:
             partial(evict, client),
             tolerance_mib=settings.over_use_mib,
             evict_after_s=settings.evict_over_use_after_s,
-            clock=time.monotonic,
+            clock=account.now_s,
         )
         self._enforcer = Enforcer(
             account,
@@ -84,8 +82,14 @@ class MemoryParts:
         )
         shares = Shares(account, settings.unit_mib)
         self._memory = Memory(
-            shares, self.supports, self._enforcer, pods, lambda: sampler.samples, owners.place
+            shares,
+            self.supports,
+            self._enforcer,
+            pods,
+            sampler,
+            account.now_s,
         )
+        self._rows: Sequence[ContainerMemory] = ()
         self.told = ToldUse(self._holding, time.monotonic)
         self.on_news: Callable[[], None] = lambda: None
 
@@ -98,10 +102,15 @@ class MemoryParts:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            rows = self._memory.rows()
-            await self._over_use.look(rows)
-            if self.told.update(rows):
+            await self.look()
+            await self._over_use.look(self._rows)
+            await asyncio.sleep(0)
+            if self.told.update(self._rows):
                 self.on_news()
+
+    async def look(self) -> None:
+        """Work out what every container has and uses."""
+        self._rows = await self._memory.rows_in_turns()
 
     def explain(self) -> dict[str, Any]:
         """Say how cards are held, and what every container has and uses."""
@@ -131,7 +140,7 @@ class MemoryParts:
 
     def metrics(self) -> MemoryMetrics:
         """Give Prometheus the same."""
-        return MemoryMetrics(self._memory.rows, self._over_use.over, self._held)
+        return MemoryMetrics(lambda: self._rows, self._over_use.over, self._held)
 
     def counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
         """Name the counters that the parts keep."""

@@ -1,7 +1,11 @@
 """What Prometheus gets: read from the ledger and the counters at the moment it asks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +14,9 @@ from prometheus_client.registry import Collector
 from kubeapi.metrics import process_registry
 
 MIB_BYTES = 1 << 20
+
+SLICE: Final = 50
+"""Samples that are written in one go: an Allocate waits for no more than these, some 0.3 ms."""
 
 Counts = Mapping[str, tuple[str, Callable[[], int]]]
 """Counters that others keep, by metric name (without `_total`) with their help."""
@@ -89,6 +96,7 @@ class Metrics:
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10),
             registry=self._registry,
         )
+        self._before: list[Callable[[], Awaitable[None]]] = []
 
     def read_from(
         self,
@@ -109,18 +117,55 @@ class Metrics:
         """
         self._registry.register(_State(unit_mib, cards, node, counts, fault))
 
-    def also(self, collector: Collector) -> None:
-        """Read from another place too."""
+    def also(self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Read from another place too.
+
+        Args:
+            collector: the place.
+            before: awaited each time before that.
+        """
         self._registry.register(collector)
+        if before is not None:
+            self._before.append(before)
 
     def call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
         self._requests.labels(method, code).inc()
         self._seconds.labels(method).observe(seconds)
 
-    def text(self) -> bytes:
-        """Write everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+    async def text(self) -> bytes:
+        """Write everything in Prometheus' text format, with turns for others on the way."""
+        for before in self._before:
+            await before()
+        written, samples = [], 0
+        for metric in self._registry.collect():
+            for count, text in _slices(metric):
+                written.append(text)
+                samples += count
+                if samples >= SLICE:
+                    samples = 0
+                    await asyncio.sleep(0)
+        return b"".join(written)
+
+
+def _slices(metric: Metric) -> Iterator[tuple[int, bytes]]:
+    """Write one metric, `SLICE` samples at a time, with their number; the first slice has the header."""
+    samples, head = iter(metric.samples), True
+    while (few := list(islice(samples, SLICE))) or head:
+        part = copy(metric)
+        part.samples = few
+        text = generate_latest(_One(part))
+        yield len(few), text if head else text.split(b"\n", 2)[2]
+        head = False
+
+
+@dataclass(frozen=True, slots=True)
+class _One(Collector):
+    metric: Metric
+
+    def collect(self) -> Iterator[Metric]:
+        """There is one only."""
+        yield self.metric
 
 
 class _State(Collector):

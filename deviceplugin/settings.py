@@ -15,6 +15,7 @@ from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
 from deviceplugin.node.overuse import DEFAULT_TOLERANCE_MIB
 from deviceplugin.node.supports import AUTO, MODES
 from deviceplugin.node.words import GAP_S
+from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
 GPU_SOURCES: Final = ("nvml", "simulated")
@@ -23,11 +24,10 @@ MPS: Final = "mps"
 SHARINGS: Final = (TIME_SLICING, MPS)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
-MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(HttpAddress):
     """How the node daemon runs; see `gpupack node --help`.
 
     Attributes:
@@ -102,25 +102,25 @@ class Settings:
         """The same for the socket of the resource that counts percent of cards."""
         return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
 
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return self.http.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return int(self.http.rpartition(":")[2])
-
     def check(self) -> None:
         """Check everything.
 
         Raises:
             SettingsError: lists every fault.
         """
+        faults = self.faults()
+        if not self.device_plugin_dir.is_dir():
+            faults.append(
+                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
+            )
+        if faults:
+            raise SettingsError(tuple(faults))
+
+    def faults(self) -> list[str]:
+        """All that is wrong, but for a kubelet that is not here: `gpupack node --check` finds that itself."""
         faults = [
             *self._name_faults(),
-            *self.gpu_faults(),
+            *self._gpu_faults(),
             *self._sharing_faults(),
             *self._place_faults(),
         ]
@@ -128,8 +128,7 @@ class Settings:
             faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
             faults.append(f"--log-format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
-        if faults:
-            raise SettingsError(tuple(faults))
+        return faults
 
     def shown(self) -> dict[str, object]:
         """All settings as plain values for the log; none of them is secret."""
@@ -151,8 +150,7 @@ class Settings:
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def gpu_faults(self) -> list[str]:
-        """Check what concerns cards alone."""
+    def _gpu_faults(self) -> list[str]:
         faults = []
         if self.gpus not in GPU_SOURCES:
             faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")
@@ -192,23 +190,9 @@ class Settings:
 
     def _place_faults(self) -> list[str]:
         faults = []
-        if not self.device_plugin_dir.is_dir():
-            faults.append(
-                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
-            )
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}: allowed is a file that exists")
-        host, colon, port = self.http.rpartition(":")
-        if (
-            not colon
-            or (":" in host and not host.startswith("["))
-            or not port.isascii()
-            or not port.isdigit()
-        ):
-            faults.append(f"--http {self.http!r}: allowed is HOST:PORT")
-        elif int(port) > MAX_PORT:
-            faults.append(f"--http {self.http!r}: allowed are ports up to {MAX_PORT}")
-        return faults
+        return [*faults, *address_faults("--http", self.http)]
 
 
 def _plain(value: object) -> object:

@@ -10,11 +10,13 @@ from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.account import Account
 from deviceplugin.node.annotator import Annotator
+from deviceplugin.node.explain import explain
 from deviceplugin.node.neighbours import Neighbours
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.ownership import Ownership
 from deviceplugin.node.publisher import Publisher
 from deviceplugin.node.sampling import Sampler
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.settings import Settings
 from kubeapi.events import EventRecorder
 
@@ -49,7 +51,7 @@ class Status:
             reasons.append(self.account.book_problem)
         reasons += [
             f"pod {uid} holds {resource} in the kubelet's book, of another unit than ours: has it ended?"
-            for uid, resource in list(self.account.other_units.items())[:1]
+            for uid, resource in list(self.account.others.pods.items())[:1]
         ]
         if self.cleaner.problem is not None:
             reasons.append(self.cleaner.problem)
@@ -76,7 +78,7 @@ class Status:
             "seen": self.pods.seen,
             "revision": self.publisher.revision,
             "memory": self.memory.explain(),
-            "ledger": self.account.ledger.explain(),
+            "ledger": explain(self.account.ledger.facts),
         }
 
     def node_state(self) -> NodeState:

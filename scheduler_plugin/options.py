@@ -10,7 +10,6 @@ from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
-MAX_PORT: Final = 65535
 
 EVENTS: Final = 10_000
 """Events that wait to be written at most: one for each pod of a large batch, some MiB."""
@@ -37,36 +36,6 @@ class Election(Protocol):
     def lease_s(self) -> int: ...  # noqa: D102
     @property
     def identity(self) -> str: ...  # noqa: D102
-
-
-class HttpAddress:
-    """Settings with an `http`, HOST:PORT, that was checked."""
-
-    __slots__ = ()
-    http: str
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return split_address(self.http)[0]
-
-    @property
-    def port(self) -> int:
-        """Port part of `http`."""
-        return split_address(self.http)[1]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Read a HOST:PORT that was checked; an empty host means every address."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def address_faults(name: str, address: str) -> Iterator[str]:
-    """What is wrong with a HOST:PORT."""
-    _, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-        yield f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"
 
 
 def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:

@@ -15,9 +15,10 @@ from allocator.names import (
     SCHEDULER_NAME,
     resource_name,
 )
+from kubeapi.addresses import HttpAddress, address_faults
 from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import HttpAddress, address_faults, election_faults, process_faults
+from scheduler_plugin.options import election_faults, process_faults
 from scheduler_plugin.placement.cluster_policies import Policies
 
 MAX_SHORTLIST: Final = 100_000

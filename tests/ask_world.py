@@ -82,6 +82,7 @@ class Node:
     taints: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     cordoned: bool = False
+    ready: bool = True
     cpu: int = 40
 
     def used(self, pods) -> list[int]:
@@ -109,6 +110,8 @@ class Node:
         )
         made["kind"] = "Node"
         made["metadata"]["labels"] = dict(self.labels)
+        if not self.ready:
+            made["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         made["spec"] = {
             "unschedulable": self.cordoned,
             "taints": [{"key": key, "effect": "NoSchedule"} for key in self.taints],

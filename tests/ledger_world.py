@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
-from allocator.ledger import BookEntry, Grant, Ledger, Pod
+from allocator.ledger import BookEntry, Grant, Ledger, Pod, charges
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -82,7 +82,7 @@ class World:
         """Begin with an empty memory and the words that were published; nothing is read or listed yet."""
         old = self.ledger
         self.ledger = Ledger(old.installed)
-        self.ledger.remember(old.holds())
+        self.ledger.remember(charges.holds(old.facts))
 
     @property
     def used(self) -> list[int]:

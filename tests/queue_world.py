@@ -59,6 +59,12 @@ class QueueWorld:
         self.state.apply_node(node, self.now)
         self.queue.set_node(name, node_facts(node))
 
+    def lose_node(self, name: str) -> None:
+        """Delete a node."""
+        self.version += 1
+        self.state.delete_node(name, str(self.version), self.now)
+        self.queue.set_node(name, None)
+
     def pod(
         self,
         name: str,

@@ -68,19 +68,16 @@ class Facts:
         return facts
 
     def install(self, cards: Sequence[Card]) -> None:
-        """Take another list of cards, as after one was partitioned anew; those that stay keep their cordon.
+        """Take another list of cards, as after one was partitioned anew.
 
         IDs of cards that are gone count for nobody; those of one that comes back count again.
 
         Raises:
             LedgerError: a UUID twice.
         """
-        fresh, old = Facts.of(cards, self.policy), self.cards
-        self.cards = {
-            uuid: replace(card, cordoned=uuid in old and old[uuid].cordoned)
-            for uuid, card in fresh.cards.items()
-        }
-        self.card_of, self.share_of, self.position = fresh.card_of, fresh.share_of, fresh.position
+        fresh = Facts.of(cards, self.policy)
+        self.cards, self.position = fresh.cards, fresh.position
+        self.card_of, self.share_of = fresh.card_of, fresh.share_of
         for one in list(self.pods.values()):
             self.put(replace(one, pod=self.sized(one.pod), units=self.of_containers(one.ids.values())))
         for grant in self.grants:
@@ -88,14 +85,17 @@ class Facts:
 
     def put(self, one: PodFacts) -> None:
         """Know this of a pod from now on, in place of what was known of it."""
-        before = self.drop(one.pod.key)
+        key, before = one.pod.key, self.pods.get(one.pod.key)
         if before is None or before.shows != one.shows:
             self.version += 1
-        self.pods[one.pod.key] = one
+        if before is not None and before.settled:
+            self.settled.remove(before)
+        self.pods[key] = one
         if one.settled:
+            self.open.pop(key, None)
             self.settled.add(one, self._share(one))
         else:
-            self.open[one.pod.key] = one
+            self.open[key] = one
 
     def drop(self, key: str) -> PodFacts | None:
         """Forget a pod; returns what was known of it."""

@@ -7,17 +7,20 @@ that the kubelet holds or will hold for pods that are bound.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, Literal, get_args
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, choice, explain, places, release
+from allocator.ledger import charges, choice, places, release
 from allocator.ledger.choice import Ask
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import BookEntry, Grant, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
 from allocator.request import PodRequest
+
+Why = Literal["sick", "withheld", "cordoned", "closed"]
+"""Why a card is out of use: its health, what was not promised for it, people's wish, all that it can take."""
 
 _ANSWERS: Final = 8
 _SHOWN_IDS: Final = 4
@@ -34,8 +37,8 @@ class Ledger:
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts.of(cards, policy)
         self._order = 0
-        self._sick = {card.uuid for card in cards if not card.healthy}
-        self._withheld: frozenset[str] = frozenset()
+        self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
+        self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
         self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
 
     @property
@@ -71,8 +74,7 @@ class Ledger:
         """
         before = self.promises()
         self._facts.install(cards)
-        self._sick = {card.uuid for card in cards if not card.healthy}
-        self._rate()
+        self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
         return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:
@@ -81,27 +83,27 @@ class Ledger:
         Raises:
             LedgerError: no such card.
         """
-        card = self._facts.cards.get(uuid)
-        if card is None:
+        if uuid not in self._facts.cards:
             raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._facts.cards)}")
-        (self._sick.discard if healthy else self._sick.add)(uuid)
-        self._rate()
+        self.keep_out("sick", self._out["sick"] - {uuid} if healthy else self._out["sick"] | {uuid})
 
-    def set_withheld(self, uuids: Collection[str]) -> None:
-        """Keep exactly these cards from all containers, as if unhealthy. Unknown UUIDs are ignored."""
-        self._withheld = frozenset(uuids)
-        self._rate()
+    def keep_out(self, why: Why, uuids: Iterable[str]) -> bool:
+        """Have exactly these cards out of use for one reason; they count as full.
 
-    def _rate(self) -> None:
+        To the kubelet those are unhealthy that are `sick` or `withheld`; `cordoned` or `closed` ones are only
+        kept free of new pods. UUIDs that are no card of this node count once they are.
+
+        Returns:
+            Whether these are others than before.
+        """
+        out = self._out
+        before, out[why] = out[why], frozenset(uuids)
         for uuid, card in self._facts.cards.items():
-            healthy = uuid not in self._sick and uuid not in self._withheld
-            if card.healthy is not healthy:
-                self._facts.cards[uuid] = replace(card, healthy=healthy)
-
-    def set_cordoned(self, uuids: Collection[str]) -> None:
-        """Keep exactly these cards free of new pods; they count as full. Unknown UUIDs are ignored."""
-        for uuid, card in self._facts.cards.items():
-            self._facts.cards[uuid] = replace(card, cordoned=uuid in uuids)
+            healthy = uuid not in out["sick"] and uuid not in out["withheld"]
+            cordoned = uuid in out["cordoned"] or uuid in out["closed"]
+            if (card.healthy, card.cordoned) != (healthy, cordoned):
+                self._facts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
+        return out[why] != before
 
     def set_pressure(self, units: Mapping[str, int]) -> bool:
         """Set the units by card that are used beyond what is promised: foreign use and over-use.
@@ -349,17 +351,13 @@ class Ledger:
                 shares[uuid][uid] = count
         return shares
 
-    def holds(self) -> dict[str, Units]:
-        """Units by card of the pods whose units `used` contains, by UID of the API."""
-        return charges.holds(self._facts)
-
     def published_holds(self) -> dict[str, dict[int, int]]:
-        """The same by the card's position in the words."""
+        """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
         position = self._facts.position
         settled = {share.uid: share.positions for share in self._facts.settled.shares.values()}
         return settled | {
             uid: {position[uuid]: count for uuid, count in units.items() if count}
-            for uid, units in self.holds().items()
+            for uid, units in charges.holds(self._facts).items()
             if uid not in settled
         }
 
@@ -375,11 +373,7 @@ class Ledger:
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
         facts = self._facts
-        held = [one for one in facts.open.values() if one.live and not one.missing]
         found = {share.uid: share.assignment for share in facts.settled.shares.values()}
+        held = [one for one in facts.open.values() if one.live and not one.missing]
         found |= {one.pod.uid: facts.assignment(one) for one in held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}
-
-    def explain(self) -> dict[str, Any]:
-        """Everything of interest to a person, as JSON values."""
-        return explain.explain(self._facts)

@@ -97,6 +97,7 @@ class NvmlGpus:
         ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
         pci_devices: where the kernel shows PCI devices.
         cgroup_root: where the host's cgroups are mounted.
+        sees_processes: the driver shows all processes; it hides those of other pid namespaces.
         clock: monotonic seconds.
 
     Attributes:
@@ -108,10 +109,12 @@ class NvmlGpus:
         ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
         pci_devices: Path = Path("/sys/bus/pci/devices"),
         cgroup_root: Path = Path("/sys/fs/cgroup"),
+        sees_processes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ignored_xids = ignored_xids
         self._pci_devices = pci_devices
+        self._sees_processes = sees_processes
         self._clock = clock
         self._sampling = threading.Lock()
         # Replaced, never changed: who reads it waits for no call of the driver.
@@ -369,7 +372,10 @@ class NvmlGpus:
             errors = calls.memory_errors(device.parent)
             self._memory_errors = {**self._memory_errors, card: errors}
         trouble = calls.asks_for_recovery(device.parent) or calls.memory_trouble(errors, before.get(card, {}))
-        return GpuSample(uuid, used_mib, calls.processes(device.handle), error=trouble, memory_errors=errors)
+        processes = calls.processes(device.handle)
+        if not processes and not self._sees_processes:
+            processes = None
+        return GpuSample(uuid, used_mib, processes, error=trouble, memory_errors=errors)
 
     def _report(self, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""

@@ -56,7 +56,7 @@ class Failure:
 class SimulatedCard:
     """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
 
-    `instances` is None unless the card is in MIG mode.
+    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by.
     """
 
     card: GpuCard
@@ -64,6 +64,7 @@ class SimulatedCard:
     processes: tuple[GpuProcess, ...]
     failure: Failure | None
     instances: tuple[Instance, ...] | None = None
+    layout: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +313,7 @@ def _simulated(
         tuple(GpuProcess(process.pid, process.used_memory_mib) for process in processes),
         None if failure.mode == "healthy" else Failure(failure.mode, failure.after_calls, failure.xid.code),
         instances,
+        wanted or (),
     )
 
 

@@ -61,6 +61,7 @@ class SimulatedGpus:
         self._events = EventQueue()
         self._closing = threading.Event()
         self._boards: dict[str, Board] = {}
+        self._present: dict[int, str] = {}
         self._uses: dict[str, Use] = {}
         self._cards: tuple[GpuCard, ...] = ()
         self._sizes_mib: dict[str, int] = {}
@@ -128,6 +129,7 @@ class SimulatedGpus:
                 board.shown = False
             for simulated in profile.cards:
                 self._install(simulated)
+            self._present = {simulated.card.index: simulated.card.uuid for simulated in profile.cards}
             self._boards = dict(sorted(self._boards.items(), key=lambda item: item[1].card.index))
             self._script, self._began_s, self._done = profile.script, self._clock(), 0
             self._list()
@@ -271,7 +273,7 @@ class SimulatedGpus:
         board = self._boards[card.uuid] = Board(card, simulated.instances, simulated.failure)
         if before is not None and before.instances and simulated.instances:
             board.instances = before.instances
-            board.lay_out([Wanted(one.profile) for one in simulated.instances])
+            board.lay_out(simulated.layout)
         if before is not None and before.tripped and simulated.failure is None:
             for each in board.cards():
                 self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))
@@ -296,12 +298,12 @@ class SimulatedGpus:
             self.hang(step.hang_s)
             return
         if step.xid is not None and (step.card is None or step.over_s > 0):
-            uuids = [
-                card.uuid for card in self._cards if step.card in {None, self._boards[whole(card)].card.index}
-            ]
+            present = set(self._present.values()) if step.card is None else {self._present[step.card]}
+            uuids = [card.uuid for card in self._cards if whole(card) in present]
             self.storm(uuids, step.xid, step.times, step.over_s)
             return
-        uuid = next(uuid for uuid, board in self._boards.items() if board.card.index == step.card)
+        # Of the cards that a profile before this one had the script says nothing.
+        uuid = self._present[-1 if step.card is None else step.card]
         if step.xid is not None:
             self.xid(uuid, step.xid, step.times)
         elif step.vanish:

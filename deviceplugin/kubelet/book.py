@@ -11,6 +11,8 @@ import stat
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -76,7 +78,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 class _Data(msgspec.Struct, frozen=True):
     # A Go slice that nothing was ever put in is written as null.
-    PodDeviceEntries: list[_Entry] | None
+    PodDeviceEntries: list[msgspec.Raw] | None
     RegisteredDevices: dict[str, msgspec.Raw]
 
 
@@ -86,6 +88,8 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Checkpoint)
+_ENTRY_DECODER: Final = msgspec.json.Decoder(_Entry)
+_KEY: Final = attrgetter("uid", "container", "resource")
 
 
 class BookReader:
@@ -106,6 +110,8 @@ class BookReader:
         self._clock = clock
         self._book: Book | None = None
         self._settled = False
+        self._data = b""
+        self._entries: dict[bytes, BookEntry] = {}
 
     def read(self) -> Book | None:
         """Return the book as it stands now; the same object as long as the file is the same.
@@ -131,13 +137,13 @@ class BookReader:
             return None
         except OSError as error:
             raise BookError(f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]) from error
-        try:
-            book = decode(data, stamp)
-        except BookError as error:
-            raise BookError(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
+        if self._book is None or stamp != self._book.stamp or data != self._data:
+            try:
+                self._book, self._entries = _decode(data, stamp, self._entries)
+            except BookError as error:
+                raise BookError(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
         self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
-        if book != self._book:
-            self._book = book
+        self._data = b"" if self._settled else data
         return self._book
 
     async def changes(self) -> AsyncGenerator[None]:
@@ -169,21 +175,41 @@ def decode(data: bytes, stamp: Stamp) -> Book:
     Raises:
         BookError: no JSON, or another layout.
     """
+    return _decode(data, stamp, {})[0]
+
+
+def _decode(
+    data: bytes, stamp: Stamp, known: Mapping[bytes, BookEntry]
+) -> tuple[Book, dict[bytes, BookEntry]]:
+    """Do the same, given the entries of the version before by their texts: nearly all are as they were.
+
+    A thousand pods take 1 ms in place of 4, and the kubelet writes its book with each Allocate.
+    """
     try:
         decoded = _DECODER.decode(data).Data
+        texts = [bytes(raw) for raw in decoded.PodDeviceEntries or ()]
+        found = {text: known.get(text) or _read(text, at) for at, text in enumerate(texts)}
     except (ValueError, RecursionError) as error:
         raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
-    found: dict[tuple[str, str, str], frozenset[str]] = {}
-    for entry in decoded.PodDeviceEntries or ():
-        key = entry.PodUID, entry.ContainerName, entry.ResourceName
-        if key in found:
-            raise BookError(f"unknown layout: two entries for {' '.join(key)}; {_LAYOUT}"[:_MESSAGE_CHARS])
-        found[key] = frozenset().union(*entry.DeviceIDs.values())
-    return Book(
-        entries=tuple(BookEntry(*key, ids) for key, ids in sorted(found.items())),
-        listed=MappingProxyType(decoded.RegisteredDevices),
-        stamp=stamp,
+    entries = sorted((found[text] for text in texts), key=_KEY)
+    if len(set(map(_KEY, entries))) < len(entries):
+        twice = " ".join(next(_KEY(one) for one, other in pairwise(entries) if _KEY(one) == _KEY(other)))
+        raise BookError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
+    return (
+        Book(entries=tuple(entries), listed=MappingProxyType(decoded.RegisteredDevices), stamp=stamp),
+        found,
     )
+
+
+def _read(text: bytes, at: int) -> BookEntry:
+    try:
+        entry = _ENTRY_DECODER.decode(text)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        place = f"$.Data.PodDeviceEntries[{at}]{where.rstrip('`')}"
+        raise msgspec.ValidationError(f"{what} - at `{place}`") from error
+    ids: frozenset[str] = frozenset().union(*entry.DeviceIDs.values())
+    return BookEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
 
 
 def _stamp(found: os.stat_result) -> Stamp:

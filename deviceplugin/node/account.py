@@ -13,11 +13,12 @@ import structlog
 from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ledger import Ask, BookEntry, Grant, Ledger
-from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME, unit_of_resource
-from deviceplugin.errors import BookError, RefusedError, UnitInUseError
+from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME
+from deviceplugin.errors import BookError, RefusedError
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.handover import Handover
 from deviceplugin.gpus.vendor import UNNAMED
+from deviceplugin.node.otherunits import OtherUnits
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""
@@ -77,12 +78,9 @@ class Account:
     Attributes:
         book_problem: why the book cannot be read, None while it can.
         want_list: asks for a complete list of this node's pods that begins now.
-        living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
-            node; None while it has not been heard.
+        others: the pods that hold another unit.
         extras: say what else a container is given, by its units on each card's UUID.
         limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
-        other_units: resource of another unit by UID, of pods in the book of which nobody said yet that they
-            ended.
     """
 
     def __init__(
@@ -100,14 +98,10 @@ class Account:
         self.ledger = ledger
         self.book_problem: str | None = _NOT_READ
         self.want_list: Callable[[], None] = lambda: None
-        self.living: Callable[[], Collection[str] | None] = lambda: None
+        self.others = OtherUnits(resource)
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
         self.extras: list[Callable[[Sequence[tuple[str, int]]], ContainerGrant]] = []
         self._withheld: Mapping[str, str] = {}
-        self._cordoned: frozenset[str] = frozenset()
-        self._closed: frozenset[str] = frozenset()
-        self.other_units: dict[str, str] = {}
-        self._ended: set[str] = set()
         self._book = book
         self._last: object = self
         self._resource = resource
@@ -161,40 +155,13 @@ class Account:
             self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
-        strange = {name for name in {entry.resource for entry in entries} if self._is_of_another_unit(name)}
-        others = {one.uid: one.resource for one in entries if one.resource in strange} if strange else {}
-        self._ended &= others.keys()
-        self.other_units = {uid: name for uid, name in others.items() if uid not in self._ended}
+        self.others.read(entries)
         self._last = contents
         before = self.state()
         ours = {self._resource, PERCENT_RESOURCE}
         self.ledger.read_book([e for e in entries if e.resource in ours], self.now_s())
         if self.state() != before:
             self.changed()
-
-    def check_other_units(self, asked: Collection[str], running: Collection[str]) -> None:
-        """Judge the pods in the book that hold another unit: those that ended hold nothing.
-
-        Args:
-            asked: their UIDs, from `other_units`.
-            running: those of them that have a container left.
-
-        Raises:
-            UnitInUseError: one of them has not ended.
-        """
-        living = self.living()
-        for uid in sorted(asked):
-            if uid in running or uid in (living or ()):
-                raise UnitInUseError(
-                    f"pod {uid} holds {self.other_units.get(uid)}, this daemon offers {self._resource}: "
-                    "a unit is changed on a drained node only, drain this one"
-                )
-        if living is not None:
-            self._ended.update(asked)
-            self.other_units = {uid: name for uid, name in self.other_units.items() if uid not in self._ended}
-
-    def _is_of_another_unit(self, resource: str) -> bool:
-        return resource != self._resource and unit_of_resource(resource) is not None
 
     def _settle(self) -> None:
         granted = len(self.ledger.facts.grants)
@@ -232,19 +199,16 @@ class Account:
             reasons: why, by UUID.
         """
         self._withheld = dict(reasons)
-        self.ledger.set_withheld(self._withheld)
+        self.ledger.keep_out("withheld", reasons)
         self.health_changed()
 
     def cordon(self, uuids: Iterable[str]) -> None:
         """Keep exactly these cards free of new pods, by people's wish."""
-        self._cordoned = frozenset(uuids)
-        self.ledger.set_cordoned(self._cordoned | self._closed)
+        self.ledger.keep_out("cordoned", uuids)
 
     def close(self, uuids: Iterable[str]) -> None:
         """Keep exactly these cards free of new pods, because they can take no more."""
-        before, self._closed = self._closed, frozenset(uuids)
-        if self._closed != before:
-            self.ledger.set_cordoned(self._cordoned | self._closed)
+        if self.ledger.keep_out("closed", uuids):
             self.changed()
 
     def why_not(self, identifier: str) -> str:

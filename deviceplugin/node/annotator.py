@@ -32,6 +32,9 @@ ANNOTATE_WITHIN_S: Final = 1.0
 ANNOTATE_GAP_S: Final = 0.02
 """Least time between two such writes: an Allocate gets its turn in between."""
 
+TURN: Final = 25
+"""Pods that are looked at in one go: an Allocate waits for no more than these, some 0.2 ms."""
+
 
 @dataclass(slots=True)
 class _Trouble:
@@ -99,7 +102,9 @@ class Annotator:
         found = self._account.ledger.allocations()
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
-        for uid, assignment in found.items():
+        for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
+            if number % TURN == 0:
+                await asyncio.sleep(0)
             seat = self._pod_view.seats.get(uid)
             text = self._text(uid, seat, assignment)
             if seat is None or text in (seat.allocation_text, self._done.get(uid)):

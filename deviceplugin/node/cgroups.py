@@ -11,11 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
 _CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH = 5
+_HOST_PID_NAMESPACE: Final = 4026531836  # the inode of the first one, the same on every Linux
 _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
 
 
@@ -25,6 +27,14 @@ class ProcessPlace:
 
     uid: str
     container_id: str
+
+
+def in_host_pid_namespace() -> bool:
+    """Whether this process sees the host's processes by their own pids."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _HOST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def pod_uid(cgroup_text: str) -> str | None:

@@ -183,9 +183,9 @@ class Enforcer:
         for uid in dirty:
             if uid in self._pods:
                 self._look(uid, self._pods[uid])
-        for uid, pod in self._pods.items() if changed else ():
-            if uid not in dirty:
-                self._name(uid, pod)
+        for uid in set(self._unnamed.values()) - dirty if changed else ():
+            if uid in self._pods:
+                self._name(uid, self._pods[uid])
 
     async def _rescans(self, pause_s: float) -> None:
         """Look at everything again and again, beside the quick passes."""

@@ -1,7 +1,9 @@
 """What every container really uses of what it was given on each card, and how it is held to it."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSample
@@ -12,6 +14,14 @@ from deviceplugin.node.limits import Enforcer
 from deviceplugin.node.shares import Shares
 from deviceplugin.node.supports import Supports
 from deviceplugin.node.views import PodView, Seat
+
+TURN: Final = 50
+"""Rows that are worked out in one go: an Allocate waits for no more than these, some 0.2 ms."""
+
+FRESH_S: Final = 15.0
+"""What was measured longer ago says nothing of now: cards and limits are looked at every 5 s."""
+
+NOT_YET: Final = "no limit was read back yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class ContainerMemory:
         limit_mib: the limit that was read back; None where there is none.
         held: what holds it to its promise.
         problem: why its limit is not in force though the driver could hold it; empty where all is well.
+        measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
     """
 
     uid: str
@@ -41,11 +52,31 @@ class ContainerMemory:
     limit_mib: int | None
     held: Enforcement
     problem: str = ""
+    measured_s: float | None = None
 
     @property
     def beyond_mib(self) -> int:
         """MiB used beyond the promise."""
         return max(0, (self.used_mib or 0) - self.promised_mib)
+
+
+class Measured(Protocol):
+    """The newest measurement, as `sampling.Sampler` has it."""
+
+    @property
+    def samples(self) -> Sequence[GpuSample]:
+        """Of each card."""
+        ...
+
+    @property
+    def sampled_s(self) -> float:
+        """When it was begun, by the ledger's clock."""
+        ...
+
+    @property
+    def places(self) -> Mapping[int, ProcessPlace | None]:
+        """Where its processes run, None for those of no pod; of those left out nothing is known."""
+        ...
 
 
 class Memory:
@@ -56,8 +87,8 @@ class Memory:
         supports: how cards are held.
         enforcer: the limits.
         pods: the pods' names and containers.
-        samples: the newest measurement of every card.
-        place: where a process runs, None for one of no pod.
+        sampler: measures the cards.
+        clock: the ledger's.
     """
 
     def __init__(
@@ -66,39 +97,51 @@ class Memory:
         supports: Supports,
         enforcer: Enforcer,
         pods: PodView,
-        samples: Callable[[], Sequence[GpuSample]],
-        place: Callable[[int], ProcessPlace | None],
+        sampler: Measured,
+        clock: Callable[[], float],
     ) -> None:
         self._shares = shares
         self._supports = supports
         self._enforcer = enforcer
         self._pods = pods
-        self._samples = samples
-        self._place = place
+        self._sampler = sampler
+        self._clock = clock
 
     def rows(self) -> list[ContainerMemory]:
         """Describe every container that was given memory and has not ended, by pod, container and card."""
+        return sorted(self._each(), key=_order)
+
+    async def rows_in_turns(self) -> list[ContainerMemory]:
+        """Do the same, `TURN` rows at a time, with turns for others between."""
+        found = []
+        for row in self._each():
+            found.append(row)
+            if len(found) % TURN == 0:
+                await asyncio.sleep(0)
+        return sorted(found, key=_order)
+
+    def _each(self) -> Iterator[ContainerMemory]:
         self._shares.follow()
         limits: dict[tuple[str, str], list[Limit]] = {}
         for limit in self._enforcer.limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
-        measured = self._measured()
-        found = []
-        for uid, grants in self._shares.all().items():
+        oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
+        measured = self._measured() if sampled_s >= oldest_s else {}
+        for uid, grants in list(self._shares.all().items()):
             seat = self._pods.seat(uid)
             for row in self._promised(uid, seat, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1
                 used = measured.get(row.uuid)
                 if used is not None:
                     used_mib = _of(row.container, seat, used.get(uid, {}), alone=alone)
-                    row = replace(row, used_mib=used_mib)  # noqa: PLW2901 - the same row, better known
+                    measured_s = None if used_mib is None else sampled_s
+                    row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
                 mine = [
                     limit
                     for limit in limits.get((uid, row.uuid), ())
                     if limit.container == row.container or (alone and limit.container is None)
                 ]
-                found.append(_limited(row, mine))
-        return sorted(found, key=lambda row: (row.namespace, row.pod, row.uid, row.container, row.uuid))
+                yield _limited(row, mine, oldest_s) if mine or row.held is Enforcement.DRIVER else row
 
     def _promised(self, uid: str, seat: Seat | None, grants: Grants) -> Iterator[ContainerMemory]:
         namespace, name = (seat.namespace, seat.name) if seat is not None else ("", "")
@@ -111,12 +154,16 @@ class Memory:
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
         """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
         found: dict[str, dict[str, dict[str, int | None]]] = {}
-        for sample in self._samples():
+        places = self._sampler.places
+        for sample in self._sampler.samples:
             if sample.error is not None or sample.processes is None:
+                continue
+            if any(process.pid not in places for process in sample.processes):
+                # It may be anybody's.
                 continue
             pods = found.setdefault(sample.uuid, {})
             for process in sample.processes:
-                place = self._place(process.pid)
+                place = places[process.pid]
                 if place is not None:
                     of_pod = pods.setdefault(place.uid, {})
                     before_mib = of_pod.get(place.container_id, 0)
@@ -127,20 +174,24 @@ class Memory:
         return found
 
 
-def _limited(row: ContainerMemory, limits: Sequence[Limit]) -> ContainerMemory:
+def _order(row: ContainerMemory) -> tuple[str, ...]:
+    return row.namespace, row.pod, row.uid, row.container, row.uuid
+
+
+def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> ContainerMemory:
     """Add what the limits of a container's cgroups say; the driver's own count is the better one."""
     outcomes = [limit.outcome for limit in limits if limit.outcome is not None]
     readings = [outcome.reading for outcome in outcomes if outcome.reading is not None]
     used = [reading.used_mib for reading in readings if reading.used_mib is not None]
+    read_s = min((outcome.at_s for outcome in outcomes if outcome.reading is not None), default=oldest_s)
+    if used and len(used) == len(readings) and read_s >= oldest_s:
+        row = replace(row, used_mib=sum(used), measured_s=read_s)
     hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
     problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
-    return replace(
-        row,
-        used_mib=sum(used) if used and len(used) == len(readings) else row.used_mib,
-        limit_mib=max(hard, default=None),
-        held=Enforcement.ACCOUNTED if problem and row.held is Enforcement.DRIVER else row.held,
-        problem=problem,
-    )
+    held = row.held
+    if held is Enforcement.DRIVER and (problem or not hard):
+        held, problem = Enforcement.ACCOUNTED, problem or NOT_YET
+    return replace(row, limit_mib=max(hard, default=None), held=held, problem=problem)
 
 
 def _of(container: str, seat: Seat | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:

@@ -4,8 +4,8 @@ import structlog
 
 from deviceplugin.gpus.foreign import describe_foreign, foreign_gpus
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.notices import Notices
-from deviceplugin.node.views import NodeView
 
 log = structlog.get_logger(__name__)
 

@@ -62,7 +62,8 @@ class OverUse:
         record: `EventRecorder.event`.
         evict: evicts exactly the pod with a namespace, a name and a UID.
         tolerance_mib: MiB beyond its promise that a container may use.
-        evict_after_s: seconds of over-use after which its pod is evicted; 0: never.
+        evict_after_s: seconds of over-use, from measurement to measurement, after which its pod is evicted;
+            0: never.
         clock: monotonic seconds.
 
     Attributes:
@@ -87,7 +88,8 @@ class OverUse:
         self._tolerance_mib = tolerance_mib
         self._evict_after_s = evict_after_s
         self._clock = clock
-        self._since_s: dict[Key, float] = {}
+        self._told: set[Key] = set()
+        self._over_s: dict[Key, tuple[float, float]] = {}
         self._evicted: set[str] = set()
         self._tries: dict[str, tuple[Backoff, float]] = {}
         self.found = 0
@@ -106,37 +108,47 @@ class OverUse:
             self._record(pod.ref, "Warning", NOT_LIMITED, said)
 
     async def look(self, rows: Sequence[ContainerMemory]) -> None:
-        """Compare use with promises once; a container of which nobody can tell stays as it was."""
+        """Compare use with promises once.
+
+        Of a container that nobody measures nothing is told, and its time of grace begins again: only what
+        was measured at both ends of that time evicts a pod.
+        """
         now_s = self._clock()
         present = {(row.uid, row.container, row.uuid) for row in rows}
         for row in rows:
-            if row.used_mib is not None:
-                self._judge(row, now_s)
-        self._since_s = {key: since for key, since in self._since_s.items() if key in present}
+            self._judge(row)
+        self._told &= present
+        self._over_s = {key: times for key, times in self._over_s.items() if key in present}
         self._evicted &= {uid for uid, _, _ in present}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in {key[0] for key in present}}
         if self._evict_after_s > 0:
             for uid in {
-                key[0] for key, since in self._since_s.items() if now_s - since >= self._evict_after_s
+                key[0]
+                for key, (first_s, last_s) in self._over_s.items()
+                if last_s - first_s >= self._evict_after_s
             }:
                 await self._end(uid, now_s)
 
-    def _judge(self, row: ContainerMemory, now_s: float) -> None:
+    def _judge(self, row: ContainerMemory) -> None:
         key = row.uid, row.container, row.uuid
-        before = key in self._since_s
-        if self.over(row) == before:
+        if row.measured_s is None or not self.over(row):
+            self._over_s.pop(key, None)
+        else:
+            self._over_s[key] = self._over_s.get(key, (row.measured_s,))[0], row.measured_s
+        before = key in self._told
+        if row.measured_s is None or self.over(row) == before:
             return
         pod = self._find(row.uid)
         if pod is None:
             # Its people are told once the API server has shown it.
             return
         if before:
-            del self._since_s[key]
+            self._told.remove(key)
             said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
             log.info("memory over-use ended", pod=row.uid, said=said)
             self._record(pod.ref, "Normal", OVER_USE_ENDED, said)
             return
-        self._since_s[key] = now_s
+        self._told.add(key)
         self.found += 1
         end = f"; evicted if that lasts {self._evict_after_s:g} s" if self._evict_after_s > 0 else ""
         said = (

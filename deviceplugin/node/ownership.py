@@ -30,9 +30,9 @@ import structlog
 
 from allocator.names import NODE_DAEMON
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import NodeObject
 from deviceplugin.node.publisher import WRITE_TIMEOUT_S
-from deviceplugin.node.views import NodeView
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError

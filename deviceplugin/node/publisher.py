@@ -11,8 +11,9 @@ import structlog
 
 from allocator.records import CardRecord
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.node.words import (
     GAP_S,
     Wanted,

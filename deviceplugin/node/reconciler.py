@@ -110,10 +110,10 @@ class Reconciler:
     async def _once(self) -> None:
         ledger = self._account.ledger
         self._refresh()
-        others = frozenset(self._account.other_units)
+        others = frozenset(self._account.others.pods)
         if others:
             running = await asyncio.to_thread(self._cgroups.alive, others)
-            self._account.check_other_units(others, running)
+            self._account.others.check(others, running)
             self._refresh()
         if ledger.wants_view():
             self._account.want_list()
@@ -133,11 +133,11 @@ class Reconciler:
 
     def _refresh(self) -> None:
         self._account.refresh()
-        if self._account.book_problem is None and not self._account.other_units:
+        if self._account.book_problem is None and not self._account.others.pods:
             self.read.set()
 
     def _unsettled(self) -> bool:
-        return bool(self._account.other_units) or self._account.ledger.unsettled()
+        return bool(self._account.others.pods) or self._account.ledger.unsettled()
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.

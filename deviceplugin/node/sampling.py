@@ -75,6 +75,8 @@ class Sampler:
 
     Attributes:
         samples: newest measurement of each card.
+        sampled_s: when it was begun, by the ledger's clock.
+        places: where its processes run, None for those of no pod; of those left out nothing is known.
         uses: newest judgement of each card.
         memory_errors: what each card counts of its memory's errors.
         errors: measurements that failed as a whole.
@@ -107,6 +109,8 @@ class Sampler:
         self._notices = notices or silent()
         self._every_s = every_s
         self.samples: Sequence[GpuSample] = ()
+        self.sampled_s = float("-inf")
+        self.places: Mapping[int, ProcessPlace | None] = {}
         self._unmeasured_s = unmeasured_s
         self._driver = driver or OwnThread("gpu-driver")
         self._news = OwnThread("gpu-news")
@@ -163,7 +167,7 @@ class Sampler:
             self._news.end()
 
     async def _once(self) -> None:
-        before = self._promises()
+        before, began_s = self._promises(), self._account.now_s()
         try:
             samples, gpus = await self._measure()
         except GpuError as error:
@@ -179,7 +183,8 @@ class Sampler:
         self._note_mended(gpus)
         known = {card.uuid for card in self._account.ledger.installed}
         samples = [sample for sample in samples if sample.uuid in known]
-        self.samples = samples
+        self.samples, self.sampled_s = samples, began_s
+        self.places = {pid: self._owners.place(pid) for pid in owners}
         self._judge(samples, owners, _larger(before, self._promises()))
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
         now_s = self._account.now_s()

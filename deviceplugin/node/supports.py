@@ -135,7 +135,7 @@ class Supports:
             return dict.fromkeys(self._cards, SWITCHED_OFF)
         if self.driver is None:
             return dict.fromkeys(self._cards, NO_LIMITS)
-        return {uuid: self.driver.support(uuid) for uuid in list(self._cards)}
+        return {uuid: _answer(self.driver, uuid) for uuid in list(self._cards)}
 
     def _withhold(self) -> None:
         """Offer only cards on which limits are held, where they are required."""
@@ -156,3 +156,12 @@ class Supports:
             log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
             for uuid in cards:
                 self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+
+
+def _answer(driver: MemoryLimits, uuid: str) -> Support:
+    """Ask about one card; an answer that nobody expects is no, until it is asked again."""
+    try:
+        return driver.support(uuid)
+    except Exception as error:
+        log.exception("a question about memory limits failed", card=uuid)
+        return Support(held=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,9 @@ SETTLE_S: Final = 1.0
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""
+
+# It seldom changes.
+_dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
     resources.update(node_resources(words))
     annotations = {
         NODE_HOLDS: dump_holds(_holds(wanted)),
-        NODE_CARDS: dump_cards(wanted.inventory),
+        NODE_CARDS: _dump_cards(wanted.inventory),
     }
     return {
         "metadata": {"annotations": annotations},

@@ -7,9 +7,9 @@ from allocator.request import PodRequest
 from gpupack.ask.answers import Advice, Move, Pods, Seat
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.emptying import cards_named, on_cards, others_on
-from gpupack.ask.fit import FitAsk, count, need_words, request_of
+from gpupack.ask.fit import FitAsk, count, need_words, request_of, unmatched
 from gpupack.ask.goals import Empty, Start
-from gpupack.ask.hosts import CORDONED, TAINT, Wish, plain_pod
+from gpupack.ask.hosts import CORDONED, NOT_READY, TAINT, Wish, plain_pod
 from gpupack.ask.moved import after, objections
 from gpupack.ask.movers import Mover, Movers
 from gpupack.ask.planning import Limits, Plan, Planner
@@ -43,7 +43,7 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
     request = request_of(ask, cluster.state.resource)
     wish = plain_pod()
     now = count(cluster, request, wish)
-    notes = _left_out(cluster, wish)
+    notes = [*unmatched(cluster, request), *_left_out(cluster, wish)]
     if now.pods >= pods:
         text = f"{_pods(now.pods)} now: no move is needed"
         return Advice(
@@ -102,11 +102,14 @@ def plan_start(
 
 
 def _left_out(cluster: Cluster, wish: Wish) -> list[str]:
-    """Say which nodes with cards are no places for such a pod: those that people closed."""
+    """Say which nodes with cards are no places for such a pod: not Ready, or closed by people."""
     nodes, hosts = cluster.state.nodes, cluster.hosts
     usable = [name for name, row in nodes.rows.items() if nodes.usable[row]]
     blocks = hosts.blocks(wish, only=usable)
     notes = []
+    not_ready = sorted(name for name, block in blocks.items() if block.reason == NOT_READY)
+    if not_ready:
+        notes.append(f"{_nodes(not_ready)} left out: not Ready")
     tainted = sorted(name for name, block in blocks.items() if block.reason == TAINT)
     if tainted:
         kinds = sorted({taint for name in tainted for taint in hosts.taints(name, wish)})

@@ -14,11 +14,13 @@ from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
+from gpupack.ask.groups import OFFERED
 from gpupack.ask.hosts import Wish, any_pod, plain_pod
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
+from scheduler_plugin.placement.offered import offered
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 from scheduler_plugin.placement.reasons import demanded
@@ -50,6 +52,12 @@ def request_of(ask: FitAsk, resource: str) -> PodRequest:
     """
     if not 1 <= ask.units <= MAX_UNITS:
         raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+    each, what = f"{ask.units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
+    if ask.cards > 1 and ask.units % ask.cards:
+        raise InputError(f"{each} on {what}: allowed is a multiple of the number of cards")
+    if ask.percent and ask.units > WHOLE * ask.cards > 0:
+        what = "1 card" if ask.cards == 1 else what
+        raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
     annotations = {POD_CARDS: str(ask.cards)}
     if ask.model:
         annotations[POD_GPU_MODEL] = ask.model
@@ -91,9 +99,20 @@ def fit(
         nodes=now.nodes,
         asked=demanded(request.demands, cluster.unit_mib),
         after=None if changed is None else count(changed, request),
-        notes=(*notes, *cluster.left_out()),
+        notes=(*notes, *unmatched(cluster, request), *cluster.left_out()),
         unit_mib=cluster.unit_mib,
     )
+
+
+def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
+    """Say that no card of the cluster is of a model that was asked for, and which models there are."""
+    selector, nodes = request.selector, cluster.state.nodes
+    rows = cluster.rows[nodes.usable[cluster.rows]]
+    present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
+    if selector.admits_all or any(at >= 0 and selector.admits_model(nodes.model_names[at]) for at in present):
+        return []
+    there = offered(nodes, selector, rows, OFFERED)
+    return [f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"]
 
 
 def need_words(cluster: Cluster) -> None:

@@ -26,6 +26,7 @@ from gpupack.ask.hosts import (
 )
 from scheduler_plugin.cluster.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.offered import offered
 from scheduler_plugin.placement.query import Query, units_by_card
 from scheduler_plugin.placement.reasons import amount, demanded, memory
 from scheduler_plugin.placement.verdicts import busy_rows, takes, why_not
@@ -73,7 +74,7 @@ ORDER: Final = (
 
 _WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", "TooSmall"})
 _EXAMPLES: Final = 3
-_MODELS: Final = 8
+OFFERED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +285,9 @@ class _Sentences:
         return f"the largest healthy card has {memory(int(sizes.max()), self._unit)}, asked {wanted}"
 
     def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
-        nodes = self._cluster.state.nodes
-        present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
-        models = sorted(nodes.model_names[at] or "no name" for at in present if at >= 0)
-        shown = ", ".join(models[:_MODELS]) + (" and more" if len(models) > _MODELS else "")
         selector = self._query.request.selector
-        return f"the pod's {selector}, and the cards there are {shown or 'of no known model'}"
+        there = offered(self._cluster.state.nodes, selector, rows, OFFERED)
+        return f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
 
     def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
         most = max(0, int(_left(self._cluster, CPU, rows).max()))

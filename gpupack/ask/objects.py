@@ -226,6 +226,8 @@ def _wrong(text: str | bytes, error: Exception) -> str:
         return f"the input does not hold nodes and pods ({error})"
     except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
         return f"the input is not JSON ({problem})"
+    if found.items is None and found.kind.endswith("List"):
+        return f"the input is a {shown(found.kind)} without items"
     if found.items is None:
         return f"the input is a {shown(found.kind or 'value')}, not a list"
     return f"the input does not hold nodes and pods ({error})"

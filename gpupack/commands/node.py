@@ -175,7 +175,8 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
 @click.option(
     "--check",
     is_flag=True,
-    help="Run no daemon: say what this node offers, what would be used and why not more. Exits 0 or 1.",
+    help="Run no daemon: say what this node offers, what would be used and why not more. Exits 0, 1 where a "
+    "daemon cannot serve pods, 2 for wrong options.",
 )
 @click.option(
     "-o",
@@ -215,15 +216,20 @@ def _check(options: dict[str, Any], output: str) -> NoReturn:
     """Say what the node offers, and exit."""
     from deviceplugin.check import check, served
     from deviceplugin.settings import Settings
+    from gpupack.errors import InputError
     from gpupack.nodecheck import render
+    from gpupack.policies import prepare as find_policies
 
     if output not in {"table", "json"}:
         raise click.BadParameter(f"{output!r}: allowed are table, json", param_hint="'--output'")
-    options.pop("card_policy_parameters")
+    try:
+        find_policies(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
     settings = Settings(**{**options, "node_name": options["node_name"] or "this-node"})
-    faults = settings.gpu_faults()
+    faults = settings.faults()
     if faults:
-        raise click.UsageError("; ".join(faults))
+        raise click.UsageError("\n".join(faults))
     findings = check(settings)
     click.echo(render(findings, output, colour=sys.stdout.isatty()))
     sys.exit(0 if served(findings) else FAILED)

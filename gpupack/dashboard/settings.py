@@ -4,8 +4,9 @@ import ipaddress
 from dataclasses import dataclass
 
 from gpupack.errors import InputError
+from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
-from scheduler_plugin.options import HttpAddress, address_faults, process_faults
+from scheduler_plugin.options import process_faults
 
 ANY_HOST = "*"
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 import structlog
 from aiohttp import web
 
+from kubeapi.addresses import split_address
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.http.listening import Acceptor, listeners
 from scheduler_plugin.http.server import Service, make_open_app
-from scheduler_plugin.options import split_address
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,6 +16,7 @@ from scheduler_plugin.cluster.objects import Metadata
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.offered import offered
 from scheduler_plugin.placement.query import Query, units_by_card
 from scheduler_plugin.placement.reasons import amount, demanded, memory, reason
 
@@ -26,7 +27,7 @@ INVALID: Final = "invalid_request"
 NOT_REFUSED: Final = "not_refused"
 
 _SPARE: Final = 1000
-_SHOWN_MODELS: Final = 12
+_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +73,11 @@ class Refusal:
         if len(state.reservations):
             more += " Some are kept for pods that others were evicted for."
         if Misfit.NO_SUCH_CARD in self.counts:
-            more = f"The pod's {self.query.request.selector}; {_models(state)}."
+            selector = self.query.request.selector
+            has = offered(state.nodes, selector, np.arange(len(state.nodes.names)), _SHOWN)
+            has = has or "no card whose model is known"
+            more = f"The pod's {selector}; the cluster has {has}."
         return f"0/{nodes} nodes can take {wanted}: {why}. {more}"
-
-
-def _models(state: ClusterState) -> str:
-    """The models that the cluster has, to compare a selector with."""
-    nodes = state.nodes
-    present = {nodes.model_names[at] for at in np.unique(nodes.model[nodes.size > 0]).tolist() if at >= 0}
-    if not present:
-        return "the cluster has no card whose model is known"
-    shown = sorted(present)[:_SHOWN_MODELS]
-    more = len(present) - len(shown)
-    return f"the cluster has {', '.join(shown)}" + (f" and {more} more models" if more else "")
 
 
 def _free(state: ClusterState, query: Query, rows: RowArray) -> str:

@@ -28,6 +28,10 @@ class Ages:
         self._ahead: float | None = None
         self._last = -math.inf
 
+    def clock(self, now: float) -> float:
+        """Seconds since 1970 by the clock that dates pods; 0 before the first one."""
+        return 0.0 if self._ahead is None else self._ahead + now
+
     def since(self, created: float, now: float, *, live: bool) -> float:
         """Since when a pod waits, by the clock of the API server.
 

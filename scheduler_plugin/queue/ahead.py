@@ -42,6 +42,7 @@ class _List:
         made: int64[R], versions of the nodes then.
         epoch: Of the policy's weights.
         rows: Of those offered.
+        names: Epoch of the rows' names: after another one a row may be another node's.
     """
 
     offered: tuple[Candidate, ...]
@@ -49,6 +50,7 @@ class _List:
     made: LongArray
     epoch: int
     rows: frozenset[int]
+    names: int
 
 
 class Ahead:
@@ -108,7 +110,7 @@ class Ahead:
         # Who could not be placed when the list was made is not behind its last: it counts as changed.
         made[~fits] = -1
         last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
-        found = _List(offered, last, made, epoch, frozenset(rows[first].tolist()))
+        found = _List(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
         self._lists.pop(wants, None)
         self._lists[wants] = found
         if len(self._lists) > REMEMBERED:
@@ -120,7 +122,7 @@ class Ahead:
         """The second tier: commit a pod with a list; None where the list is used up."""
         nodes, room = self._room.state.nodes, self._room
         epoch = room.epoch(wants)
-        if len(known.made) != len(nodes.version) or epoch != known.epoch:
+        if known.names != nodes.epoch or epoch != known.epoch:
             return None
         changed = np.flatnonzero((nodes.version != known.made) & fits)
         if changed.size > CHANGED:

@@ -4,18 +4,23 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from scheduler_plugin.cluster.labels import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.quota import Quota
+from scheduler_plugin.queue.reading import load, read
 
-_DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+_DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _MOST_UNITS: Final = 1 << 40
 
-Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_A_LABEL: Final = "lower-case letters, digits and '-', 1 to 63, with a letter or digit at both ends"
+_DURATIONS: Final = "1s to 720h, such as 90s, 10m or 1h30m"
+
+Name = Annotated[str, Meta(pattern=rf"\A{_LABEL}\Z", description=_A_LABEL)]
+Cohort = Annotated[str, Meta(pattern=rf"\A({_LABEL})?\Z", description=f"{_A_LABEL}; or nothing")]
+Duration = Annotated[str, Meta(description=_DURATIONS)]
 Units = Annotated[int, Meta(ge=0, le=_MOST_UNITS)]
 Strategy = Literal["BestEffortFIFO", "StrictFIFO"]
 Stop = Literal["None", "Hold", "HoldAndDrain"]
@@ -54,8 +59,8 @@ class QueueForm(_Form, frozen=True):
     """
 
     name: Name
-    cohort: Annotated[str, Meta(max_length=63)] = ""
-    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    cohort: Cohort = ""
+    weight: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     nominal_quota: Units | None = None
     borrowing_limit: Units | None = None
     lending_limit: Units | None = None
@@ -73,7 +78,7 @@ class CohortForm(_Form, frozen=True):
     """A cohort inside another one."""
 
     name: Name
-    parent: Annotated[str, Meta(max_length=63)] = ""
+    parent: Cohort = ""
 
 
 class SlotForm(_Form, frozen=True):
@@ -122,9 +127,10 @@ class _Document(_Form, frozen=True):
     mode: Literal["gate", "batch"] = "gate"
     reclaim: Literal["wait", "evict"] = "wait"
     launch: Literal["free-first", "fifo"] = "free-first"
-    keep_room_after: str = "10m"
-    bind_within: str = "2m"
-    gang_within: str = "5m"
+    keep_room_after: Duration = "10m"
+    keep_room_at_latest: Duration = "720h"
+    bind_within: Duration = "2m"
+    gang_within: Duration = "5m"
 
 
 class QueueConfig(Struct, frozen=True):
@@ -138,7 +144,8 @@ class QueueConfig(Struct, frozen=True):
         mode: `gate` takes the gate away and lets kube-scheduler choose the node; `batch` names the node too.
         reclaim: What happens to borrowed room whose lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
-        keep_room_after_s: From then on room is kept free for a pod that does not fit.
+        keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
+        keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
         bind_within_s: A released pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
     """
@@ -151,11 +158,12 @@ class QueueConfig(Struct, frozen=True):
     reclaim: Literal["wait", "evict"] = "wait"
     plain_launch: bool = False
     keep_room_after_s: float = 600.0
+    keep_room_at_latest_s: float = 2_592_000.0
     bind_within_s: float = 120.0
     gang_within_s: float = 300.0
 
 
-Form = TypeVar("Form")
+Form = TypeVar("Form", bound=Struct)
 
 
 def parse_config(name: str, text: str) -> QueueConfig:
@@ -169,22 +177,22 @@ def parse_config(name: str, text: str) -> QueueConfig:
         QueueConfigError: every fault, with its path.
     """
     try:
-        raw = yaml.safe_load(text)
+        raw, faults = load(text)
     except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
         line = " ".join((str(error) or type(error).__name__).split())
         raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
-    faults: list[str] = []
-    document = _read(raw, _Document, "", faults)
+    document = read(raw, _Document, "", faults)
     if document is None:
         raise QueueConfigError(name, faults)
     queues = _all(document.queues, QueueForm, "queues", faults)
     cohorts = _all(document.cohorts, CohortForm, "cohorts", faults)
-    slots = _read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
-    locality = _read(document.locality or {}, LocalityForm, "locality", faults)
+    slots = read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
+    locality = read({} if document.locality is None else document.locality, LocalityForm, "locality", faults)
     seconds = {
         field: _seconds(getattr(document, field), path, faults)
         for field, path in (
             ("keep_room_after", "keepRoomAfter"),
+            ("keep_room_at_latest", "keepRoomAtLatest"),
             ("bind_within", "bindWithin"),
             ("gang_within", "gangWithin"),
         )
@@ -193,14 +201,15 @@ def parse_config(name: str, text: str) -> QueueConfig:
     if faults or locality is None:
         raise QueueConfigError(name, faults)
     return QueueConfig(
-        queues={queue.name: queue for queue in queues},
-        parents={cohort.name: cohort.parent for cohort in cohorts if cohort.parent},
+        queues={queue.name: queue for queue in queues.values()},
+        parents={cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent},
         slots=slots,
         locality=locality,
         mode=document.mode,
         reclaim=document.reclaim,
         plain_launch=document.launch == "fifo",
         keep_room_after_s=seconds["keep_room_after"],
+        keep_room_at_latest_s=seconds["keep_room_at_latest"],
         bind_within_s=seconds["bind_within"],
         gang_within_s=seconds["gang_within"],
     )
@@ -219,14 +228,20 @@ def over_the_cluster(config: QueueConfig, cluster_units: int) -> str:
     return f"nominal quotas sum up to {promised} units and the cluster's cards have {cluster_units}"
 
 
-def _together(queues: list[QueueForm], cohorts: list[CohortForm], slots: SlotsForm | None) -> Iterable[str]:
+def _together(
+    queues: Mapping[int, QueueForm], cohorts: Mapping[int, CohortForm], slots: SlotsForm | None
+) -> Iterable[str]:
     """Faults between parts."""
-    yield from _repeated("queues.name", [queue.name for queue in queues])
-    yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts])
-    for at, queue in enumerate(queues):
+    yield from _repeated("queues.name", [queue.name for queue in queues.values()])
+    yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts.values()])
+    for at, queue in queues.items():
         yield from _quotas(at, queue)
         yield from _conditions(f"queues[{at}].namespaceSelector", queue.namespace_selector)
-    yield from _circles({cohort.name: cohort.parent for cohort in cohorts if cohort.parent})
+    names = {cohort.name for cohort in cohorts.values()} | {queue.cohort for queue in queues.values()} - {""}
+    for at, cohort in cohorts.items():
+        if cohort.parent and cohort.parent not in names:
+            yield f"cohorts[{at}].parent: {cohort.parent}; allowed are the cohorts {', '.join(sorted(names))}"
+    yield from _circles({cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent})
     if slots is not None:
         yield from _conditions("slots.local.nodeSelector", slots.local.node_selector)
         yield from _conditions("slots.free.nodeSelector", slots.free.node_selector)
@@ -239,14 +254,14 @@ def _together(queues: list[QueueForm], cohorts: list[CohortForm], slots: SlotsFo
 
 
 def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
+    for field, value in (("borrowingLimit", queue.borrowing_limit), ("lendingLimit", queue.lending_limit)):
+        if value is not None and queue.nominal_quota is None:
+            yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
+        elif value is not None and not queue.cohort:
+            yield f"queues[{at}].{field}: {value}; allowed in a cohort only"
     if queue.nominal_quota is None:
-        for field, value in (
-            ("borrowingLimit", queue.borrowing_limit),
-            ("lendingLimit", queue.lending_limit),
-        ):
-            if value is not None:
-                yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
-    elif queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
+        return
+    if queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
         yield (
             f"queues[{at}].lendingLimit: {queue.lending_limit}; "
             f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
@@ -276,20 +291,10 @@ def _circles(parents: Mapping[str, str]) -> Iterable[str]:
             yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed is a tree"
 
 
-def _all(items: list[Any], form: type[Form], path: str, faults: list[str]) -> list[Form]:
-    read = [_read(item, form, f"{path}[{at}]", faults) for at, item in enumerate(items)]
-    return [item for item in read if item is not None]
-
-
-def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
-    """Read one part; None and a fault where it is not of the form."""
-    try:
-        return msgspec.convert(raw, form)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        place = f"{path}{where.rstrip('`')}".lstrip(".") or "document"
-        faults.append(f"{place}: {what[:1].lower()}{what[1:]}")
-        return None
+def _all(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
+    """Read the parts of a list; those without faults, by their place."""
+    found = ((at, read(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
+    return {at: part for at, part in found if part is not None}
 
 
 def _seconds(text: str, path: str, faults: list[str]) -> float:
@@ -300,9 +305,13 @@ def _seconds(text: str, path: str, faults: list[str]) -> float:
         hours, minutes, rest = (int(part or 0) for part in match.groups())
         seconds = float(hours * 3600 + minutes * 60 + rest)
     if not 1 <= seconds <= 30 * 86400:
-        faults.append(f"{path}: {text[:64]}; allowed are 1s to 720h, such as 90s, 10m or 1h30m")
+        faults.append(f"{path}: {text[:64]}; allowed is {_DURATIONS}")
     return seconds
 
 
 def _repeated(what: str, values: list[str]) -> Iterable[str]:
-    return (f"{what}: {value} stands twice" for value in sorted(set(values)) if values.count(value) > 1)
+    return (
+        f"{what}: {value} stands twice; allowed is once"
+        for value in sorted(set(values))
+        if values.count(value) > 1
+    )

@@ -57,13 +57,22 @@ class ConfigFile:
             self._text = text
             config = parse_config(str(self._path), text)
         except QueueConfigError as error:
-            if str(error) != self.fault:
-                self.fault = str(error)
-                log.warning("configuration refused, the one before stays in force", faults=error.faults)
+            self._refuse(error)
+            return
+        except Exception as error:
+            # The queues go on, whatever is in the file.
+            log.exception("configuration cannot be read", path=str(self._path))
+            fault = f"cannot be read: {type(error).__name__}: {error}"
+            self._refuse(QueueConfigError(str(self._path), [fault[:256]]))
             return
         self.fault = ""
         log.info("configuration read", path=str(self._path), queues=len(config.queues))
         changed(config)
+
+    def _refuse(self, error: QueueConfigError) -> None:
+        if str(error) != self.fault:
+            self.fault = str(error)
+            log.warning("configuration refused, the one before stays in force", faults=error.faults)
 
     def _read(self) -> str:
         try:

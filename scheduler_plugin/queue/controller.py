@@ -178,13 +178,17 @@ class Controller:
             return
         node = member.node if self.queue.config.mode == "batch" else ""
         async with self._turns:
-            written = await self._writer.release(entry, node, planned(self.queue, member.uid))
+            answer = await self._writer.release(entry, node, planned(self.queue, member.uid))
         self._wrote = self._clock()
-        if written is not Written.DONE:
-            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=written.name.lower())
-            self.queue.not_released(member.uid, self._clock())
+        if answer.written is not Written.DONE:
+            outcome = answer.written.name.lower()
+            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
+            self.queue.not_released(member.uid, self._clock(), answer.why)
+            if answer.why and entry.phase is Phase.GATED:
+                self._explain(entry, self._clock())
             self.note()
             return
+        entry.ungated = True
         message = told(release, member)
         self._told.pop(member.uid, None)
         counts = self.counts
@@ -258,9 +262,10 @@ class Controller:
         task.add_done_callback(self._writes.discard)
 
     async def _remove(self, entry: Entry, lender: str) -> None:
-        if await self._writer.remove(entry) is Written.REFUSED:
+        answer = await self._writer.remove(entry)
+        if answer.written is Written.REFUSED:
             self._reclaimer.refused(lender, entry.uid)
-            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue)
+            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 
     def _explain(self, entry: Entry, now: float) -> None:
         """Say why a pod waits, when that has changed."""

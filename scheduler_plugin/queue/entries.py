@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.queue.pods import Ticket
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+
+GATED_AGAIN_S: Final = 60.0
+"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 
 class Phase(StrEnum):
@@ -36,6 +40,7 @@ class Entry:
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
         given_back: It was released and others have its room again.
+        ungated: The API server has said of its newest release that the gate is gone.
     """
 
     record: PodRecord
@@ -49,6 +54,7 @@ class Entry:
     holder: str = ""
     waits_in: str = ""
     given_back: bool = False
+    ungated: bool = False
 
     @property
     def uid(self) -> str:
@@ -69,6 +75,17 @@ class Entry:
     def gang(self) -> str:
         """UID of its gang, empty for none."""
         return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
+
+    def is_gated_again(self, now: float) -> bool:
+        """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
+        again = self.phase is Phase.RELEASED and self.ungated and self.ticket.gated
+        return again and now - self.released >= GATED_AGAIN_S
+
+    def update(
+        self, record: PodRecord, ticket: Ticket, wants: Wants | None, fault: str, phase: Phase
+    ) -> None:
+        """Take its newest version; for arguments see the attributes."""
+        self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
 
     def task(self, wants: Needs) -> Task[Needs]:
         """The task that waits for it, where it is in no gang."""

@@ -15,11 +15,13 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
+from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.displaced import displaced
+from scheduler_plugin.queue.displaced import displaced_on
 from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
+from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, Ticket, read_ticket
 from scheduler_plugin.queue.refusals import may_use, no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
@@ -30,11 +32,11 @@ from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import Needs
 
+REFUSED_S: Final = (1.0, 300.0)
+"""The shortest and the longest pause before a release that the API server has refused is tried again."""
+
 FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
-
-GATED_AGAIN_S: Final = 60.0
-"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 
 class QueueRules(Rules):
@@ -81,7 +83,9 @@ class Queue:
         self._drained: set[str] = set()
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
+        self._patience = Patience(self.entries, self.tenants, self._ages)
         self._shapes = Shapes()
+        self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
     # What comes in.
 
@@ -149,13 +153,7 @@ class Queue:
             phase = self._moved(entry, phase, now)
         if entry.gang:
             self.gangs.leave(entry)
-        entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
-            record,
-            ticket,
-            wants,
-            fault,
-            phase,
-        )
+        entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
         if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang:
             self._give_back(entry, now)
@@ -164,31 +162,41 @@ class Queue:
 
     def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
         """Where a known pod is, by its newest version and by what is on its way."""
-        if phase is Phase.GATED and entry.phase is Phase.RELEASED:
-            # Released by us a moment ago, and the API server has not told that yet; else see `expire`.
-            return Phase.RELEASED
-        if phase is Phase.RELEASED and entry.phase is Phase.GATED:
-            # Another process released it, or this one and was told that it had not.
+        if phase is Phase.GATED:
+            if entry.phase is Phase.BOUND:
+                # The API server was put back to an older state.
+                self._give_back(entry, now)
+                entry.given_back = False
+            # Released by us a moment ago, perhaps; the API server has not told that yet; else see `expire`.
+            return entry.phase if entry.phase is Phase.RELEASED else phase
+        self._refusals.forget(entry.uid)
+        entry.ungated = True
+        if phase is Phase.RELEASED and entry.ticket.gated:
             entry.released = now
-            self.unplaced.add(entry.uid)
+            if entry.phase is Phase.GATED:
+                # Another process released it, or this one and was told that it had not.
+                self.unplaced.add(entry.uid)
         elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
             self.seen_bound = now
-        elif phase is Phase.GATED and entry.phase is Phase.BOUND:
-            # The API server was put back to an older state.
-            self._give_back(entry, now)
-            entry.given_back = False
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state was told of it."""
         self._end(uid, now)
 
-    def not_released(self, uid: str, now: float) -> None:
-        """The API server has refused a release: the pod waits again, in its old place."""
+    def not_released(self, uid: str, now: float, why: str = "") -> None:
+        """The API server has refused a release: after a pause the pod waits again, in its old place.
+
+        Args:
+            uid: Of the pod.
+            now: Seconds.
+            why: The API server's words; empty where the pod had changed.
+        """
         entry = self.entries.get(uid)
         if entry is not None and entry.phase is Phase.RELEASED:
             self._give_back(entry, now)
             entry.phase, entry.given_back = Phase.GATED, False
+            self._refusals.refused(uid, now, why)
             self._enter(entry)
 
     @property
@@ -205,6 +213,8 @@ class Queue:
         and those whose room others have taken.
         """
         self.state.expire(now)
+        for uid in self._refusals.due(now):
+            self._enter(self.entries[uid])
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
@@ -212,7 +222,8 @@ class Queue:
         for release in self.admission.decide(now):
             for member in release.members:
                 entry = self.entries[member.uid]
-                entry.phase, entry.released, entry.given_back = Phase.RELEASED, now, False
+                entry.phase, entry.released = Phase.RELEASED, now
+                entry.given_back = entry.ungated = False
                 entry.holder, entry.waits_in = release.tenant, ""
             self.gangs.released(release.task.uid, now)
             yield release
@@ -221,12 +232,11 @@ class Queue:
         """Take back what was released and is not bound in time."""
         back = []
         for entry in list(self.entries.values()):
-            again = entry.phase is Phase.RELEASED and entry.ticket.gated
-            if again and now - entry.released >= GATED_AGAIN_S:
+            if entry.is_gated_again(now):
                 # The newest that is known of it shows the gate, long after it was taken away.
                 self.not_released(entry.uid, now)
                 back.append(TakenBack(entry, "its scheduling gate is there again", remove=False))
-            late = now - entry.released >= self.config.bind_within_s
+            late = not entry.ticket.gated and now - entry.released >= self.config.bind_within_s
             if entry.phase is Phase.RELEASED and not entry.gang and late and not entry.given_back:
                 self._give_back(entry, now)
                 why = f"not bound within {self.config.bind_within_s:g} s of its release"
@@ -246,17 +256,16 @@ class Queue:
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        limit = now - self.config.keep_room_after_s
-        long = [entry for entry in self.entries.values() if entry.waits_in and entry.began <= limit]
-        long.sort(key=lambda entry: (entry.since, entry.uid))
-        kept = self.admission.keep_room((entry.uid, entry.waits_in) for entry in long)
-        return [(self.entries[uid], node) for uid, node in kept]
+        lost = ((entry.uid, entry.waits_in) for entry in self._patience.lost(self.config, now))
+        return [(self.entries[uid], node) for uid, node in self.admission.keep_room(lost)]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
-        return refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
+        wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
+        why = self._refusals.why(entry.uid)
+        return wrong or (f"the API server refuses its release: {why}" if why else "")
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""
@@ -279,7 +288,9 @@ class Queue:
             self._stages.begin(entry.uid, entry.ticket.queue, entry.job)
         else:
             self._stages.end(entry.uid)
-        ready = entry.phase is Phase.GATED and not self.refusal(entry)
+        ready = (
+            entry.phase is Phase.GATED and not self.refusal(entry) and not self._refusals.pauses(entry.uid)
+        )
         if entry.gang:
             self.gangs.enter(entry, ready=ready)
         elif ready and entry.wants is not None:
@@ -309,7 +320,11 @@ class Queue:
 
     def _hold(self, entry: Entry) -> None:
         """Count a pod in its tenant's quota, with what it counts for now."""
-        if entry.wants is None or not (entry.holder or self._counts(entry)):
+        form, labels = (
+            self.config.queues.get(entry.ticket.queue),
+            self._namespaces.get(entry.record.namespace),
+        )
+        if entry.wants is None or not (entry.holder or form is None or may_use(form, labels)):
             return
         units = self.amounts.of(entry.record, entry.wants)
         if units is None:
@@ -324,11 +339,6 @@ class Queue:
         self._let_go(entry)
         self.tenants.hold(entry.ticket.queue, entry.uid, units)
         entry.holder = entry.ticket.queue
-
-    def _counts(self, entry: Entry) -> bool:
-        """Whether a pod that the queue did not release counts for it: its namespace may be excluded."""
-        form = self.config.queues.get(entry.ticket.queue)
-        return form is None or may_use(form, self._namespaces.get(entry.record.namespace))
 
     def _let_go(self, entry: Entry) -> None:
         if entry.holder:
@@ -360,14 +370,7 @@ class Queue:
 
     def _displace(self, node: str) -> None:
         """Let released pods whose cards on a node are full now find other ones."""
-        book = self.state.books.get(node)
-        row = self.state.nodes.rows.get(node)
-        if book is None or row is None or not book.takes or not book.sizes:
-            return
-        nodes = self.state.nodes
-        if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
-            return
-        for uid in displaced(book, self.state.rules):
+        for uid in displaced_on(self.state, node):
             take = self.state.taken(uid)
             if take is not None:
                 self.state.roll_back(take, 0.0)
@@ -378,6 +381,7 @@ class Queue:
         """Forget a pod that has ended or is gone."""
         self._drained.discard(uid)
         self._estimated.discard(uid)
+        self._refusals.forget(uid)
         self.failed.pop(uid, None)
         self._stages.end(uid)
         entry = self.entries.get(uid)

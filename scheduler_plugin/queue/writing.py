@@ -1,25 +1,38 @@
 """What the queue writes: a gate taken away, with or without a node named in the same patch; a pod removed.
 
 Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
-without an answer is done again until there is one.
+without an answer is done again a few times, and then it is looked what became of it.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from allocator.names import POD_PLANNED, QUEUE_GATE
 from kubeapi.backoff import Backoff
-from kubeapi.errors import UNREADABLE, Conflict, Invalid, KubeApiError, NotFound, TooManyRequests
+from kubeapi.errors import (
+    UNREADABLE,
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeApiError,
+    NotFound,
+    TooManyRequests,
+)
 from kubeapi.paths import pod_path
+from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.queue.entries import Entry
 from scheduler_plugin.queue.labels import NodeTerm
 from scheduler_plugin.queue.pods import Affinities, QueuePod
 
 JSON_PATCH: Final = "application/json-patch+json"
+
+TRIES: Final = 4
+"""Patches of one pod before others have its turn: what fails for one pod may be done for others."""
+
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _decode_pod = msgspec.json.Decoder(QueuePod).decode
 
@@ -45,8 +58,20 @@ class Written(Enum):
 
     DONE = auto()
     REFUSED = auto()
-    """The pod is not as the queue saw it; its newest version is on its way here."""
+    """The pod is not as the queue saw it, and its newest version is on its way here; or it must not be so."""
     GONE = auto()
+
+
+class Answer(NamedTuple):
+    """What became of a write.
+
+    Attributes:
+        written: In one word.
+        why: The API server's words, where it refuses a pod that is as the queue saw it.
+    """
+
+    written: Written
+    why: str = ""
 
 
 class Writer:
@@ -71,7 +96,7 @@ class Writer:
         self._timeout_s = timeout_s
         self._sleep = sleep
 
-    async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Written:
+    async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Answer:
         """Take our gate off a pod, the only one that it wears.
 
         Args:
@@ -79,24 +104,28 @@ class Writer:
             node: The one node that it may run on from now on, empty: as it says itself.
             cards: UUIDs of the cards there that are meant for it.
         """
-        path = pod_path(entry.record.namespace, entry.record.name)
+        record = entry.record
+        path = pod_path(record.namespace, record.name)
         patch = release_patch(entry, node, cards)
         backoff = Backoff(cap_s=5.0)
         while self._may():
             try:
                 await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
             except NotFound:
-                return Written.GONE
-            except (Invalid, Conflict):
-                return await self._look(path, entry.uid)
+                return Answer(Written.GONE)
+            except (Invalid, Conflict, Forbidden) as error:
+                return await self._look(path, record, error.message)
             except KubeApiError as error:
                 asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
-                await self._sleep(backoff.failed(asked_s))
+                pause_s = backoff.failed(asked_s)
+                if backoff.failures == TRIES:
+                    return await self._look(path, record, error.message)
+                await self._sleep(pause_s)
             else:
-                return Written.DONE
-        return Written.REFUSED
+                return Answer(Written.DONE)
+        return Answer(Written.REFUSED)
 
-    async def remove(self, entry: Entry) -> Written:
+    async def remove(self, entry: Entry) -> Answer:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
         path = pod_path(pod.namespace, pod.name)
@@ -109,39 +138,47 @@ class Writer:
         try:
             await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
         except NotFound:
-            return Written.GONE
-        except KubeApiError:
-            return Written.REFUSED
-        return Written.DONE
+            return Answer(Written.GONE)
+        except KubeApiError as error:
+            return Answer(Written.REFUSED, error.message)
+        return Answer(Written.DONE)
 
-    async def _look(self, path: str, uid: str) -> Written:
+    async def _look(self, path: str, record: PodRecord, why: str) -> Answer:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
         Without an answer to this either it is asked again: whoever takes a pod that was released for one that
         was not gives its room away.
+
+        Args:
+            path: Of the pod.
+            record: The pod that the patch was made for.
+            why: The API server's words; they say nothing where the pod has changed since.
         """
         backoff = Backoff(cap_s=5.0)
         while self._may():
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
             except NotFound:
-                return Written.GONE
+                return Answer(Written.GONE)
             except UNREADABLE:
-                return Written.REFUSED
+                return Answer(Written.REFUSED, why)
             except KubeApiError:
                 await self._sleep(backoff.failed(None))
                 continue
-            if now.metadata.uid != uid:
-                return Written.GONE
-            return Written.REFUSED if now.spec.scheduling_gates else Written.DONE
-        return Written.REFUSED
+            if now.metadata.uid != record.uid:
+                return Answer(Written.GONE)
+            if not now.spec.scheduling_gates:
+                return Answer(Written.DONE)
+            changed = now.metadata.resource_version != record.resource_version
+            return Answer(Written.REFUSED, "" if changed else why)
+        return Answer(Written.REFUSED)
 
 
 def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Write the JSON patch that releases a pod, to any node or to one.
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
-    node as one more condition.
+    node as one more condition. A term without conditions selects no node, and must stay so.
     """
     patch: list[dict[str, Any]] = [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
@@ -185,6 +222,7 @@ def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
     return [
         {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}
         for at, term in enumerate(own or ())
+        if term.match_expressions or term.match_fields
     ]
 
 

@@ -18,6 +18,7 @@ from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.lending import Tenant, by_share, pick
+from scheduler_plugin.queue.patience import patience_s
 from scheduler_plugin.queue.quota import Account, Cohort, cohorts_of
 from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
 from scheduler_plugin.simulator.arrivals import Replay
@@ -131,6 +132,8 @@ class QueuedReplaying(Replaying):
         self._places = Places(config, replay.nodes)
         self._room = KeptRoom(cluster)
         self._runs: dict[int, Running] = {}
+        self._began_s: dict[int, float] = {}
+        self._began_units = 0.0
         self._waited: dict[int, float] = {}
         self._stuck: set[PodKind] = set()
 
@@ -171,6 +174,7 @@ class QueuedReplaying(Replaying):
     def _leave(self, pod: Running) -> None:
         """A pod runs no more."""
         del self._runs[pod.number]
+        self._began_units -= self._began_s.pop(pod.number) * pod.kind.units
         self._places.leave(str(pod.number))
         self._use(self.queues[pod.number], -pod.kind.units, -1)
 
@@ -265,6 +269,8 @@ class QueuedReplaying(Replaying):
             return False
         self.tenants[name].waiting.remove(task.uid)
         self._room.give_up(task.uid)
+        self._began_s[number] = now
+        self._began_units += now * kind.units
         self._places.sit(str(number), self._runs[number].place.row, task.kind)
         self._use(name, kind.units, 1)
         self._waiting -= 1
@@ -293,9 +299,12 @@ class QueuedReplaying(Replaying):
     def _keep_room(self, now: float) -> None:
         """Keep cards for one pod of each queue that has waited too long and fits nowhere."""
         served = {self.queues[int(uid)] for uid in self._room.uids}
+        least_s, most_s = self._config.keep_room_after_s, self._config.keep_room_at_latest_s
+        units = sum(tenant.units for tenant in self.tenants.values())
+        patience = patience_s(now - self._began_units / units if units else 0.0, least_s, most_s)
         for name, tenant in self.tenants.items():
             group = _oldest(tenant.waiting) if name not in served and tenant.is_open else None
-            if group is None or now - group.oldest().since < self._config.keep_room_after_s:
+            if group is None or now - group.oldest().since < patience:
                 continue
             kind = group.key.wants
             if not self._cohorts[name].allows(name, kind.units) or self._cluster.fitting(kind).size:

@@ -36,5 +36,7 @@ def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _listed(amounts: dict[str, float], form: str, unit: str) -> str:
     ranked = sorted(amounts.items(), key=lambda item: -item[1])
-    shown = [f"{name} {amount:{form}}{unit}" for name, amount in ranked if amount >= _LEAST_SHOWN]
-    return ", ".join(shown) or "none"
+    shown = [
+        (name, f"{amount:{form}}".removesuffix(".0")) for name, amount in ranked if amount >= _LEAST_SHOWN
+    ]
+    return ", ".join(f"{name} {amount}{unit}" for name, amount in shown) or "none"

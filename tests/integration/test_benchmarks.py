@@ -72,7 +72,7 @@ def test_the_node_s_last_line() -> None:
 
 
 def test_the_hardware_s_last_line() -> None:
-    world = SimpleNamespace(empty=SimpleNamespace(took_ms=[0.5, 1.0]), wrong=0, twice=0, refused=1)
+    world = SimpleNamespace(caller=SimpleNamespace(empty_ms=[0.5, 1.0]), wrong=0, twice=0, refused=1)
     assert hardware.figures([1, 3], 9999.6, 55.04, world, 82.04, 83) == {
         "instances": 112,
         "allocates": 2,

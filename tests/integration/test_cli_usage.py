@@ -174,7 +174,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"unit_mib": 20000}, "unit of 20000 MiB: no card holds one; allowed here are units of up to 14912"),
         ({"profile": "8xh200", "unit_mib": 1}, "allowed here are units of "),
         ({"http": "8911"}, "--http '8911': allowed is HOST:PORT"),
-        ({"http": "localhost:99999"}, "--http 'localhost:99999': allowed are ports up to 65535"),
+        ({"http": "localhost:99999"}, "allowed is HOST:PORT with a port from 0 to 65535"),
         ({"http": "{taken}"}, "address already in use"),
         ({"card_policy": "best"}, 'card policy "best": allowed are fragmentation, least-used, most-used'),
         ({"quiet_s": "nan"}, "--quiet-s nan: allowed is 0 or more"),

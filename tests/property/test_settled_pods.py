@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from allocator.errors import LedgerError
-from allocator.ledger import Ask, Ledger, charges, choice, explain, places, release
+from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.settled import Settled
+from deviceplugin.node.explain import explain
 from tests.ledger_world import Containers, World, cards, pod
 from tests.property.undercount.simulation import Simulation
 
@@ -37,7 +38,7 @@ def left(facts: Facts) -> dict[Any, Any]:
 
 
 def answers(facts: Facts, *, percent: bool) -> list[object]:
-    """What the kubelet is told, of each size, with all IDs on offer and with what each pod has that may ask."""
+    """What the kubelet is told of each size, with all IDs offered and with those of each pod that may ask."""
     offered = frozenset(facts.share_of if percent else facts.card_of)
     fixed = {
         frozenset[str](),
@@ -78,7 +79,7 @@ def of_release(facts: Facts) -> object:
     return release.stale(facts, 1e9), choice.is_behind(facts)
 
 
-QUESTIONS: tuple[Callable[[Facts], object], ...] = (of_charges, of_places, of_release, explain.explain)
+QUESTIONS: tuple[Callable[[Facts], object], ...] = (of_charges, of_places, of_release, explain)
 
 
 def check(ledger: Ledger, *, kubelet: bool) -> None:

@@ -322,30 +322,30 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.account.living = lambda: living
+    node.account.others.living = lambda: living
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    assert node.account.other_units == {"uid-1": "gpupack.io/gpu-memory-512mib"}
+    assert node.account.others.pods == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
-        node.account.check_other_units({"uid-1"}, running)
+        node.account.others.check({"uid-1"}, running)
 
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    node.account.check_other_units({"uid-1"}, set())
-    assert list(node.account.other_units) == ["uid-1"], "the API server was not heard yet"
-    node.account.living = lambda: {"another"}
-    node.account.check_other_units({"uid-1"}, set())
-    assert node.account.other_units == {}
+    node.account.others.check({"uid-1"}, set())
+    assert list(node.account.others.pods) == ["uid-1"], "the API server was not heard yet"
+    node.account.others.living = lambda: {"another"}
+    node.account.others.check({"uid-1"}, set())
+    assert node.account.others.pods == {}
     node.book.write("mine", ids("c0", 1))
     node.account.refresh()
-    assert node.account.other_units == {}
+    assert node.account.others.pods == {}
     assert node.ledger.promised() == {"c0": 1}
     node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
-    assert list(node.account.other_units) == ["uid-2"]
+    assert list(node.account.others.pods) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():

@@ -44,6 +44,7 @@ def test_a_pod_that_is_not_there(namespace, name, said):
         ('{"kind": "Node", "metadata": {"name": "n"}}', 'a "Node", not a list'),
         ('{"items": [{"kind": "Service", "metadata": {"name": "web"}}]}', 'a "Service", "web"'),
         ('{"items": []}', "holds nothing"),
+        ('{"kind": "List", "items": null}', 'the input is a "List" without items: allowed is'),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', "holds no nodes"),
         ('{"items": [{"kind": "Node", "metadata": 4}]}', "$.items[0].metadata"),
     ],

@@ -44,6 +44,7 @@ def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_f
         *NODES[1:],
         Node("d", (16,), taints=("gpu",)),
         Node("e", (16,), cordoned=True),
+        Node("g", (16,), ready=False),
     )
 
     advice = advise_start(cluster(nodes=nodes), FitAsk(16))
@@ -52,6 +53,7 @@ def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_f
     assert [(move.pod, move.target.node) for move in advice.moves] == [("large", "c")]
     left_out = [note for note in advice.notes if "left out" in note]
     assert left_out == [
+        "1 node (g) is left out: not Ready",
         "2 nodes are left out: new pods do not tolerate the taints gpu:NoSchedule, team:NoSchedule",
         "1 node (e) is left out: cordoned",
     ]

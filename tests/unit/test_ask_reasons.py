@@ -8,6 +8,7 @@ import gpupack
 from allocator.names import PACKED_LAYOUT, resource_name
 from gpupack import InputError
 from gpupack.ask import Cluster, FitAsk, fit, why
+from gpupack.ask.advise import advise_start
 from gpupack.ask.rendering import fit_text, why_text
 from gpupack.ask.snapshot import snapshot
 from tests.ask_world import Node, Pod, World
@@ -173,3 +174,41 @@ def test_a_pod_that_was_deleted_is_ending():
     assert not waits.nodes
     assert runs.text.startswith("is ending on node c")
     assert [card.card for card in runs.cards] == [0]
+
+
+def test_a_uuid_that_no_card_has_is_told_beside_those_that_there_are():
+    def ask(pod):
+        pod["metadata"]["annotations"]["gpupack.io/gpu-uuid"] = "GPU-nope"
+
+    cluster = changed(World((Node("n"),), (Pod("p", 4),)), p=ask)
+
+    (group,) = why(cluster, "default", "p").nodes
+
+    there = ", ".join(cluster.state.nodes.uuids[cluster.state.nodes.rows["n"]])
+    assert group.text == f'the pod\'s gpu-uuid is "GPU-nope", and the cards there are {there}'
+    assert there.count("GPU-") == 2
+
+
+def test_a_model_that_no_card_is_of_is_told_beside_those_that_there_are():
+    cluster = World((Node("a", model="NVIDIA L4"), Node("b", model="Tesla T4")), ()).cluster
+    said = ('no card matches: gpu-model is "*l40s*", and the cluster has NVIDIA L4, Tesla T4',)
+
+    answer = fit(cluster, FitAsk(8, model="*L40S*"))
+
+    assert (answer.pods, answer.notes) == (0, said)
+    assert advise_start(cluster, FitAsk(8, model="*L40S*")).notes == said
+    assert fit(cluster, FitAsk(8, model="*t4*")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (FitAsk(8, 3), "8 units on 3 cards: allowed is a multiple of the number of cards"),
+        (FitAsk(101, percent=True), "101 percent on 1 card: allowed are at most 100"),
+        (FitAsk(202, 2, percent=True), "202 percent on 2 cards: allowed are at most 200"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_in_the_words_of_the_question(asked, words):
+    with pytest.raises(InputError) as caught:
+        fit(THREE.cluster, asked)
+    assert str(caught.value) == words

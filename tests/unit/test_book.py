@@ -147,6 +147,36 @@ def test_the_message_says_what_is_allowed() -> None:
     assert len(str(caught.value)) == 256
 
 
+def test_what_did_not_change_is_not_read_again(path: Path) -> None:
+    entries = [ENTRY | {"PodUID": f"u{at}"} for at in range(3)]
+    reader = BookReader(path.parent)
+    replace(path, changed("Data.PodDeviceEntries", entries))
+    before = reader.read()
+    entries = [entries[2], ENTRY | {"PodUID": "u3"}, entries[0] | {"DeviceIDs": {"-1": ["GPU-0::7"]}}]
+    replace(path, changed("Data.PodDeviceEntries", entries))
+    after = reader.read()
+    assert before is not None
+    assert after is not None
+    assert [(one.uid, min(one.ids)) for one in after.entries] == [
+        ("u0", "GPU-0::7"),
+        ("u2", "GPU-0::0"),
+        ("u3", "GPU-0::0"),
+    ]
+    assert after.entries[1] is before.entries[2]
+
+
+def test_a_young_file_of_the_same_bytes_is_the_same_book(path: Path) -> None:
+    reader = BookReader(path.parent)
+    replace(path, changed("Checksum", 8))
+    assert reader.read() is reader.read()
+    found = path.stat()
+    path.write_bytes(changed("Data.PodDeviceEntries.0.PodUID", "u2"))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    book = reader.read()
+    assert book is not None
+    assert book.entries[0].uid == "u2", "its times and size do not show it"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -17,6 +17,8 @@ from deviceplugin.settings import Settings
 from gpupack.commands.node import node
 from gpupack.nodecheck import render
 
+CHECK = ["--check", "--gpus=simulated", "--profile=2xt4"]
+
 Run = Callable[[list[str]], str | None]
 
 
@@ -154,6 +156,17 @@ def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_s
         (["--check", "-o", "yaml"], "allowed are table, json"),
         (["--check", "--gpus", "amd"], "allowed are nvml, simulated"),
         (["--check", "--gpus", "simulated"], "--profile: required"),
+        ([*CHECK, "--unit-mib", "0"], "--unit-mib"),
+        ([*CHECK, "--sharing", "foo"], "--sharing 'foo': allowed are time-slicing, mps"),
+        (
+            [*CHECK, "--sharing", "mps", "--mps-root", "here"],
+            "--mps-root 'here': allowed is a path from / on",
+        ),
+        ([*CHECK, "--mps-threads"], "--mps-threads: allowed with --sharing mps only"),
+        ([*CHECK, "--http", ":99999"], "allowed are ports up to 65535"),
+        ([*CHECK, "--kubeconfig", "/none"], "--kubeconfig '/none'"),
+        ([*CHECK, "--card-policy", "foo"], "foo"),
+        ([*CHECK, "--log-level", "loud"], "--log-level 'loud'"),
         ([], "Missing option '--node-name'"),
     ],
 )

@@ -69,7 +69,7 @@ def test_an_allocate_that_is_under_way_loses_the_card_that_goes(world: World) ->
 
 
 def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: World) -> None:
-    world.ledger.set_cordoned({"c1"})
+    world.ledger.keep_out("cordoned", {"c1"})
     world.ledger.set_healthy("c1", False)
     install(world, n0=4, c1=8)
     assert [(each.cordoned, each.healthy) for each in world.ledger.installed] == [(False, True), (True, True)]

@@ -3,7 +3,8 @@
 import pytest
 
 from allocator.errors import LedgerError
-from allocator.ledger import Ledger
+from allocator.ledger import Ledger, charges
+from deviceplugin.node.explain import explain
 from tests.ledger_world import World, cards, ids, pod
 
 INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]
@@ -31,7 +32,7 @@ def test_a_pod_in_the_book_is_charged_although_nobody_saw_its_allocate():
     world.book["unknown", "main"] = ids("c1", 0, 1)
     world.write()
     assert world.promised == [0, 2]
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
 
 
 def test_ids_of_cards_that_are_not_there_count_for_nobody():
@@ -81,7 +82,7 @@ def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
     world.allocate(ids("c0", 0, 1, 2), ("b", "main"))
     assert world.promised == [4]
     assert world.ledger.cards()[0].used_units == 4
-    assert world.ledger.explain()["cards"][0]["charged"] == 6
+    assert explain(world.ledger.facts)["cards"][0]["charged"] == 6
 
 
 def test_promises_tell_whose_units_are_on_a_card():
@@ -115,7 +116,7 @@ def lost(uid: str = "a", wanted=5, **more) -> World:
 def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised):
     world = lost(**more)
     assert world.promised == promised
-    assert world.ledger.holds().keys() == {"a"}
+    assert charges.holds(world.ledger.facts).keys() == {"a"}
     assert world.ledger.unheld() == frozenset()
     assert world.ledger.allocations() == {}
     assert world.ledger.reserved() == {}
@@ -126,7 +127,7 @@ def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     world.bind(pod("a", 6, "c0", "c1", count=2))
     world.look("a")
     assert world.promised == [3, 3]
-    assert world.ledger.holds() == {"a": {"c0": 3, "c1": 3}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3, "c1": 3}}
 
 
 def test_h1_what_the_words_had_goes_before_the_annotation():
@@ -138,7 +139,7 @@ def test_h1_what_the_words_had_goes_before_the_annotation():
     world.write()
     world.sync()
     assert world.promised == [0, 5]
-    assert world.ledger.holds() == {"a": {"c1": 5}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c1": 5}}
 
 
 def test_h1_words_of_a_card_that_is_not_there_say_nothing_of_a_lost_pod():
@@ -174,13 +175,13 @@ def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_g
     world.write()
     world.sync()
     assert world.promised == promised
-    assert world.ledger.holds().keys() == {"a"}
+    assert charges.holds(world.ledger.facts).keys() == {"a"}
     assert world.ledger.doubtful() == {"a"}
     world.look("a", later=60)
     assert world.promised == promised
     world.look()
     assert world.promised == [0, 0]
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
 
 
 def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
@@ -212,7 +213,7 @@ def test_an_allocation_admits_nobody():
     world = World.of(8)
     world.bind(pod("a", 5, "c0"))
     assert world.promised == [0]
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
 
 
 def test_a_pod_that_was_refused_is_not_lost():
@@ -231,11 +232,11 @@ def test_a_pod_enters_holds_once_every_container_is_in_the_book():
     world.bind(pod("a", TWO, "c0"))
     assert not world.ledger.in_flight()
     world.hand(2, "a", "one")
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
     assert world.ledger.unheld() == {"a"}
     assert world.ledger.in_flight()
     world.hand(3, "a", "two")
-    assert world.ledger.holds() == {"a": {"c0": 5}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 5}}
     assert world.ledger.allocations() == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
     assert world.ledger.unheld() == frozenset()
     assert not world.ledger.in_flight()
@@ -246,7 +247,7 @@ def test_an_allocate_that_the_book_lacks_is_in_flight_and_in_nobodys_holds():
     world.bind(pod("a", 3, "c0"))
     world.allocate(world.choose(3))
     assert world.ledger.in_flight()
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
     assert world.used == [3]
 
 
@@ -256,25 +257,25 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     world.run(pod("a", 3, "c0"))
     world.delete("a")
     world.drop("a")
-    assert world.ledger.holds() == {"a": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
     world.look()
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
 
 
 def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
     """It was never seen: the API server had let go of it before this daemon started."""
     world = World.of(8)
     world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
-    assert world.ledger.holds() == {}
+    assert charges.holds(world.ledger.facts) == {}
     world.sync()
-    assert world.ledger.holds() == {"a": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
 
 
 def test_holds_names_a_static_pod_by_the_uid_of_the_api():
     world = World.of(8)
     world.bind(pod("mirror", 3, runtime_uid="hash"))
     world.allocate(ids("c0", 0, 1, 2), ("hash", "main"))
-    assert world.ledger.holds() == {"mirror": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"mirror": {"c0": 3}}
     assert world.ledger.published_holds() == {"mirror": {0: 3}}
 
 
@@ -297,7 +298,7 @@ def test_a_static_pod_that_the_words_had_is_looked_for_under_the_kubelets_uid():
     world.sync()
     assert world.promised == [3]
     assert world.ledger.doubtful() == {"hash"}
-    assert world.ledger.holds() == {"mirror": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"mirror": {"c0": 3}}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
     for container, mine in given:
         world.book["a", container] = mine
     world.write()
-    assert world.ledger.holds().keys() == {"a"}
+    assert charges.holds(world.ledger.facts).keys() == {"a"}
     assert world.ledger.allocations() == {}
 
 
@@ -337,11 +338,11 @@ def test_used_is_what_is_charged_and_used_beyond_it_up_to_the_size():
 def test_unhealthy_and_cordoned_cards_are_full():
     world = World.of(8, 8)
     world.ledger.set_healthy("c0", False)
-    world.ledger.set_cordoned({"c1", "c9"})
+    world.ledger.keep_out("cordoned", {"c1", "c9"})
     assert world.used == [8, 8]
     assert world.promised == [0, 0]
     world.ledger.set_healthy("c0", True)
-    world.ledger.set_cordoned(())
+    world.ledger.keep_out("cordoned", ())
     assert world.used == [0, 0]
 
 

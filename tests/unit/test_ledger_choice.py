@@ -363,14 +363,14 @@ def test_selectors_bind_the_fallback():
 
 def test_a_cordoned_card_is_not_chosen():
     world = World.of(8, 8)
-    world.ledger.set_cordoned({"c0"})
+    world.ledger.keep_out("cordoned", {"c0"})
     assert world.hand(3) == {"c1": 3}
 
 
 def test_a_pod_bound_before_the_cordon_still_gets_its_card():
     world = World.of(8, 8)
     world.bind(pod("a", 3, "c0"))
-    world.ledger.set_cordoned({"c0"})
+    world.ledger.keep_out("cordoned", {"c0"})
     assert world.hand(3, "a") == {"c0": 3}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.ledger import charges
 from allocator.ledger.places import Place, places, shape
 from allocator.selector import Selector
 from tests.ledger_world import World, ids, pod, request
@@ -98,13 +99,13 @@ def test_a_pod_whose_card_another_got_is_reserved_where_it_goes():
     world.bind(pod("y", 4, "c1"))
     # The kubelet takes y first, we serve it as x, the older one; the book says afterwards who it was.
     assert world.hand(4, "y") == {"c0": 4}
-    assert world.ledger.holds() == {"y": {"c0": 4}}
+    assert charges.holds(world.ledger.facts) == {"y": {"c0": 4}}
     assert where(world) == {"x": ("c1",)}
     assert off_target(world) == set()
     assert world.ledger.reserved() == {"c1": 4}
     assert world.used == [4, 4]
     assert world.hand(4, "x") == {"c1": 4}
-    assert world.ledger.holds() == {"x": {"c1": 4}, "y": {"c0": 4}}
+    assert charges.holds(world.ledger.facts) == {"x": {"c1": 4}, "y": {"c0": 4}}
     assert world.ledger.reserved() == {}
     assert world.used == [4, 4]
 
@@ -208,7 +209,7 @@ def test_a_target_on_an_unhealthy_card_moves_and_is_reserved():
 def test_a_pod_bound_before_the_cordon_still_goes_to_its_card():
     world = World.of(8, 8)
     world.bind(pod("x", 4, "c0"))
-    world.ledger.set_cordoned({"c0"})
+    world.ledger.keep_out("cordoned", {"c0"})
     assert where(world) == {"x": ("c0",)}
     assert off_target(world) == set()
 
@@ -294,7 +295,7 @@ def test_h9_a_pod_that_was_refused_before_it_asked_leaves_its_target_to_its_like
     assert world.hand(4, "y") == {"c0": 4}
     world.change("x", terminal=True)
     assert where(world) == {}
-    assert world.ledger.holds() == {"y": {"c0": 4}}
+    assert charges.holds(world.ledger.facts) == {"y": {"c0": 4}}
     assert world.used == [4, 0]
 
 

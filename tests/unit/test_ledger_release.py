@@ -2,7 +2,8 @@
 
 import pytest
 
-from allocator.ledger import Ledger
+from allocator.ledger import Ledger, charges
+from deviceplugin.node.explain import explain
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]
@@ -26,7 +27,7 @@ def admitted() -> World:
 
 
 def known(world: World) -> list[str]:
-    return [one["uid"] for one in world.ledger.explain()["pods"]]
+    return [one["uid"] for one in explain(world.ledger.facts)["pods"]]
 
 
 def test_the_whole_end_of_a_pod(running):
@@ -36,7 +37,7 @@ def test_the_whole_end_of_a_pod(running):
     running.drop("a")
     running.look()
     assert running.promised == [0]
-    assert running.ledger.holds() == {}
+    assert charges.holds(running.ledger.facts) == {}
     assert known(running) == []
     assert not running.ledger.unsettled()
 
@@ -209,7 +210,7 @@ def test_h2_a_pod_in_the_book_that_came_into_view_after_a_list_lacked_it_lives()
     world.drop("a")
     world.look(later=60)
     assert world.promised == [3]
-    assert world.ledger.holds() == {"a": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
 
 
 def test_a_pod_first_seen_after_a_list_began_is_not_gone():
@@ -246,7 +247,7 @@ def test_a_static_pods_new_mirror_is_another_pod():
     world.allocate(ids("c0", 0, 1, 2), ("hash", "main"))
     world.bind(pod("two", 3, runtime_uid="hash"))
     world.ledger.pod_gone("one", world.now)
-    assert world.ledger.holds() == {"two": {"c0": 3}}
+    assert charges.holds(world.ledger.facts) == {"two": {"c0": 3}}
     world.drop("hash")
     world.look(later=60)
     assert world.promised == [3]

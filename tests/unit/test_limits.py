@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.limits import Enforcement, Support
+from deviceplugin.gpus.limits import HELD, Enforcement, Support
 from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
 
@@ -389,3 +389,31 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) ->
     kept = (enforcer._uids, enforcer._unnamed, enforcer._logged, enforcer._dirty, enforcer._shares.all())
     await until(lambda: not any(kept))
     assert set(enforcer._inotify._numbers) == {world.logs, *enforcer._holders}
+
+
+async def test_an_answer_of_the_driver_that_nobody_expects_is_counted_told_and_tried_again(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
+    await world.start()
+    bad = mocker.patch.object(world.driver, "set", side_effect=RuntimeError("boom"))
+    world.give(UID, "main", range(3))
+    cgroup = world.container("a")
+    world.name("a", "main")
+    await until(lambda: world.told)
+    ((_, container, problem),) = world.told
+    assert (container, problem.endswith("RuntimeError: boom")) == ("main", True)
+    assert world.enforcer.faults >= 5
+    mocker.stop(bad)
+    await world.limited(cgroup, 3)
+
+
+async def test_a_question_that_fails_is_no_and_is_asked_again(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
+    bad = mocker.patch.object(world.driver, "support", side_effect=[RuntimeError("boom"), HELD])
+    await world.supports.begin()
+    assert [world.supports.of(card).held for card in ("c0", "c1")] == [False, True]
+    assert "RuntimeError: boom" in world.supports.of("c0").reason
+    mocker.stop(bad)
+    await world.supports.ask()
+    assert world.supports.of("c0").held

@@ -1,13 +1,18 @@
 """What containers use: from the driver's own count, else from processes; and who is told of over-use."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from deviceplugin.gpus.limits import Enforcement, Support
 from deviceplugin.gpus.source import GpuProcess, GpuSample
 from deviceplugin.memorymetrics import MemoryMetrics
+from deviceplugin.metrics import SLICE, Metrics
 from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.memory import ContainerMemory, Memory
 from deviceplugin.node.overuse import Names, OverUse
@@ -37,15 +42,18 @@ class Node:
         self.view = View()
         self.processes: dict[tuple[str, int], tuple[str, str, int | None]] = {}
         self.told_apart = True
+        self.unknown: set[int] = set()
+        self.now_s = self.sampled_s = time.monotonic()
         self.memory = Memory(
             Shares(world.account, GIB),
             world.supports,
             world.enforcer,
             self.view,  # type: ignore[arg-type]
-            self.samples,
-            self.place,
+            self,
+            lambda: self.now_s,
         )
 
+    @property
     def samples(self) -> list[GpuSample]:
         return [
             GpuSample(
@@ -58,11 +66,13 @@ class Node:
             for card in ("c0", "c1")
         ]
 
-    def place(self, pid: int) -> ProcessPlace | None:
-        for (_, each), (uid, letter, _) in self.processes.items():
-            if each == pid and uid:
-                return ProcessPlace(uid, identifier(letter) if letter else "")
-        return None
+    @property
+    def places(self) -> dict[int, ProcessPlace | None]:
+        return {
+            pid: ProcessPlace(uid, identifier(letter) if letter else "") if uid else None
+            for (_, pid), (uid, letter, _) in self.processes.items()
+            if pid not in self.unknown
+        }
 
     def seat(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
         containers = {identifier(letter): name for letter, name in names.items()}
@@ -113,6 +123,10 @@ async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: No
     assert node.used()[UID, "main", "c0"] == 100
     node.processes["c0", 2] = (UID, "a", None)
     assert node.used()[UID, "main", "c0"] is None
+    node.processes = {("c0", 3): ("", "", 9000)}
+    assert node.used()[UID, "main", "c0"] == 0, "it is known to be of no pod"
+    node.unknown = {3}
+    assert node.used()[UID, "main", "c0"] is None, "it may be anybody's"
     node.told_apart = False
     assert set(node.used().values()) == {None}
 
@@ -139,6 +153,30 @@ async def test_the_limits_own_count_comes_first(world: LimitsWorld, node: Node) 
     assert (row.limit_mib, row.held, row.problem) == (3 * GIB, Enforcement.DRIVER, "")
 
 
+async def test_what_was_measured_long_ago_is_missing(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    node.seat(UID, {"a": "main"})
+    node.processes = {("c0", 1): (UID, "a", 9000)}
+    (now,) = node.memory.rows()
+    assert (now.used_mib, now.measured_s) == (9000, node.sampled_s)
+    node.now_s += 16.0
+    (old,) = node.memory.rows()
+    assert (old.used_mib, old.measured_s) == (None, None)
+
+
+async def test_a_limit_that_was_read_long_ago_tells_no_use(world: LimitsWorld, node: Node) -> None:
+    await world.start()
+    world.give(UID, "main", range(3))
+    cgroup = world.container("a")
+    world.driver.use("c0", 1, 700, cgroup)
+    await world.limited(cgroup, 3)
+    await world.enforcer._rescan()
+    await until(lambda: node.memory.rows()[0].used_mib == 700)
+    node.now_s += 60.0
+    (old,) = node.memory.rows()
+    assert (old.used_mib, old.limit_mib) == (None, 3 * GIB)
+
+
 async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
     world: LimitsWorld, node: Node
 ) -> None:
@@ -150,6 +188,15 @@ async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
     (row,) = node.memory.rows()
     assert (row.limit_mib, row.held) == (None, Enforcement.ACCOUNTED)
     assert "allowed are 4096 MiB or more" in row.problem
+
+
+async def test_a_container_without_a_limit_so_far_is_accounted(world: LimitsWorld, node: Node) -> None:
+    world.give(UID, "main", range(3))
+    await world.supports.begin()
+    world.account.refresh()
+    (before,) = node.memory.rows()
+    assert (before.limit_mib, before.held) == (None, Enforcement.ACCOUNTED)
+    assert before.problem == "no limit was read back yet"
 
 
 # Over-use
@@ -187,6 +234,12 @@ class Watch:
             raise self.refusal
 
     async def look(self, *rows: ContainerMemory, after_s: float = 5.0) -> None:
+        """Look at what was measured just now."""
+        now_s = self.now_s + after_s
+        measured = [row if row.used_mib is None else replace(row, measured_s=now_s) for row in rows]
+        await self.look_at(*measured, after_s=after_s)
+
+    async def look_at(self, *rows: ContainerMemory, after_s: float = 5.0) -> None:
         self.now_s += after_s
         await self.over_use.look(rows)
 
@@ -221,6 +274,29 @@ async def test_a_pod_that_is_back_in_time_is_not_evicted() -> None:
         await watch.look(row(2000), after_s=20.0)
         await watch.look(row(1000), after_s=20.0)
     assert watch.evicted == []
+
+
+async def test_an_old_measurement_evicts_nobody() -> None:
+    watch = Watch(evict_after_s=30.0)
+    measured = replace(row(2000), measured_s=0.0)
+    for _ in range(20):
+        await watch.look_at(measured)
+    assert watch.evicted == []
+    await watch.look_at(replace(measured, measured_s=30.0))
+    assert watch.evicted == [("default", "web", f"api-{UID}")]
+
+
+async def test_the_grace_begins_again_where_nobody_could_measure() -> None:
+    watch = Watch(evict_after_s=30.0)
+    await watch.look(row(2000))
+    for _ in range(12):
+        await watch.look_at(row(None))
+    for _ in range(6):
+        await watch.look(row(2000))
+    assert watch.evicted == []
+    await watch.look(row(2000))
+    assert watch.evicted == [("default", "web", f"api-{UID}")]
+    assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryEvicted"], "told once"
 
 
 async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod() -> None:
@@ -299,3 +375,24 @@ def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
     world.driver.say(Support(False, "old"))
     assert world.supports.enforcement("c0") is Enforcement.ACCOUNTED
+
+
+async def test_metrics_of_many_containers_are_written_in_turns():
+    """The same text as in one go, and the event loop turns on the way."""
+    row = ContainerMemory("u", "ns", 'p"0', "main", "c0", 10, None, 3, Enforcement.DRIVER)
+    rows = [replace(row, pod=f"p{number}") for number in range(3 * SLICE)] + [row]
+    collector = MemoryMetrics(lambda: rows, lambda _: False, lambda: {"c0": Enforcement.DRIVER})
+    metrics, turns, looked = Metrics(), [], []
+
+    async def look() -> None:
+        looked.append(1)
+
+    def turn() -> None:
+        turns.append(1)
+        asyncio.get_running_loop().call_soon(turn)
+
+    metrics.also(collector, look)
+    turn()
+    text = await metrics.text()
+    assert generate_latest(collector) in text
+    assert (len(looked), len(turns) > 9) == (1, True)

@@ -36,7 +36,7 @@ def test_good_settings_pass(tmp_path):
         pytest.param({"http": "8911"}, "--http '8911': allowed is HOST:PORT", id="no host"),
         pytest.param({"http": "::1:80"}, "--http '::1:80'", id="bare IPv6"),
         pytest.param({"http": "h:http"}, "--http 'h:http'", id="named port"),
-        pytest.param({"http": "h:65536"}, "ports up to 65535", id="port"),
+        pytest.param({"http": "h:65536"}, "a port from 0 to 65535", id="port"),
         pytest.param({"quiet_s": -1}, "--quiet-s -1", id="quiet"),
         pytest.param(
             {"device_list_strategy": ("envvar", "volume-mounts")},

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import BookEntry, Ledger, charges
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import MIRROR, NodeObject, PodObject
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from kubeapi.errors import Unreachable
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
@@ -67,14 +68,14 @@ def test_pods_come_by_list_and_by_events():
 def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them():
     of = account()
     view = pods(of)
-    assert of.living() is None
+    assert of.others.living() is None
     mirror = pod("b", 5, units=0, **{"kubernetes.io/config.mirror": "static"})
     view.replace([pod("a", 4, units=0), mirror, pod("done", 6, phase="Succeeded")], "7")
-    assert of.living() == {"a", "static"}
+    assert of.others.living() == {"a", "static"}
     view.event("ADDED", pod("c", 8, units=0), "8")
     view.event("MODIFIED", pod("a", 9, units=0, phase="Failed"), "9")
     view.event("DELETED", mirror, "10")
-    assert of.living() == {"c"}
+    assert of.others.living() == {"c"}
 
 
 def test_a_pod_that_vanishes_unheld_is_owed():
@@ -173,7 +174,7 @@ def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
     view.replace([pod("a", 4, **{MIRROR: "hash"}), pod("b", 5)], "7")
     assert of.ledger.doubtful() == {"hash", "b"}
     of.ledger.read_book([BookEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
-    assert of.ledger.holds() == {"a": {"c0": 3}}
+    assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}
     assert set(of.ledger.allocations()) == {"a"}
 
 
@@ -220,7 +221,7 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
     of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     pods(of).replace([pod("a", 4)], "7")
     assert of.ledger.used() == (3, 0)
-    assert of.ledger.holds() == {"a": {"c0": 3}}
+    assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}
 
 
 def test_holds_that_cannot_be_read_are_not_remembered():

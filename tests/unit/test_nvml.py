@@ -390,6 +390,14 @@ def test_processes_that_cannot_be_told(driver: Driver, gpus: NvmlGpus, hidden: s
     assert (sample.processes, sample.error) == (None, None)
 
 
+def test_an_empty_list_says_nothing_where_the_driver_hides_processes(driver: Driver, tmp_path: Path) -> None:
+    source = NvmlGpus(pci_devices=tmp_path, sees_processes=False)
+    driver.cards[0].compute = [process(1, 2)]
+    source.open()
+    assert [sample.processes for sample in source.sample()] == [(GpuProcess(1, 2),), None]
+    source.close()
+
+
 def test_missing_graphics_and_mps_lists_hide_nothing_else(driver: Driver, gpus: NvmlGpus) -> None:
     driver.cards[0].compute = [process(1, 2)]
     for kind in ("Graphics", "MPSCompute"):

@@ -7,8 +7,8 @@ import pytest
 from allocator.ledger import Ledger
 from allocator.names import NODE_DAEMON
 from deviceplugin.node.account import Account
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.ownership import AGAIN_S, CLAIM_S, Ownership, Party, Record, this_daemon
-from deviceplugin.node.views import NodeView
 from kubeapi.errors import Forbidden
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

@@ -5,11 +5,12 @@ import pytest
 from allocator.cards import Card
 from allocator.errors import LedgerError, RequestError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import BookEntry, Ledger, Pod
+from allocator.ledger import BookEntry, Ledger, Pod, charges
 from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, Kind, PodRequest, parse_pod
+from deviceplugin.node.explain import explain
 
 GIB = "gpupack.io/gpu-memory-gib"
 CARDS = "gpupack.io/cards"
@@ -144,7 +145,7 @@ def test_percent_and_units_are_charged_to_the_same_card():
     world.give("a", "main", percents("c0", 0, 50))
     world.give("b", "main", units("c0", 20))
     assert world.ledger.used() == (42, 0)
-    assert world.ledger.explain()["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
+    assert explain(world.ledger.facts)["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
 
 
 def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
@@ -155,7 +156,7 @@ def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
     assert world.ledger.reserved() == {}
     world.give("p", "b", percents("c0", 33, 33))
     assert world.ledger.used() == (28,)
-    assert world.ledger.holds() == {"p": {"c0": 28}}
+    assert charges.holds(world.ledger.facts) == {"p": {"c0": 28}}
     assert world.ledger.allocations() == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
 
 

@@ -289,13 +289,32 @@ def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWor
 
 
 def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) -> None:
-    """With nothing taken, and is released once more."""
-    world.pod("one", 16)
-    (release,) = world.queue.decide(world.now)
-    world.queue.not_released(release.task.uid, world.now)
-    assert world.state.taken(release.task.uid) is None
-    assert world.queue.tenants["a"].units == 0
+    """With nothing taken, and is released once more after a pause, longer each time."""
+    uid = world.pod("one", 16)
+    for pause_s in (1, 2, 4):
+        (release,) = world.queue.decide(world.now)
+        world.queue.not_released(release.task.uid, world.now, "no")
+        assert world.state.taken(uid) is None
+        assert world.queue.tenants["a"].units == 0
+        assert world.queue.refusal(world.queue.entries[uid]) == "the API server refuses its release: no"
+        world.now += pause_s - 0.1
+        assert not list(world.queue.decide(world.now))
+        world.now += 0.1
     assert world.released() == ["one"]
+    assert not world.queue.refusal(world.queue.entries[uid])
+
+
+def test_a_release_that_was_not_written_yet_is_not_late(world: QueueWorld) -> None:
+    """Its time begins when the API server shows it without its gate."""
+    uid = world.pod("one", 16)
+    list(world.queue.decide(world.now))
+    world.now = 500
+    assert world.queue.expire(world.now) == []
+    world.change(uid, spec={"schedulingGates": []})
+    world.now = 619
+    assert world.queue.expire(world.now) == []
+    world.now = 620
+    assert len(world.queue.expire(world.now)) == 1
 
 
 def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:

@@ -33,6 +33,10 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
                 made.state.roll_back(take, 0.0)
         if at % 31 == 0:
             made.node(f"n{rng.randrange(42):02}", (80,) * 4, [rng.choice((0, 40, 76)) for _ in range(4)])
+        if at % 71 == 0:
+            # Another node takes its row; what was placed there is gone with it.
+            made.lose_node(rng.choice(list(made.state.nodes.rows)))
+            made.node(f"m{at:03}", (80,) * 4, [rng.choice((0, 40)) for _ in range(4)])
     return found
 
 
@@ -46,3 +50,19 @@ def test_the_same_as_one_by_one(policy: str, seed: int, monkeypatch: pytest.Monk
     assert lists < len(with_lists) / 2 if policy in ahead.BY_ROW else lists == 0
     monkeypatch.setattr(ahead, "BY_ROW", frozenset())
     assert with_lists == placed(world(seed, policy), seed)
+
+
+@pytest.mark.parametrize("policy", sorted(ahead.BY_ROW))
+def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
+    """Each change of the row counts as a version, so the versions alone do not tell the two nodes apart."""
+    made = QueueWorld(policy=policy)
+    made.node("n1", (8,))
+    made.node("n2", (8,))
+    made.pod("p1", 8)
+    made.pod("p2", 8)
+    assert made.released() == ["p1", "p2"]
+    made.lose_node("n2")
+    made.node("n3", (8,))
+    made.pod("p3", 8)
+    (release,) = made.decide()
+    assert release.members[0].node == "n3"

@@ -1,9 +1,13 @@
 """The queue's configuration: what is read, and every fault with its path."""
 
+from pathlib import Path
+
 import pytest
+from pytest_mock import MockerFixture
 
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.config import over_the_cluster, parse_config
+from scheduler_plugin.queue.config import QueueConfig, over_the_cluster, parse_config
+from scheduler_plugin.queue.configfile import ConfigFile
 
 FULL = """
 queues:
@@ -24,6 +28,7 @@ mode: batch
 reclaim: evict
 launch: fifo
 keepRoomAfter: 1h30m
+keepRoomAtLatest: 48h
 bindWithin: 90s
 gangWithin: 10m
 """
@@ -36,6 +41,7 @@ def test_everything_is_read() -> None:
     assert config.parents == {"lab": "all"}
     assert config.slots is not None
     assert (config.slots.local.count, config.slots.local.share_of_cards) == (2, 50)
+    assert config.keep_room_at_latest_s == 48 * 3600
     assert (config.keep_room_after_s, config.bind_within_s, config.gang_within_s) == (5400, 90, 600)
     assert (config.mode, config.reclaim, config.plain_launch) == ("batch", "evict", True)
 
@@ -61,13 +67,41 @@ def test_what_is_left_out_has_defaults() -> None:
         ("queues: [{name: A_}]", ["queues[0].name"]),
         ("queues: [{name: a, weight: 0}]", ["queues[0].weight"]),
         ("queues: [{name: a, weight: -1}]", ["queues[0].weight"]),
-        ("queues: [{name: a, wieght: 1}]", ["queues[0]"]),
+        ("queues: [{name: a, wieght: 1}]", ["queues[0].wieght"]),
+        ("queues: [{weight: 1}]", ["queues[0].name"]),
+        ("queues: [{name: a, weight: 1, weight: 7}]", ["queues[0].weight"]),
+        ("queues: [{name: a}]\nqueues: [{name: b}]", ["queues"]),
+        (
+            "queues: [{name: a, cohort: My Cohort!}, {name: b, cohort: ' c'}]",
+            ["queues[0].cohort", "queues[1].cohort"],
+        ),
+        ("queues: [{name: a}]\ncohorts: [{name: x, parent: y}]", ["cohorts[0].parent"]),
+        (
+            "queues: [{name: a, nominalQuota: 4, borrowingLimit: 4, lendingLimit: 4}]",
+            ["queues[0].borrowingLimit", "queues[0].lendingLimit"],
+        ),
+        (
+            "queues: [{name: A_}, {name: b, borrowingLimit: 1}]",
+            ["queues[0].name", "queues[1].borrowingLimit"],
+        ),
+        ("queues: [{name: a}]\nlocality: false", ["locality"]),
+        ("queues: [{name: a}]\nlocality: 0", ["locality"]),
+        ("queues: [{name: a}]\nlocality: []", ["locality"]),
+        (
+            "queues: [{name: a}]\nslots: {gpu: {count: 1}, local: {count: many}}",
+            ["slots.gpu", "slots.local.count"],
+        ),
+        (
+            "queues: [{name: a, namespaceSelector: {matchLabels: {k: 1}}}]",
+            ["queues[0].namespaceSelector.matchLabels.k"],
+        ),
+        ("queues: [{name: a}]\nbindWithin: " + "9" * 5000 + "s", ["bindWithin"]),
         ("queues: [{name: a, nominalQuota: -1}]", ["queues[0].nominalQuota"]),
         ("queues: [{name: a, lendingLimit: 1}]", ["queues[0].lendingLimit"]),
-        ("queues: [{name: a, nominalQuota: 4, lendingLimit: 5}]", ["queues[0].lendingLimit"]),
+        ("queues: [{name: a, cohort: c, nominalQuota: 4, lendingLimit: 5}]", ["queues[0].lendingLimit"]),
         ("queues: [{name: a}, {name: a}]", ["queues.name"]),
         ("queues: [{name: a, strategy: Fifo}]", ["queues[0].strategy"]),
-        ("queues: [{name: a, namespaceSelector: {labels: {}}}]", ["queues[0].namespaceSelector"]),
+        ("queues: [{name: a, namespaceSelector: {labels: {}}}]", ["queues[0].namespaceSelector.labels"]),
         (
             "queues: [{name: a, namespaceSelector: {matchExpressions: [{key: k, operator: Gt}]}}]",
             ["queues[0].namespaceSelector.matchExpressions[0].operator"],
@@ -89,6 +123,7 @@ slots: {free: {nodeSelector: {matchExpressions: [{key: k, operator: Exists, valu
         ("queues: [{name: a}]\nbindWithin: 5", ["bindWithin"]),
         ("queues: [{name: a}]\nbindWithin: 5 minutes", ["bindWithin"]),
         ("queues: [{name: a}]\nkeepRoomAfter: 0s", ["keepRoomAfter"]),
+        ("queues: [{name: a}]\nkeepRoomAtLatest: a week", ["keepRoomAtLatest"]),
         ("queues: [{name: a}]\nmode: now", ["mode"]),
         ("queues: [{name: a, weight: 0}, {name: b, stop: x}]", ["queues[0].weight", "queues[1].stop"]),
     ],
@@ -98,6 +133,41 @@ def test_every_fault_is_told_with_its_path(text: str, faults: list[str]) -> None
         parse_config("queues.yaml", text)
     assert [fault.partition(":")[0] for fault in caught.value.faults] == faults
     assert all(line.startswith("queues.yaml: ") for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("weight: 0", "queues[0].weight: 0; allowed are numbers from 0.000001 to 1000000"),
+        ("weight: .nan", "queues[0].weight: nan; allowed are numbers from 0.000001 to 1000000"),
+        (
+            "nominalQuota: 10Gi",
+            "queues[0].nominalQuota: '10Gi'; allowed are whole numbers from 0 to 1099511627776",
+        ),
+        ("stop: foo", "queues[0].stop: 'foo'; allowed are Hold, HoldAndDrain, None"),
+        ("weight: 1, weight: 7", "queues[0].weight: stands again with '7'; allowed is once"),
+        (
+            "gpu: {}",
+            (
+                "queues[0].gpu: a mapping; there is no such key, allowed are name, cohort, weight, "
+                "nominalQuota, borrowingLimit, lendingLimit, namespaceSelector, strategy, stop"
+            ),
+        ),
+        (
+            "namespaceSelector: {matchLabels: all}",
+            "queues[0].namespaceSelector.matchLabels: 'all'; allowed is a mapping of texts",
+        ),
+    ],
+)
+def test_a_fault_names_the_value_and_what_is_allowed(text: str, fault: str) -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", f"queues: [{{name: a, {text}}}]")
+    assert caught.value.faults == (fault,)
+
+
+def test_a_key_may_stand_once_in_each_of_several_mappings() -> None:
+    config = parse_config("f", "queues: [&a {name: a, cohort: c}, {<<: *a, name: b}]")
+    assert [queue.cohort for queue in config.queues.values()] == ["c", "c"]
 
 
 def test_a_circle_of_cohorts_is_shown() -> None:
@@ -111,3 +181,22 @@ def test_quotas_over_the_sum_of_the_cluster_are_told() -> None:
     assert over_the_cluster(config, 100) == (
         "nominal quotas sum up to 120 units and the cluster's cards have 100"
     )
+
+
+def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
+    tmp_path: Path, mocker: MockerFixture
+) -> None:
+    path, taken = tmp_path / "queues.yaml", list[QueueConfig]()
+    path.write_text("queues: [{name: a}]")
+    file = ConfigFile(str(path))
+    file.load()
+    path.write_text("queues: [{name: b}]")
+    bad = mocker.patch(
+        "scheduler_plugin.queue.configfile.parse_config", side_effect=ValueError("4300 digits")
+    )
+    file.look(taken.append)
+    assert (taken, file.fault) == ([], f"{path}: cannot be read: ValueError: 4300 digits")
+    mocker.stop(bad)
+    path.write_text("queues: [{name: c}]")
+    file.look(taken.append)
+    assert ([list(config.queues) for config in taken], file.fault) == ([["c"]], "")

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from kubeapi.errors import Forbidden, Invalid, KubeApiError
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
-from scheduler_plugin.queue.controller import AGAIN_S, Controller
+from scheduler_plugin.queue.controller import AGAIN_S, UNDER_WAY, Controller
 from scheduler_plugin.queue.writing import Writer
 from tests.queue_world import QueueWorld
 
@@ -23,6 +25,8 @@ class Running:
         self.world = QueueWorld(config)
         self.world.node("n1", (16, 16), cpu="100000", memory="100000Gi")
         self.events: list[tuple[str, str]] = []
+        self.patches: dict[str, int] = {}
+        self.refuses: KubeApiError = Forbidden("denied by policy x")
         api: Any = self
         writer = Writer(api, lambda: True, 1.0)
         self.controller = Controller(self.world.queue, writer, self, lambda: self.world.now, lambda: True)
@@ -30,8 +34,16 @@ class Running:
     async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
         del content_type, timeout_s
         assert any(step["path"] == "/spec/schedulingGates" and step["op"] == "remove" for step in body)
-        self.world.change(f"uid-{path.rpartition('/')[2]}", spec={"schedulingGates": []})
+        name = path.rpartition("/")[2]
+        self.patches[name] = self.patches.get(name, 0) + 1
+        if name.startswith("bad"):
+            raise self.refuses
+        self.world.change(f"uid-{name}", spec={"schedulingGates": []})
         return b""
+
+    async def get(self, path: str, *, timeout_s: float) -> bytes:
+        del timeout_s
+        return msgspec.json.encode(self.world.objects[f"uid-{path.rpartition('/')[2]}"])
 
     def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
         self.events.append((ref.name, f"{type_} {reason} {message}"))
@@ -160,6 +172,29 @@ async def test_another_fault_of_a_pod_is_another_event(running: Running) -> None
         "Warning Waiting Refused: it waits for the scheduling gates example.com/hold",
         'Warning Waiting Refused: queue "c" does not exist: allowed are a, b',
     ]
+
+
+@pytest.mark.parametrize("refuses", [Forbidden("denied by policy x"), Invalid("denied by policy x")])
+async def test_pods_that_the_api_server_refuses_hold_up_nobody(
+    running: Running, refuses: KubeApiError
+) -> None:
+    """They are told its words once, and tried again later and later."""
+    running.refuses = refuses
+    bad = [f"bad{at}" for at in range(UNDER_WAY)]
+    for name in bad:
+        running.world.pod(name)
+    await running.pass_time()
+    running.world.pod("good")
+    await running.pass_time()
+    assert running.is_released("good")
+    for _ in range(60):
+        await running.pass_time()
+    for name in bad:
+        assert 4 <= running.patches[name] <= 8
+        told = [text for text in running.told(name) if "Refused" in text]
+        refused = "Refused: the API server refuses its release: denied by policy x"
+        assert set(told) == {f"Warning Waiting {refused}"}
+        assert not [text for text in running.told(name) if "not bound within" in text]
 
 
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:

@@ -1,4 +1,4 @@
-"""Room that is kept for a pod that waits long: it follows the pod's chances, and is given up when it has none."""
+"""Room that is kept for a pod that waits long: it moves with its chances, and is given up without any."""
 
 import pytest
 

@@ -3,8 +3,8 @@
 import pytest
 
 from allocator.names import QUEUE_GATE
+from scheduler_plugin.queue.entries import GATED_AGAIN_S
 from scheduler_plugin.queue.explain import tenants, waiting
-from scheduler_plugin.queue.queue import GATED_AGAIN_S
 from tests.queue_world import QueueWorld
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
@@ -29,6 +29,7 @@ def test_a_released_pod_that_is_gated_again_is_released_again(world: QueueWorld)
     world.now = GATED_AGAIN_S
     assert [back.entry.uid for back in world.queue.expire(world.now)] == [uid]
     assert [each.name for each in waiting(world.queue, world.now)] == ["p"]
+    world.now += 2
     assert world.released() == ["p"]
 
 
@@ -40,6 +41,7 @@ def test_a_gang_that_is_gated_again_is_released_again(world: QueueWorld) -> None
     for uid in gang:
         world.change(uid, spec=GATED)
     world.queue.expire(world.now)
+    world.now += 2
     assert sorted(world.released()) == ["g0", "g1"]
 
 

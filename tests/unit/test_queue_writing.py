@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, Unreachable
+from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, ServerError, Unreachable
 from scheduler_plugin.queue.entries import Entry
-from scheduler_plugin.queue.writing import Writer, Written
+from scheduler_plugin.queue.writing import TRIES, Answer, Writer, Written, release_patch
 from tests.queue_world import QueueWorld
 
 
@@ -44,7 +44,7 @@ def entry() -> tuple[Entry, dict[str, Any]]:
     return world.queue.entries[uid], raw
 
 
-async def released(api: Api, terms: int = 99) -> Written:
+async def released(api: Api, terms: int = 99) -> Answer:
     """Release a pod; the Lease is lost after so many looks at it."""
     looks = iter([True] * terms + [False] * 99)
 
@@ -57,14 +57,14 @@ async def released(api: Api, terms: int = 99) -> Written:
 async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
     """It had been done: the second one finds no gate."""
     api = Api(Unreachable("x"), Invalid("test failed"), entry()[1])
-    assert await released(api) is Written.DONE
+    assert await released(api) == Answer(Written.DONE)
     assert api.asked == ["patch", "patch", "get"]
 
 
 async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     """Who took the pod for not released would give its room away."""
     api = Api(Unreachable("x"), Invalid("test failed"), Unreachable("x"), Unreachable("x"), entry()[1])
-    assert await released(api) is Written.DONE
+    assert await released(api) == Answer(Written.DONE)
     assert api.asked == ["patch", "patch", "get", "get", "get"]
 
 
@@ -83,13 +83,43 @@ async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     ids=["gone", "gone meanwhile", "another pod of that name", "gated by others", "rubbish"],
 )
 async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written: Written) -> None:
-    assert await released(Api(*answers)) is written
+    assert (await released(Api(*answers))).written is written
 
 
 async def test_nothing_is_sent_once_the_lease_is_lost() -> None:
     api = Api(Unreachable("x"))
-    assert await released(api, terms=1) is Written.REFUSED
+    assert await released(api, terms=1) == Answer(Written.REFUSED)
     assert api.asked == ["patch"]
     api = Api(Unreachable("x"), Invalid("x"), Unreachable("x"))
-    assert await released(api, terms=3) is Written.REFUSED
+    assert await released(api, terms=3) == Answer(Written.REFUSED)
     assert api.asked == ["patch", "patch", "get"]
+
+
+@pytest.mark.parametrize("error", [Forbidden("no"), Invalid("no")])
+async def test_a_pod_that_is_as_it_was_is_refused_in_the_api_servers_words(error: KubeApiError) -> None:
+    gated = entry()[0]
+    raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
+    raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
+    assert await released(Api(error, raw)) == Answer(Written.REFUSED, "no")
+    raw["metadata"]["resourceVersion"] = "999"
+    assert await released(Api(error, raw)) == Answer(Written.REFUSED), "it was not refused as it is now"
+
+
+async def test_others_have_their_turn_after_some_answers_that_say_nothing() -> None:
+    """A webhook that is away makes the API server fail for the pods that it looks at, and not for others."""
+    gated = entry()[0]
+    raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
+    raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
+    api = Api(*[ServerError("webhook is away")] * TRIES, raw)
+    assert await released(api) == Answer(Written.REFUSED, "webhook is away")
+
+
+def test_a_term_without_conditions_stays_so() -> None:
+    """It selects no node, and with the node in it it would select one: the API server refuses that."""
+    world = QueueWorld()
+    terms = [{"matchExpressions": [{"key": "z", "operator": "Exists"}]}, {}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    uid = world.pod("p", spec={"affinity": {"nodeAffinity": required}})
+    paths = [step["path"] for step in release_patch(world.queue.entries[uid], "n1")]
+    assert [path for path in paths if path.endswith("/0/matchFields")]
+    assert not [path for path in paths if path.endswith("/1/matchFields")]

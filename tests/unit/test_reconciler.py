@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Collection
 
 import pytest
 
-from allocator.ledger import Ledger
+from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.node.account import Account
@@ -184,7 +184,7 @@ async def test_what_was_written_during_the_look_is_known_before_its_result():
     bench.cgroups.running = {"a"}
     bench.cgroups.during = lambda: bench.book.write("a", ids("c1", 0, 1, 2), container="two")
     await bench.once()
-    assert bench.ledger.holds() == {"a": {"c0": 2, "c1": 3}}
+    assert charges.holds(bench.ledger.facts) == {"a": {"c0": 2, "c1": 3}}
 
 
 async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_are_over():
@@ -206,7 +206,7 @@ async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
     bench.book.write("hash", ids("c0", 0, 1, 2))
     await bench.once()
     assert bench.cgroups.asked == [{"hash"}]
-    assert bench.ledger.holds() == {"mirror": {"c0": 3}}
+    assert charges.holds(bench.ledger.facts) == {"mirror": {"c0": 3}}
 
 
 async def test_a_pod_of_the_book_that_nobody_knows_makes_a_list_of_pods():

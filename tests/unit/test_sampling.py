@@ -10,6 +10,7 @@ from allocator.cards import Card
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.node.cgroups import ProcessPlace
 from deviceplugin.node.sampling import Sampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
@@ -73,7 +74,10 @@ class World:
         self.sampler = Sampler(
             account,
             self.source,
-            SimpleNamespace(owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids}),
+            SimpleNamespace(
+                owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids if pid != 404},
+                place=lambda pid: ProcessPlace("pod", "") if pid == 1 else None,
+            ),
             HealthTracker(quiet_s=60),
             unit_mib=1024,
             on_health=lambda: None,
@@ -124,3 +128,17 @@ async def test_each_measurement_brings_the_list_of_cards_and_their_health(world:
     world.source.card = CARD
     await world.sampler._once()
     assert world.lists[-1] == [("GPU-a", False)]
+
+
+async def test_a_measurement_tells_when_it_was_begun(world: World) -> None:
+    world.now_s = 5.0
+    await world.sampler._once()
+    world.now_s, world.source.broken = 10.0, True
+    await world.sampler._once()
+    assert (len(world.sampler.samples), world.sampler.sampled_s) == (1, 5.0)
+
+
+async def test_a_process_of_no_pod_is_told_from_one_of_which_nothing_is_known(world: World) -> None:
+    world.source.measured = GpuSample("GPU-a", 3, (GpuProcess(1, 1), GpuProcess(9, 1), GpuProcess(404, 1)))
+    await world.sampler._once()
+    assert world.sampler.places == {1: ProcessPlace("pod", ""), 9: None}

@@ -30,6 +30,7 @@ def test_addresses(http: str, host: str, port: int) -> None:
     ("options", "message"),
     [
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
+        ({"http": "::1:8910"}, "http '::1:8910': allowed is [HOST]:PORT where the host is an IPv6 address"),
         ({"http": "h:"}, "http 'h:'"),
         ({"http": "h:65536"}, "a port from 0 to 65535"),
         ({"http": "h:-1"}, "http 'h:-1'"),

@@ -190,3 +190,28 @@ def test_a_changed_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     file.unlink()
     assert watched.changed() is None
     assert ProfileFile("2xt4", NVIDIA).changed() is None
+
+
+def test_the_script_of_a_changed_profile_is_about_its_own_cards() -> None:
+    world = World()
+    changed = PROFILE.replace("uuid: GPU-a", "uuid: GPU-z")
+    script = "script: [{at_s: 1, card: 0, vanish: true}, {at_s: 2, card: 0, return: true}]"
+    world.gpus.become(parse_profile("t", changed + script))
+    gone = "the card is not there any more"
+    assert [world.at(0)[uuid] for uuid in ("GPU-a", "GPU-z")] == [gone, None]
+    assert [world.at(1)[uuid] for uuid in ("GPU-a", "GPU-z")] == [gone, gone]
+    assert [world.at(2)[uuid] for uuid in ("GPU-a", "GPU-z")] == [gone, None]
+
+
+def test_an_instance_that_is_placed_elsewhere_is_another_one() -> None:
+    def placed(start: int) -> str:
+        layout = f"{{mode_current: enabled, instances: [{{profile: 3g.20gb, placement_start: {start}}}]}}"
+        return PROFILE.replace(
+            "{mode_current: enabled, gpu_instances: [{profile: 3g.20gb, count: 2}]}", layout
+        )
+
+    world = World()
+    _, first, second = world.gpus.cards()
+    for start, left in ((4, second), (0, first)):
+        world.gpus.become(parse_profile("t", placed(start)))
+        assert [card.uuid for card in world.gpus.cards()] == ["GPU-a", left.uuid]

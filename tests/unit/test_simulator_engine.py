@@ -9,6 +9,7 @@ from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.engine import run, typical
 from scheduler_plugin.simulator.placer import HELD, policy_for
+from scheduler_plugin.simulator.report import report
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 
 NODES = [
@@ -211,3 +212,23 @@ def test_pods_with_more_cards_than_any_node_fit_nowhere():
     cluster, outcome = simulate([pod(0), pod(1000, 9), pod(1000, 2), pod(1000, 2, models=("A10",))])
     assert outcome.failed == {"not enough cards free": 1}
     assert int(cluster.arrays.gpu_used.sum()) == 4000
+
+
+def test_pods_dropped_in_every_run_alike_are_whole_pods():
+    mean = {
+        "card_policy": "most-used",
+        "allocated_percent": {},
+        "spread": {},
+        "unavoidable_percent": 0.0,
+        "runs": 2,
+        "wall_s": 0.1,
+        "free_percent": 0.0,
+        "whole_percent": None,
+        "failed": {"no room": 116.0, "no such card": 2.5},
+        "fragmentation": {"too little": 10.0},
+    }
+    lines = list(report({"best-fit": mean}))
+    assert lines[-2:] == [
+        "  pods dropped: no room 116, no such card 2.5",
+        "  free GPU as a typical pod sees it: too little 10.00 %",
+    ]

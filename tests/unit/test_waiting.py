@@ -89,6 +89,16 @@ def test_a_selector_that_nothing_matches_is_shown_beside_the_models_that_there_a
     )
 
 
+def test_a_uuid_that_no_card_has_is_shown_beside_those_of_the_models_that_the_pod_admits(
+    world: World,
+) -> None:
+    world.node("m", (16, 16), models=("Odd", "Rare"))
+    annotations = {"gpupack.io/gpu-model": "rare", "gpupack.io/gpu-uuid": "GPU-nope"}
+    text = refusal(world, pod_object("p", 2, annotations=annotations)).text(world.state)
+    there = world.state.nodes.uuids[world.state.nodes.rows["m"]][1]
+    assert text.endswith(f"""gpu-uuid is "GPU-nope"; the cluster has {there}.""")
+
+
 def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
     text = refusal(world, pod_object("p", 9), "b", "unknown").text(world.state)
     assert text == (

@@ -19,7 +19,7 @@ from scheduler_plugin.queue.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.queue import Queue, QueueRules
 from scheduler_plugin.queue.reclaim import Reclaimer
 from scheduler_plugin.queue.watching import QueueFeed
-from scheduler_plugin.queue.writing import Writer, Written
+from scheduler_plugin.queue.writing import Answer, Writer, Written
 from tests.property.undercount.world import UNIT_MIB, World
 
 from .pods import find, queue_node, take_patch
@@ -47,7 +47,7 @@ def _wait(request: Request) -> Generator[Request, Any, Any]:
 class Write:
     """A writer at work; `work` is None once its process is gone: the request may still take effect."""
 
-    work: Coroutine[Any, Any, Written] | None
+    work: Coroutine[Any, Any, Answer] | None
     uid: str
     request: Request
     removes: bool = False
@@ -152,7 +152,7 @@ class Replica:
         for entry in gone:
             self._begin(self.writer.remove(entry), entry.uid, removes=True)
 
-    def _begin(self, work: Coroutine[Any, Any, Written], uid: str, *, removes: bool = False) -> None:
+    def _begin(self, work: Coroutine[Any, Any, Answer], uid: str, *, removes: bool = False) -> None:
         write = Write(work, uid, Request(""), removes)
         self.writes.append(write)
         self._go_on(write, None)
@@ -167,8 +167,8 @@ class Replica:
                 write.request = write.work.send(answer)
         except StopIteration as ended:
             self.writes.remove(write)
-            if ended.value is not Written.DONE and not write.removes:
-                self.queue.not_released(write.uid, self.now)
+            if ended.value.written is not Written.DONE and not write.removes:
+                self.queue.not_released(write.uid, self.now, ended.value.why)
 
     # The API server, as the writer sees it.
 

@@ -4,13 +4,15 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ledger
+from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import BookError
 from deviceplugin.node.account import Account
+from deviceplugin.node.explain import explain
+from deviceplugin.node.nodeview import NodeView
 from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.node.views import NodeView, PodView
+from deviceplugin.node.views import PodView
 from deviceplugin.node.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
@@ -57,6 +59,13 @@ class ModelDaemon(Plugin):
     @property
     def book_read(self) -> bool:
         return self.account.book_problem is None or self.ledger.complete
+
+    @property
+    def holds(self) -> dict[str, dict[str, int]]:
+        return charges.holds(self.ledger.facts)
+
+    def explain(self) -> dict[str, Any]:
+        return explain(self.ledger.facts)
 
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""

@@ -6,6 +6,7 @@ admission, or when PodResources is asked. After a restart it knows what the file
 pods is admitted before anything is dropped.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from random import Random
 
@@ -81,6 +82,7 @@ class ModelKubelet:
         self.awaited: set[str] = set()
         self.overdue = False
         self.sick: frozenset[str] = frozenset()
+        self._counted: dict[frozenset[str], dict[str, int]] = {}
 
     # Its book.
 
@@ -327,13 +329,18 @@ class ModelKubelet:
         units: dict[str, int] = {}
         for uid in uids:
             for ids in joined(self.truth.get(uid, ())):
-                for uuid, size in self.sizes.items():
-                    mine = {text for text in ids if card_of(text) == uuid}
-                    share = len(mine & self.percent)
-                    count = len(mine) - share + share * size // 100
-                    if count:
-                        units[uuid] = units.get(uuid, 0) + count
+                for uuid, count in self._by_card(ids).items():
+                    units[uuid] = units.get(uuid, 0) + count
         return units
+
+    def _by_card(self, ids: frozenset[str]) -> dict[str, int]:
+        """Units by card of IDs that belong together; remembered, for it is asked after every step."""
+        if ids not in self._counted:
+            cards = Counter(map(card_of, ids))
+            shares = Counter(map(card_of, ids & self.percent))
+            counts = {u: n - shares[u] + shares[u] * self.sizes[u] // 100 for u, n in cards.items()}
+            self._counted[ids] = {uuid: count for uuid, count in counts.items() if count}
+        return self._counted[ids]
 
     def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
         """UUIDs of the cards that its memory has for containers of a pod, sorted."""

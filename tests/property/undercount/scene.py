@@ -145,7 +145,7 @@ class Scene:
                 if units > size:
                     self._fail(
                         f"{node.name}: {units} units of {uuid} in use, it has {size}; {shown(node.kubelet)} "
-                        f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.ledger.explain()}"
+                        f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.explain()}"
                     )
 
             self._check_words(node)
@@ -188,7 +188,7 @@ class Scene:
             if used < min(card.size_units, running.get(card.uuid, 0)):
                 self._fail(
                     f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
-                    f"with {running[card.uuid]}, {node.daemon.ledger.explain()}"
+                    f"with {running[card.uuid]}, {node.daemon.explain()}"
                 )
 
     def _check_promises(self, node: Node) -> None:
@@ -217,7 +217,8 @@ class Scene:
         if not fit(free, tuple(sorted(demands, reverse=True))):
             self._fail(
                 f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
-                f"admitted, the cards have {free} free; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                f"admitted, the cards have {free} free; {shown(node.kubelet)}, "
+                f"{node.daemon.explain()}"
             )
 
     def _check_selector(self, node: Node, uid: str) -> None:
@@ -230,7 +231,7 @@ class Scene:
             if card.uuid in node.kubelet.cards(uid, names) and not pod.request.selector.admits(card):
                 self._fail(
                     f"{node.name}: {uid} got {card.uuid}, a {card.model}, which it does not accept; "
-                    f"{shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                    f"{shown(node.kubelet)}, {node.daemon.explain()}"
                 )
 
     def _check_target(self, node: Node, uid: str) -> None:
@@ -253,7 +254,7 @@ class Scene:
             if got not in chosen:
                 self._fail(
                     f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen} for it "
-                    f"and its like; {shown(node.kubelet)}, {node.daemon.ledger.explain()}"
+                    f"and its like; {shown(node.kubelet)}, {node.daemon.explain()}"
                 )
 
     def _fail(self, text: str) -> None:
@@ -360,11 +361,9 @@ class Scene:
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full
             if len(set(views.values())) != 1:
-                self._fail(f"{node.name}: views differ {views}\n{node.daemon.ledger.explain()}")
-            if node.daemon.ledger.holds().keys() != node.kubelet.admitted:
-                self._fail(
-                    f"{node.name}: holds {node.daemon.ledger.holds()}, admitted {node.kubelet.admitted}"
-                )
+                self._fail(f"{node.name}: views differ {views}\n{node.daemon.explain()}")
+            if node.daemon.holds.keys() != node.kubelet.admitted:
+                self._fail(f"{node.name}: holds {node.daemon.holds}, admitted {node.kubelet.admitted}")
 
     def end_all(self) -> None:
         """Every pod ends; so does every charge."""
@@ -373,7 +372,7 @@ class Scene:
         self.quiesce()
         for node in self.nodes:
             if any(node.daemon.ledger.used()):
-                self._fail(f"{node.name}: charges without pods {node.daemon.ledger.explain()}")
+                self._fail(f"{node.name}: charges without pods {node.daemon.explain()}")
 
 
 def fit(free: tuple[int, ...], demands: tuple[tuple[tuple[int, ...], int], ...]) -> bool:

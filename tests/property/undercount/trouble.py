@@ -74,7 +74,7 @@ class Trouble(Scene):
         node = self._any()
         # What the kubelet forgets before anybody has read it, nobody can know.
         published = node.kubelet.admitted <= self._held(node)
-        known = node.kubelet.admitted <= node.daemon.ledger.holds().keys() if node.daemon_up else published
+        known = node.kubelet.admitted <= node.daemon.holds.keys() if node.daemon_up else published
         lost = self.random.random() < 0.25 and known and node.kubelet.unwritten is None
         if lost or node.kubelet.torn:
             if not known:

@@ -1,0 +1,43 @@
+"""HOST:PORT, as the options of every process that serves write it."""
+
+from collections.abc import Iterator
+from typing import Final
+
+MAX_PORT: Final = 65535
+
+
+class HttpAddress:
+    """Settings with an `http`, HOST:PORT, that was checked."""
+
+    __slots__ = ()
+    http: str
+
+    @property
+    def host(self) -> str:
+        """Host part of `http`; empty means every address."""
+        return split_address(self.http)[0]
+
+    @property
+    def port(self) -> int:
+        """Port part of `http`."""
+        return split_address(self.http)[1]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Read a HOST:PORT that was checked; an empty host means every address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def address_faults(name: str, address: str) -> Iterator[str]:
+    """What is wrong with a HOST:PORT.
+
+    Args:
+        name: Of the option, as its user writes it.
+        address: Its value.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+        yield f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        yield f"{name} {address!r}: allowed is [HOST]:PORT where the host is an IPv6 address"

@@ -1,0 +1,71 @@
+"""What was refused and when it may be tried again: later with each refusal. Pure."""
+
+import math
+from collections.abc import Container, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Backoffs(Generic[K]):
+    """Pauses that double with each refusal, each on its own.
+
+    Args:
+        first_s: The first one, seconds.
+        longest_s: The longest one.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._refusals: dict[K, int] = {}
+        self._until: dict[K, float] = {}
+        self._why: dict[K, str] = {}
+        self._next = math.inf
+
+    def refused(self, key: K, now: float, why: str = "") -> None:
+        """Begin a pause, longer than the last one.
+
+        Args:
+            key: What was refused.
+            now: Seconds.
+            why: In words.
+        """
+        self._why[key] = why
+        refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
+        # The exponent is bounded: what is refused for weeks must not build an integer of thousands of digits.
+        self._until[key] = now + min(self._longest_s, self._first_s * 2 ** min(refusals - 1, 32))
+        self._next = min(self._next, self._until[key])
+
+    def refusals(self, key: K) -> int:
+        """How often it was refused."""
+        return self._refusals.get(key, 0)
+
+    def pauses(self, key: K) -> bool:
+        """Whether its pause lasts; until `due` has told that it is over."""
+        return key in self._until
+
+    def why(self, key: K) -> str:
+        """Why it pauses, in words; empty when it does not."""
+        return self._why[key] if key in self._until else ""
+
+    def due(self, now: float) -> list[K]:
+        """End the pauses that are over, and tell which."""
+        if now < self._next:
+            return []
+        due = [key for key, until in self._until.items() if until <= now]
+        for key in due:
+            del self._until[key]
+        self._next = min(self._until.values(), default=math.inf)
+        return due
+
+    def forget(self, key: K) -> None:
+        """It was not refused, or is gone: the next refusal is the first."""
+        self._refusals.pop(key, None)
+        self._until.pop(key, None)
+        self._why.pop(key, None)
+
+    def keep(self, wanted: Container[K]) -> None:
+        """Forget all but these."""
+        for key in [key for key in self._refusals if key not in wanted]:
+            self.forget(key)

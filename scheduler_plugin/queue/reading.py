@@ -1,0 +1,164 @@
+"""Reads a part of a configuration; every fault names its path, the value, and what is allowed. Pure."""
+
+import types
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import yaml
+from msgspec import Struct, inspect
+
+SHOWN: Final = 64
+"""Characters of a value that a message shows."""
+
+Form = TypeVar("Form", bound=Struct)
+
+
+def load(text: str) -> tuple[Any, list[str]]:
+    """Read YAML, and tell keys that stand twice: of those the last one would win in silence.
+
+    Raises:
+        Exception: of any kind; the loader lets KeyError, IndexError, OverflowError and more through.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, []
+        faults = list(_repeated(node, "", set()))
+        return loader.construct_document(node), faults
+    finally:
+        loader.dispose()
+
+
+def read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
+    """Read one part.
+
+    Args:
+        raw: What the YAML says.
+        form: What it should be.
+        path: Of the part, empty for the document.
+        faults: Takes what is wrong.
+
+    Returns:
+        None where something is wrong.
+    """
+    found = list(_faults(raw, form, path))
+    if not found:
+        try:
+            return msgspec.convert(raw, form)
+        except msgspec.ValidationError as error:
+            found = [f"{path or 'document'}: {error}"]
+    faults += found
+    return None
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            yield from _repeated(item, f"{path}[{at}]", seen)
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)[:SHOWN] if isinstance(key, yaml.ScalarNode) else "?"
+            place = f"{path}.{name}".lstrip(".")
+            if name in keys and name != "<<":
+                again = f" with {value.value[:SHOWN]!r}" if isinstance(value, yaml.ScalarNode) else ""
+                yield f"{place}: stands again{again}; allowed is once"
+            keys.add(name)
+            yield from _repeated(value, place, seen)
+
+
+def _faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
+    """Find what is wrong with a value, in all its parts."""
+    may_miss, kind = _without_none(kind)
+    if raw is None and may_miss:
+        return
+    item = _item(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        yield from _mapping_faults(raw, kind, path)
+    elif item is not None and isinstance(raw, list):
+        for at, each in enumerate(raw):
+            yield from _faults(each, item, f"{path}[{at}]")
+    elif get_origin(kind) is dict and isinstance(raw, dict):
+        for key, each in raw.items():
+            yield from _faults(each, get_args(kind)[1], f"{path}.{key}")
+    else:
+        try:
+            msgspec.convert(raw, kind)
+        except msgspec.ValidationError:
+            yield f"{path}: {shown(raw)}; allowed {_allowed(inspect.type_info(kind))}"
+
+
+def _mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[str]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(form)}
+    keys = ", ".join(fields)
+    if not isinstance(raw, dict):
+        yield f"{path or 'document'}: {shown(raw)}; allowed is a mapping of {keys}"
+        return
+    for key, value in raw.items():
+        place = f"{path}.{str(key)[:SHOWN]}".lstrip(".")
+        if key in fields:
+            yield from _faults(value, fields[key].type, place)
+        else:
+            yield f"{place}: {shown(value)}; there is no such key, allowed are {keys}"
+    for name, field in fields.items():
+        if field.required and name not in raw:
+            yield f"{path}.{name}: missing; allowed {_allowed(inspect.type_info(field.type))}".lstrip(".")
+
+
+def _without_none(kind: Any) -> tuple[bool, Any]:
+    """Whether a type takes None, and the type without that."""
+    if get_origin(kind) not in {Union, types.UnionType}:
+        return False, kind
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    return len(kinds) < len(get_args(kind)), kinds[0]
+
+
+def _item(kind: Any) -> Any:
+    """The type of the items of a list, None for what is none."""
+    return get_args(kind)[0] if get_origin(kind) in {tuple, list} else None
+
+
+def _allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for each type
+    """What a type takes, in words."""
+    match info:
+        case inspect.Metadata(extra_json_schema={"description": text}):
+            return f"is {text}"
+        case inspect.Metadata(type=inner):
+            return _allowed(inner)
+        case inspect.LiteralType(values=values):
+            return f"are {', '.join(map(str, values))}"
+        case inspect.BoolType():
+            return "are true, false"
+        case inspect.IntType(ge=least, le=most):
+            return f"are whole numbers from {least} to {most}"
+        case inspect.FloatType(ge=least, le=most):
+            return f"are numbers from {least:f} to {most:.0f}"
+        case inspect.StrType(min_length=least, max_length=most) if most is not None:
+            return f"is a text of {least or 0} to {most} characters"
+        case inspect.StrType():
+            return "is a text"
+        case inspect.ListType(min_length=least) | inspect.VarTupleType(min_length=least):
+            return f"is a list of {least or 0} or more"
+        case inspect.DictType():
+            return "is a mapping of texts"
+    return "is another type"
