@@ -101,6 +101,8 @@ class Gang:
         members: UIDs of all that exist and have not ended.
         ready: UIDs of those that could wait in a queue.
         released: When it was released, seconds; None: it was not.
+        whole: After its release all pods were bound, those that were left; what is made again joins them.
+        broken: It was taken back, and some of its pods are still bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
         fault: Why it waits in none, in words.
     """
@@ -109,16 +111,19 @@ class Gang:
     members: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     released: float | None = None
+    whole: bool = False
+    broken: bool = False
     waits_in: str = ""
     fault: str = ""
 
     def task(self, entries: list[Entry]) -> Task[Needs]:
-        """The task that waits for all of them.
+        """The task that waits for all of them that are ready.
 
         Args:
-            entries: Its pods, all of them ready.
+            entries: Its pods.
         """
-        pods = [(entry.uid, entry.wants) for entry in entries if entry.wants is not None]
+        ready = (entry for entry in entries if entry.uid in self.ready)
+        pods = [(entry.uid, entry.wants) for entry in ready if entry.wants is not None]
         pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
         first = min(entries, key=lambda entry: (entry.since, entry.uid))
         wants = GangWants(self.uid, tuple(pods))

@@ -151,7 +151,7 @@ class Queue:
                 self.unplaced.add(uid)
         else:
             phase = self._moved(entry, phase, now)
-        if entry.gang:
+        if entry.gang and entry.ticket.gang != ticket.gang:
             self.gangs.leave(entry)
         entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
