@@ -116,6 +116,15 @@ class QueueWorld:
             self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(take.assigned)
         self.change(uid, spec={"nodeName": node or take.node})
 
+    def bind_to(self, uid: str, node: str) -> None:
+        """Bind a released pod that has no room, to the first cards of a node."""
+        row = self.state.nodes.rows[node]
+        units = self.queue.entries[uid].record.charged
+        assert units is not None
+        cards = ((self.state.nodes.uuids[row][0], units.demands[0].per_card),)
+        self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
+        self.change(uid, spec={"nodeName": node})
+
     def change(
         self,
         uid: str,

@@ -146,7 +146,7 @@ class Watcher:
         self._clock = clock
         self._stale_s = stale_s
         self._lists = {"nodes": False, "pods": False}
-        self._pods_listed = asyncio.Event()
+        self._pods_anew, self._nodes_anew = asyncio.Event(), asyncio.Event()
         state.broken.connect(_broken)
         self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
         self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
@@ -157,18 +157,24 @@ class Watcher:
             sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
-        """List pods anew, from now on; return when the state has the list."""
-        self._pods_listed.clear()
-        self.pods.relist()
-        await self._pods_listed.wait()
+        """List pods anew, from now on, then nodes; return when the state has both.
+
+        A pod that was deleted before this list of pods, and that nobody here knew, counts by the words of its
+        node alone: they must not be older than the list.
+        """
+        for reflector, listed in ((self.pods, self._pods_anew), (self.nodes, self._nodes_anew)):
+            listed.clear()
+            reflector.relist()
+            await listed.wait()
 
     def _nodes_listed(self, restored: bool) -> None:
+        self._nodes_anew.set()
         self._listed("nodes")
         if restored:
             self._begin_anew(self.pod_sink, self.pods)
 
     def _pods_were_listed(self, restored: bool) -> None:
-        self._pods_listed.set()
+        self._pods_anew.set()
         self._listed("pods")
         if restored:
             self._begin_anew(self.node_sink, self.nodes)

@@ -37,6 +37,11 @@ class Backoffs(Generic[K]):
         self._until[key] = now + min(self._longest_s, self._first_s * 2 ** min(refusals - 1, 32))
         self._next = min(self._next, self._until[key])
 
+    def again(self, key: K, now: float) -> None:
+        """Begin a pause that is as long as the last one."""
+        self._refusals[key] -= 1
+        self.refused(key, now, self._why[key])
+
     def refusals(self, key: K) -> int:
         """How often it was refused."""
         return self._refusals.get(key, 0)

@@ -132,6 +132,8 @@ class Controller:
                     pass
                 self._news.clear()
                 if not self._ready():
+                    # Who stands by sees all pods too.
+                    self.queue.forget_unused()
                     continue
                 await self._release()
                 if self._clock() >= next_tick:
@@ -248,6 +250,9 @@ class Controller:
 
     def _take_back(self, back: TakenBack) -> None:
         entry = back.entry
+        if back.again:
+            self._begin_removing(entry)
+            return
         queue = entry.ticket.queue
         self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
         end = "it is removed and waits again" if back.remove else "its room is given to others"
@@ -262,9 +267,11 @@ class Controller:
         task.add_done_callback(self._writes.discard)
 
     async def _remove(self, entry: Entry, lender: str) -> None:
-        answer = await self._writer.remove(entry)
+        async with self._turns:
+            answer = await self._writer.remove(entry)
         if answer.written is Written.REFUSED:
             self._reclaimer.refused(lender, entry.uid)
+            self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 
     def _explain(self, entry: Entry, now: float) -> None:

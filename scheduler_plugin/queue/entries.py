@@ -1,5 +1,6 @@
 """What the queue knows of one pod, and of one gang. Pure."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -39,8 +40,9 @@ class Entry:
         released: When it was released, seconds; when the queue found it released where it began later.
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
-        given_back: It was released and others have its room again.
+        given_back: It was released and others have its room again; its quota is its own until it is gone.
         ungated: The API server has said of its newest release that the gate is gone.
+        template: What it has in common with the other pods of its template, see `alike`.
     """
 
     record: PodRecord
@@ -55,6 +57,7 @@ class Entry:
     waits_in: str = ""
     given_back: bool = False
     ungated: bool = False
+    template: Hashable = None
 
     @property
     def uid(self) -> str:
@@ -158,14 +161,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """A released pod whose room and quota others have again.
+    """A released pod whose room others have again.
 
     Attributes:
         entry: The pod.
         why: In words.
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
+        again: That was told before, and it is there still.
     """
 
     entry: Entry
     why: str
     remove: bool
+    again: bool = False

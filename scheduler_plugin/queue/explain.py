@@ -8,10 +8,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.queue.entries import Entry, Gang, Phase
 from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.quota import Cohort
 from scheduler_plugin.queue.tenants import TenantState
+from scheduler_plugin.queue.waiting import Kind
 from scheduler_plugin.queue.wants import GangWants, Wants
 
 STAGE_NAMED: Final = 3
@@ -21,6 +23,10 @@ STAGE_LOOKED_AT: Final = 64
 """Of a first stage with more pods only the oldest are looked at."""
 
 
+KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
+NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
+
+
 class Reason(StrEnum):
     """Why a pod is not released, in one word."""
 
@@ -28,6 +34,7 @@ class Reason(StrEnum):
     GANG = "GangIncomplete"
     STAGE = "FirstStage"
     STOPPED = "QueueStopped"
+    HELD = "HeldBack"
     QUOTA = "Quota"
     ROOM = "NoRoom"
     TURN = "Turn"
@@ -158,6 +165,9 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
     refusal = queue.refusal(entry)
     if refusal or entry.wants is None:
         return Reason.REFUSED, refusal
+    held = queue.alike.why(entry)
+    if held:
+        return Reason.HELD, held
     gang = queue.gangs.get(entry.gang)
     if gang is not None and not gang.waits_in:
         return Reason.GANG, gang.fault or _incomplete(entry, gang)
@@ -181,10 +191,12 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
     for needs in least:
         if cohort is not None and not cohort.allows(tenant.name, needs):
             return Reason.QUOTA, _quota(cohort, tenant, needs)
-    if not fits.any():
-        return Reason.ROOM, _room(queue, entry.gang or entry.uid, wants)
+    lack = _lack(queue, entry, wants, fits)
+    if lack:
+        return Reason.ROOM, lack
     if task is not None and task.wants in queue.admission.unplaced:
-        return Reason.ROOM, f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+        of_gang = f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+        return Reason.ROOM, of_gang if isinstance(task.wants, GangWants) else NOT_TAKEN
     return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
 
 
@@ -218,6 +230,27 @@ def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
 
 def _incomplete(entry: Entry, gang: Gang) -> str:
     return f"{len(gang.ready)} of {entry.ticket.gang_size} pods of its gang are ready"
+
+
+def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
+    """Say which cards or slots a pod lacks, empty for none."""
+    uid = entry.gang or entry.uid
+    if not fits.any():
+        kept = queue.room.fits_but_for_kept(wants) and not queue.room.kept_for(uid)
+        return KEPT if kept else _room(queue, uid, wants)
+    return _seats(queue, entry, fits) if queue.config.slots is not None else ""
+
+
+def _seats(queue: Queue, entry: Entry, fits: BoolArray) -> str:
+    """Say which slots a pod lacks, empty for none."""
+    slots, names = queue.slots, queue.state.nodes.names
+    pods = entry.ticket.gang_size if entry.gang else 1
+    total = sum(sum(node.total.values()) for node in slots.nodes.values())
+    if pods > total:
+        return f"its gang has {pods} pods, and the cluster has {total} slots in all"
+    if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in Kind):
+        return ""
+    return "no node that it fits on has an idle slot"
 
 
 def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:

@@ -40,6 +40,11 @@ class Gangs:
             gang.released = entry.released
         self._queue(gang)
 
+    def move(self, entry: Entry, gang: str) -> None:
+        """Take a pod out of its gang when it names another one now, or none."""
+        if entry.gang and entry.ticket.gang != gang:
+            self.leave(entry)
+
     def leave(self, entry: Entry) -> None:
         """Take a pod out of its gang."""
         gang = self._known.get(entry.gang)

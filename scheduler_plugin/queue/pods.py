@@ -132,7 +132,7 @@ class Ticket:
         job: Its job, within its namespace.
         gang: Its gang, within its namespace; empty for none.
         gang_size: Pods of the gang.
-        owned: A controller would create it again.
+        owner: UID of the controller that would create it again; empty for none.
         ending: It is being deleted.
         unschedulable: kube-scheduler found no node for it.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
@@ -148,12 +148,17 @@ class Ticket:
     job: str
     gang: str
     gang_size: int
-    owned: bool
+    owner: str
     ending: bool
     unschedulable: bool
     affinity: "Affinities"
     annotated: bool
     fault: str
+
+    @property
+    def owned(self) -> bool:
+        """A controller would create it again."""
+        return bool(self.owner)
 
 
 def read_ticket(pod: QueuePod) -> Ticket:
@@ -173,7 +178,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
         job=annotations.get(POD_JOB, ""),
         gang=gang,
         gang_size=size,
-        owned=any(owner.controller for owner in meta.owner_references or ()),
+        owner=next((owner.uid for owner in meta.owner_references or () if owner.controller), ""),
         ending=meta.deletion_timestamp is not None,
         unschedulable=any(
             each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable"

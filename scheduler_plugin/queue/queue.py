@@ -15,19 +15,21 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.admission import Admission, Release
 from scheduler_plugin.queue.ages import Ages
+from scheduler_plugin.queue.alike import Alike, template
 from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.displaced import displaced_on
-from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
+from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.patience import Patience
-from scheduler_plugin.queue.pods import QueuePod, Ticket, read_ticket
+from scheduler_plugin.queue.pods import QueuePod, read_ticket
 from scheduler_plugin.queue.refusals import may_use, no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
 from scheduler_plugin.queue.shapes import Shapes
 from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.stages import Stages
+from scheduler_plugin.queue.takeback import TakeBacks
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import Needs
@@ -76,11 +78,12 @@ class Queue:
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
         self._stages = Stages(self.tenants)
-        self.failed: dict[str, Failed] = {}
+        self.failed = self._stages.failed
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
-        self._drained: set[str] = set()
+        self.alike = Alike()
+        self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
         self._patience = Patience(self.entries, self.tenants, self._ages)
@@ -138,7 +141,7 @@ class Queue:
         if not concerns or record.ended:
             self._end(uid, now)
             if record.ended and pod.status.phase != "Succeeded":
-                self._fail(record, ticket)
+                self._stages.fail(record, ticket)
             return
         wants, fault = self._shapes.read(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
@@ -151,12 +154,14 @@ class Queue:
                 self.unplaced.add(uid)
         else:
             phase = self._moved(entry, phase, now)
-        if entry.gang and entry.ticket.gang != ticket.gang:
-            self.gangs.leave(entry)
+        if ticket.gated or not entry.template:
+            # In batch mode a release changes what a pod says of nodes.
+            self.alike.move(entry, template(record, ticket, wants))
+        self.gangs.move(entry, ticket.gang)
         entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
-        if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang:
-            self._give_back(entry, now)
+        if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang and not entry.given_back:
+            self._take_backs.unschedulable(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
 
@@ -166,6 +171,7 @@ class Queue:
             if entry.phase is Phase.BOUND:
                 # The API server was put back to an older state.
                 self._give_back(entry, now)
+                self._let_go(entry)
                 entry.given_back = False
             # Released by us a moment ago, perhaps; the API server has not told that yet; else see `expire`.
             return entry.phase if entry.phase is Phase.RELEASED else phase
@@ -178,6 +184,8 @@ class Queue:
                 self.unplaced.add(entry.uid)
         elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
             self.seen_bound = now
+            for uid in self.alike.bound(entry):
+                self._enter(self.entries[uid])
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
@@ -195,6 +203,7 @@ class Queue:
         entry = self.entries.get(uid)
         if entry is not None and entry.phase is Phase.RELEASED:
             self._give_back(entry, now)
+            self._let_go(entry)
             entry.phase, entry.given_back = Phase.GATED, False
             self._refusals.refused(uid, now, why)
             self._enter(entry)
@@ -215,6 +224,8 @@ class Queue:
         self.state.expire(now)
         for uid in self._refusals.due(now):
             self._enter(self.entries[uid])
+        for entry in self.alike.due(now, self.entries):
+            self._enter(entry)
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
@@ -225,34 +236,17 @@ class Queue:
                 entry.phase, entry.released = Phase.RELEASED, now
                 entry.given_back = entry.ungated = False
                 entry.holder, entry.waits_in = release.tenant, ""
+                self.alike.released(entry, now)
             self.gangs.released(release.task.uid, now)
             yield release
 
     def expire(self, now: float) -> list[TakenBack]:
         """Take back what was released and is not bound in time."""
-        back = []
-        for entry in list(self.entries.values()):
-            if entry.is_gated_again(now):
-                # The newest that is known of it shows the gate, long after it was taken away.
-                self.not_released(entry.uid, now)
-                back.append(TakenBack(entry, "its scheduling gate is there again", remove=False))
-            late = not entry.ticket.gated and now - entry.released >= self.config.bind_within_s
-            if entry.phase is Phase.RELEASED and not entry.gang and late and not entry.given_back:
-                self._give_back(entry, now)
-                why = f"not bound within {self.config.bind_within_s:g} s of its release"
-                back.append(TakenBack(entry, why, remove=self.config.mode == "batch" and entry.ticket.owned))
-        drained = [name for name, form in self.config.queues.items() if form.stop == "HoldAndDrain"]
-        for entry in [self.entries[uid] for name in drained for uid in self.tenants[name].released]:
-            if entry.uid not in self._drained and not entry.ticket.ending:
-                self._drained.add(entry.uid)
-                back.append(TakenBack(entry, f"queue {entry.ticket.queue} is drained", remove=True))
-        for entries, why in self.gangs.half_bound(now, self.config.gang_within_s):
-            for entry in entries:
-                if entry.phase is Phase.RELEASED and not entry.given_back:
-                    self._give_back(entry, now)
-            released = [entry for entry in entries if entry.phase is not Phase.GATED]
-            back += [TakenBack(entry, why, remove=entry.ticket.owned) for entry in released]
-        return back
+        again = [entry for entry in self.entries.values() if entry.is_gated_again(now)]
+        for entry in again:
+            self.not_released(entry.uid, now)
+        gated = [TakenBack(each, "its scheduling gate is there again", remove=False) for each in again]
+        return gated + self._take_backs.find(self.config, now)
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
@@ -276,12 +270,6 @@ class Queue:
 
     # Pods.
 
-    def _fail(self, record: PodRecord, ticket: Ticket) -> None:
-        """A pod has failed: if it was of a first stage, its job waits for whatever is made in its place."""
-        if ticket.data and ticket.job:
-            self.failed[record.uid] = Failed(f"{record.namespace}/{record.name}")
-            self._stages.begin(record.uid, ticket.queue, f"{record.namespace}/{ticket.job}")
-
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
@@ -289,7 +277,10 @@ class Queue:
         else:
             self._stages.end(entry.uid)
         ready = (
-            entry.phase is Phase.GATED and not self.refusal(entry) and not self._refusals.pauses(entry.uid)
+            entry.phase is Phase.GATED
+            and not self.refusal(entry)
+            and not self._refusals.pauses(entry.uid)
+            and not self.alike.holds(entry)
         )
         if entry.gang:
             self.gangs.enter(entry, ready=ready)
@@ -297,11 +288,10 @@ class Queue:
             self._wait(entry, entry.task(entry.wants))
         else:
             self._wait_no_more(entry)
-        if entry.phase is not Phase.GATED and not entry.given_back:
+        if entry.phase is not Phase.GATED:
             self._hold(entry)
         if entry.phase is Phase.BOUND:
             entry.given_back = False
-            self._hold(entry)
             self.slots.sit(entry.uid, entry.record.node, entry.kind)
 
     def _wait(self, entry: Entry, task: Task[Needs]) -> None:
@@ -347,13 +337,22 @@ class Queue:
             entry.holder = ""
 
     def _give_back(self, entry: Entry, now: float) -> None:
-        """Let others have the room, the slot and the quota of a pod that is not bound."""
-        take = self.state.taken(entry.uid)
-        if take is not None:
+        """Let others have the room and the slot of a pod that is not bound.
+
+        Its quota stays its own: kube-scheduler may bind it at any time.
+        """
+        if (take := self.state.taken(entry.uid)) is not None:
             self.state.roll_back(take, now)
         self.slots.leave(entry.uid)
-        self._let_go(entry)
         entry.given_back = True
+
+    def _could_not_be_bound(self, entry: Entry, now: float) -> None:
+        """Give a released pod's room back, and hold back those that are like it."""
+        self._give_back(entry, now)
+        if self.alike.refused(entry, now):
+            for other in self.entries.values():
+                if other.phase is Phase.GATED and other.template == entry.template:
+                    self._enter(other)
 
     def _place_again(self, uid: str, now: float) -> bool:
         """Take room for a released pod that has none and is not bound; whether it needs none any more."""
@@ -379,16 +378,16 @@ class Queue:
 
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
-        self._drained.discard(uid)
         self._estimated.discard(uid)
         self._refusals.forget(uid)
-        self.failed.pop(uid, None)
         self._stages.end(uid)
         entry = self.entries.get(uid)
         if entry is None:
             return
         self._wait_no_more(entry)
         self._give_back(entry, now)
+        self._let_go(entry)
+        self.alike.leave(entry)
         if entry.gang:
             self.gangs.leave(entry)
         self.tenants.forget(entry.ticket.queue)

@@ -121,6 +121,10 @@ class Room:
                 fits[row] = self._place_beside(mask.query, row, kept.cards)
         return fits
 
+    def fits_but_for_kept(self, wants: Wants) -> bool:
+        """Whether a pod would fit somewhere if nothing were kept free."""
+        return bool(self._mask(wants).fits.any())
+
     def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
         """Order rows that fit by the node policy.
 

@@ -110,7 +110,7 @@ def save(figure: Any, axes: Any, path: Path) -> Path:
 def over_time(
     runs: list[Run], column: str | int, series: str = "series"
 ) -> dict[str, list[tuple[float, float]]]:
-    """Mean of a column of each policy's series, by day."""
+    """Mean of a column of each policy's series, by day; points that a run does not know are left out."""
     at = column if isinstance(column, int) else SERIES.index(column)
     result = {}
     for label in dict.fromkeys(run["label"] for run in runs):
@@ -118,6 +118,7 @@ def over_time(
         result[label] = [
             (fmean(point[0] for point in points), fmean(point[at] for point in points))
             for points in zip(*tables, strict=True)
+            if all(point[at] is not None for point in points)
         ]
     return result
 

@@ -32,47 +32,62 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
         config: The queues.
 
     Returns:
-        `queues {name: {weight, pods, wait_s}}`; `fairness`, the mean of Jain's index over the time that
-        counts, of what each queue has by its weight, over the queues that have or want something;
-        `fairness_series [[day, index]]`; `evicted`, pods that went for lenders; `room_kept`, times that cards
-        were kept free for a pod that waited long.
+        `queues {name: {weight, pods, never_started, wait_s}}`, where a pod that never started counts with
+        what it waited until the end; `fairness`, the mean of Jain's index over the time that counts, of what
+        each queue has by its weight, over the queues that have or want something, None where nobody ever had
+        anything; `fairness_series [[day, index]]`, likewise; `evicted`, pods that went for
+        lenders; `room_kept`, times that cards were kept free for a pod that waited long.
     """
     waits: dict[str, list[float]] = {name: [] for name in config.queues}
-    pods = dict.fromkeys(config.queues, 0)
+    pods, never = (dict.fromkeys(config.queues, 0) for _ in range(2))
+    end_s = max([replay.until_s, *(share.at_s for share in replaying.shares[-1:])])
     for number, arrival in enumerate(replay.arrivals):
         if arrival.pod.cards and replay.from_s <= arrival.at_s <= replay.until_s:
-            placed = replaying.story.placed_s[number]
-            pods[replaying.queues[number]] += 1
-            if placed is not None:
-                waits[replaying.queues[number]].append(placed - arrival.at_s)
+            placed, name = replaying.story.placed_s[number], replaying.queues[number]
+            pods[name] += 1
+            if number in replaying.story.impossible:
+                continue
+            never[name] += placed is None
+            waits[name].append((end_s if placed is None else placed) - arrival.at_s)
     edges = np.linspace(replay.from_s, max(replay.until_s, replay.from_s + 1), POINTS + 1)
     fair = _fairness(replaying, config, edges)
     days = (edges[:-1] - replay.from_s) / 86_400.0
     return {
         "queues": {
-            name: {"weight": form.weight, "pods": pods[name], "wait_s": wait_figures(waits[name])}
+            name: {
+                "weight": form.weight,
+                "pods": pods[name],
+                "never_started": never[name],
+                "wait_s": wait_figures(waits[name]),
+            }
             for name, form in config.queues.items()
         },
-        "fairness": round(float(fair.mean()), 4),
+        "fairness": None if np.isnan(fair).all() else round(float(np.nanmean(fair)), 4),
         "evicted": replaying.evicted,
         "room_kept": replaying.kept,
         "fairness_series": [
-            [round(float(day), 4), round(float(value), 4)] for day, value in zip(days, fair, strict=True)
+            [round(float(day), 4), None if np.isnan(value) else round(float(value), 4)]
+            for day, value in zip(days, fair, strict=True)
         ],
     }
 
 
 def _fairness(replaying: QueuedReplaying, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
+    """Jain's index between edges; nan where queues wanted something all the time, and nobody had anything."""
     weights = [form.weight for form in config.queues.values()]
-    values = []
+    values, defined = [], []
     for share in replaying.shares:
         active = [
             used / weight
             for used, waiting, weight in zip(share.used, share.waiting, weights, strict=True)
             if used or waiting
         ]
-        values.append(jain(active))
-    return step_means([share.at_s for share in replaying.shares], values, edges)
+        defined.append(float(any(active) or not active))
+        values.append(jain(active) * defined[-1])
+    times = [share.at_s for share in replaying.shares]
+    part = step_means(times, defined, edges)
+    known: FloatArray = np.full(len(part), np.nan)
+    return np.divide(step_means(times, values, edges), part, out=known, where=part > 0)
 
 
 def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
@@ -81,7 +96,7 @@ def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     for label in dict.fromkeys(run["label"] for run in runs):
         mine = [run for run in runs if run["label"] == label]
         result[label] = {
-            "fairness": round(fmean(run["fairness"] for run in mine), 4),
+            "fairness": _fair([run["fairness"] for run in mine]),
             "evicted": round(fmean(run["evicted"] for run in mine), 1),
             "room_kept": round(fmean(run["room_kept"] for run in mine), 1),
             "queues": {name: _queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]},
@@ -89,11 +104,17 @@ def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     return result
 
 
+def _fair(found: Sequence[float | None]) -> float | None:
+    known = [each for each in found if each is not None]
+    return round(fmean(known), 4) if known else None
+
+
 def _queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     waits = [each["wait_s"] for each in found]
     return {
         "weight": found[0]["weight"],
         "pods": round(fmean(each["pods"] for each in found), 1),
+        "never_started": round(fmean(each["never_started"] for each in found), 1),
         "wait_s": {name: round(fmean(wait[name] for wait in waits), 1) for name in waits[0]},
     }
 
@@ -101,15 +122,23 @@ def _queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Write lines about queues."""
     yield ""
-    yield f"{'policy':<40}{'queue':<20}{'weight':>8}{'pods':>9}{'median wait':>13}{'p95':>10}"
+    head = f"{'weight':>8}{'pods':>9}{'not started':>13}{'median wait':>13}{'p95':>10}"
+    yield f"{'policy':<40}{'queue':<20}{head}"
     for label, mean in means.items():
         for name, each in mean["queues"].items():
-            median, p95 = (duration(each["wait_s"][key]) for key in ("median", "p95"))
-            row = f"{each['weight']:>8g}{each['pods']:>9.0f}{median:>13}{p95:>10}"
+            median, p95 = (
+                duration(each["wait_s"][key]) if each["pods"] else "-" for key in ("median", "p95")
+            )
+            row = (
+                f"{each['weight']:>8g}{each['pods']:>9.0f}{each['never_started']:>13.0f}{median:>13}{p95:>10}"
+            )
             yield f"{label:<40}{name:<20}{row}"
+    if any(each["never_started"] for mean in means.values() for each in mean["queues"].values()):
+        yield "pods that never started count with what they waited until the end"
     yield ""
     for label, mean in means.items():
         busy = f"{mean['allocated_percent']:.2f} % of the GPUs allocated"
         more = f", {mean['evicted']:g} pods evicted for lenders" if mean["evicted"] else ""
         more += f", room kept {mean['room_kept']:g} times" if mean["room_kept"] else ""
-        yield f"{label}: {busy}, Jain's index {mean['fairness']:.3f}{more}"
+        fairness = "-, for nobody had anything" if mean["fairness"] is None else f"{mean['fairness']:.3f}"
+        yield f"{label}: {busy}, Jain's index {fairness}{more}"

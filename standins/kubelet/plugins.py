@@ -56,6 +56,8 @@ class PluginClient:
 
     async def listen(self, take: Callable[[str, Iterable[pb.Device]], None]) -> None:
         """Pass the plugin's lists on until its stream ends, whoever ends it."""
+        if self._stopped:
+            return
         try:
             async for response in self._stub.ListAndWatch(pb.Empty()):
                 take(self.resource, response.devices)

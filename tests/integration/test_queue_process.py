@@ -187,7 +187,10 @@ async def test_a_bad_configuration_at_the_start_ends_it(tmp_path: Path) -> None:
         with pytest.raises(QueueConfigError) as caught:
             async with queue(api, tmp_path, "queues: [{name: a, weight: -1}, {name: b, cohrt: x}]"):
                 pass
-        assert [fault.partition(":")[0] for fault in caught.value.faults] == ["queues[0].weight", "queues[1]"]
+        assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+            "queues[0].weight",
+            "queues[1].cohrt",
+        ]
 
 
 async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path) -> None:

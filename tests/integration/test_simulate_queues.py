@@ -154,12 +154,37 @@ def test_report_json_and_pictures(trace):
     lines = []
     run(options(trace, plot=str(trace), json=str(trace / "out.json")), lines.append, quiet)
     text = "\n".join(lines)
-    assert re.search(r"best-fit, borrowing +a +1 +8 +", text)
+    assert re.search(r"best-fit, borrowing +a +1 +8 +0 +", text)
     assert "best-fit, own quota only: 50.00 % of the GPUs allocated, Jain's index 1.000" in text
     for name in ("queue-fairness.png", "queue-waiting.png", "replay-allocation.png"):
         assert (trace / name).read_bytes().startswith(b"\x89PNG")
     mean = json.loads((trace / "out.json").read_text())["mean"]
     assert mean["best-fit, borrowing"]["queues"]["b"]["wait_s"]["p95"] == 50
+
+
+@pytest.mark.parametrize("starved", ["stop: Hold", "nominalQuota: 0", "nominalQuota: 500"])
+def test_pods_that_never_start_wait_until_the_end(trace, starved):
+    """a's eight pods come at 0 to 0.9 s, b's at 50 s runs until 150 s, and a never gets a card."""
+    config = f"queues: [{{name: a, {starved}}}, {{name: b}}]"
+    for run_of in simulate(options(trace, config), quiet, quiet)["runs"]:
+        queues = run_of["queues"]
+        assert (queues["a"]["never_started"], queues["b"]["never_started"]) == (8, 0)
+        assert queues["a"]["wait_s"]["median"] == 150
+    lines = []
+    run(options(trace, config), lines.append, quiet)
+    text = "\n".join(lines)
+    assert re.search(r"best-fit, borrowing +a +1 +8 +8 +2.5 min +2.5 min", text)
+    assert "pods that never started count with what they waited until the end" in text
+
+
+def test_where_nobody_had_anything_nothing_was_fair(trace):
+    config = "queues: [{name: a, stop: Hold}, {name: b, stop: Hold}]"
+    everything = simulate(options(trace, config), quiet, quiet)
+    assert [one["fairness"] for one in everything["runs"]] == [None, None]
+    lines = []
+    run(options(trace, config, json=str(trace / "out.json")), lines.append, quiet)
+    assert "0.00 % of the GPUs allocated, Jain's index -, for nobody had anything" in "\n".join(lines)
+    json.loads((trace / "out.json").read_text(), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,14 @@ class History(QueueWorld):
                 for uuid, units in charge(asked, assigned).items():
                     taken[book.uuids.index(uuid)] += units
             assert all(n <= size for n, size in zip(taken, book.sizes, strict=True)), f"{name}: {taken}"
+        ungated: dict[str, int] = {tenant.name: 0 for tenant in self.queue.tenants}
+        for entry in self.queue.entries.values():
+            if entry.phase is not Phase.GATED and entry.wants is not None:
+                ungated[entry.ticket.queue] += entry.wants.units
+        for name, units in ungated.items():
+            room = self.queue.tenants.headroom(name)
+            assert self.queue.tenants[name].units == units, f"{name}: who is not bound may be bound any time"
+            assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
         idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
         assert not idle, f"{idle} could be released and were not"
 

@@ -163,7 +163,7 @@ def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_s
             "--mps-root 'here': allowed is a path from / on",
         ),
         ([*CHECK, "--mps-threads"], "--mps-threads: allowed with --sharing mps only"),
-        ([*CHECK, "--http", ":99999"], "allowed are ports up to 65535"),
+        ([*CHECK, "--http", ":99999"], "allowed is HOST:PORT with a port from 0 to 65535"),
         ([*CHECK, "--kubeconfig", "/none"], "--kubeconfig '/none'"),
         ([*CHECK, "--card-policy", "foo"], "foo"),
         ([*CHECK, "--log-level", "loud"], "--log-level 'loud'"),

@@ -4,10 +4,12 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from allocator.records import Assignment
+from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.queue import FORGOTTEN_FROM
 from scheduler_plugin.queue.reclaim import Reclaimer
-from tests.queue_world import QueueWorld
+from tests.queue_world import ONE_QUEUE, QueueWorld
 
+UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 TWO = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
 
 
@@ -268,11 +270,71 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     uid = world.pod("one", 16)
     world.pod("two", 16)
     world.decide()
-    world.pod("three", 16)
-    world.change(
-        uid, status={"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
-    )
+    world.pod("three", 15)
+    world.change(uid, status=UNSCHEDULABLE)
     assert world.released() == ["three"]
+    (back,) = world.queue.expire(world.now)
+    assert (back.entry.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
+    assert world.queue.expire(world.now) == []
+    world.now = 120
+    assert [back.why for back in world.queue.expire(world.now)] == [
+        "not bound within 120 s of its release"
+    ] * 2
+
+
+def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refused_one() -> None:
+    """It refuses for a reason that the queue cannot see, so there is room and quota for all of them."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 160}]")
+    world.node("n1", (16,))
+    uids = [world.pod(f"p{i}", 16, created=i) for i in range(50)]
+    at = []
+    while world.now < 600:
+        for name in world.released():
+            at.append(world.now)
+            world.change(f"uid-{name}", status=UNSCHEDULABLE)
+        world.now += 1
+    assert at == [0, 10, 30, 70, 150, 310]
+    held = world.queue.entries[uids[-1]]
+    message = explain.why(world.queue, held, world.now).message
+    assert message.startswith("pod default/p0 asks for the same and could not be bound")
+    world.pod("other", 15, created=99)
+    assert world.released() == ["other"], "another one goes at once"
+    world.delete("uid-other")
+    world.bind_to(uids[0], "n1")
+    world.delete(uids[0])
+    assert world.released() == ["p6"], "once one is bound all may go that fit"
+
+
+def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
+    """kube-scheduler may bind what it once refused at any time."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 32}]")
+    world.node("n1", (16,))
+    first = world.pod("first", 16)
+    world.decide()
+    world.change(first, status=UNSCHEDULABLE)
+    for units in (15, 14, 13):
+        world.pod(f"p{units}", units)
+    assert world.released() == ["p15"]
+    assert world.queue.tenants["a"].units == 31
+    world.delete("uid-p15")
+    world.bind_to(first, "n1")
+    assert world.queue.tenants["a"].units == 16
+
+
+def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
+    """It is pinned to its node; it is asked again until it is gone."""
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
+    world.node("n1", (16,))
+    uid = world.pod("p", 16)
+    world.change(uid, metadata={"ownerReferences": [{"uid": "set", "controller": True}]})
+    world.decide()
+    world.change(uid, status=UNSCHEDULABLE)
+    found = []
+    for world.now in range(140):
+        found += [(world.now, back.remove, back.again) for back in world.queue.expire(world.now)]
+    assert found == [(0, False, False), (120, True, False), (125, True, True), (135, True, True)]
+    world.delete(uid)
+    assert world.queue.expire(500) == []
 
 
 def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWorld) -> None:
@@ -413,16 +475,31 @@ def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
     assert reclaimed(world) == []
 
 
-def test_a_drained_queue_removes_its_pods_once() -> None:
-    """Stop HoldAndDrain."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    uid = world.pod("one")
+def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld) -> None:
+    """Stop HoldAndDrain; a PodDisruptionBudget may protect them for a while. Also those without room."""
+    drain = "queues: [{name: a, stop: HoldAndDrain}]"
+    uids = [world.pod("one"), world.pod("two")]
     world.decide()
-    world.bind(uid)
-    world.configure("queues: [{name: a, stop: HoldAndDrain}]")
-    assert [(back.entry.uid, back.remove) for back in world.queue.expire(0)] == [(uid, True)]
-    assert world.queue.expire(0) == []
+    world.bind(uids[0])
+    world.change(uids[1], status=UNSCHEDULABLE)
+    world.queue.expire(0)
+    world.configure(drain)
+    assert sorted((back.entry.uid, back.remove, back.again) for back in world.queue.expire(0)) == [
+        (uids[0], True, False),
+        (uids[1], True, False),
+    ]
+    assert world.queue.expire(4) == []
+    assert {(back.entry.uid, back.again) for back in world.queue.expire(5)} == {(uid, True) for uid in uids}
+    world.change(uids[0], metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    world.delete(uids[1])
+    assert world.queue.expire(100) == []
+    third = world.pod("three")
+    world.configure(ONE_QUEUE)
+    assert world.queue.expire(101) == []
+    world.now = 101
+    assert world.released() == ["three"]
+    world.configure(drain)
+    assert [(back.entry.uid, back.again) for back in world.queue.expire(102)] == [(third, False)]
 
 
 def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:

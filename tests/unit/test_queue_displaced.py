@@ -62,7 +62,7 @@ def test_what_was_given_back_before_a_restart_takes_no_room_after_it() -> None:
     world.node("n1", (16,))
     failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     world.pod("one", 16, gates=(), status={"conditions": failed})
-    world.pod("two", 16)
+    world.pod("two", 15)
     assert world.released() == ["two"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeapi.errors import Forbidden, Invalid, KubeApiError
+from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
@@ -40,6 +40,10 @@ class Running:
             raise self.refuses
         self.world.change(f"uid-{name}", spec={"schedulingGates": []})
         return b""
+
+    async def post(self, path: str, body: Any, *, timeout_s: float) -> bytes:
+        del path, body, timeout_s
+        raise TooManyRequests("budget keeps it")
 
     async def get(self, path: str, *, timeout_s: float) -> bytes:
         del timeout_s
@@ -197,6 +201,18 @@ async def test_pods_that_the_api_server_refuses_hold_up_nobody(
         assert not [text for text in running.told(name) if "not bound within" in text]
 
 
+async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: Running) -> None:
+    running.world.pod("p")
+    await running.pass_time()
+    running.world.bind("uid-p")
+    running.world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    for _ in range(10):
+        await running.pass_time()
+    told = [text for text in running.told("p") if "Released" not in text]
+    assert told[0] == "Warning TakenBack queue a is drained: it is removed and waits again"
+    assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
+
+
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
     """Pods are released as long as cards take them; who waits then waits for room."""
     world = running.world
@@ -291,3 +307,20 @@ async def test_the_controller_is_busy_until_what_it_released_is_bound(running: R
     assert running.controller.busy, "one of a batch was bound, the next one may be under way"
     world.now += BUSY_S
     assert not running.controller.busy
+
+
+async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() -> None:
+    world = QueueWorld(TWO)
+    api: Any = Running()
+    for number in range(400):
+        world.delete(world.pod(f"p{number}", 1, cpu=f"{number + 1}m"))
+    assert len(world.queue._shapes) == 400
+    controller = Controller(
+        world.queue, Writer(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
+    )
+    running = asyncio.create_task(controller.run())
+    controller.note()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert not world.queue._shapes

@@ -65,3 +65,52 @@ def test_trouble_comes_first() -> None:
     assert lines[2:4] == ["the newest configuration is not in force:", "f: slots: x"]
     warned = render(read(b'{"queues": [], "pods": [], "warning": "too much"}'), pods=False)
     assert warned.startswith("warning: too much")
+
+
+def reasons(world: QueueWorld) -> list[tuple[str, str, str]]:
+    return [(why.name, why.reason, why.message) for why in explain.waiting(world.queue, world.now)]
+
+
+def test_a_pod_without_an_idle_slot_is_told_so() -> None:
+    world = QueueWorld("slots: {per: node, local: {count: 0}, free: {count: 1}}\nqueues: [{name: a}]")
+    world.node("n1", (16, 16))
+    for name in ("first", "second"):
+        world.pod(name, 4)
+    world.decide()
+    assert reasons(world) == [("second", "NoRoom", "no node that it fits on has an idle slot")]
+
+
+def test_a_gang_that_is_larger_than_all_slots_is_told_so() -> None:
+    world = QueueWorld("slots: {per: node, local: {count: 1}, free: {count: 1}}\nqueues: [{name: a}]")
+    world.node("n1", (16, 16))
+    for number in range(3):
+        world.pod(f"g{number}", 4, gang="G", size=3)
+    world.decide()
+    why = "its gang has 3 pods, and the cluster has 2 slots in all"
+    assert reasons(world) == [(f"g{number}", "NoRoom", why) for number in range(3)]
+
+
+def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16,))
+    runs = world.pod("runs", 8, created=1)
+    world.decide()
+    world.bind(runs)
+    world.pod("large", 16, created=2)
+    world.now = 10_000
+    assert [node for _, node in world.queue.keep_room(world.now)] == ["n1"]
+    world.pod("small", 4, created=3)
+    world.decide()
+    found = {name: message for name, _, message in reasons(world)}
+    assert found["small"] == explain.KEPT
+    assert found["large"].endswith("room is kept for it on node n1")
+
+
+def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16,))
+    world.pod("alone", 4)
+    (entry,) = world.queue.entries.values()
+    assert entry.wants is not None
+    world.queue.admission.unplaced.add(entry.wants)
+    assert reasons(world) == [("alone", "NoRoom", explain.NOT_TAKEN)]

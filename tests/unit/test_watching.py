@@ -96,3 +96,20 @@ async def test_after_a_restore_both_kinds_begin_anew_and_whoever_listens_hears_i
         await task
     assert sorted(api.listed[2:4]) == ["/api/v1/nodes", "/api/v1/pods"]
     assert told == ["a", "b"]
+
+
+async def test_a_refresh_lists_pods_and_then_nodes() -> None:
+    """Words that are older than the list of pods may lack a pod that was deleted before it."""
+    api = Restored()
+    api.versions = {"/api/v1/nodes": ["50"], "/api/v1/pods": ["100"]}
+    watcher = Watcher(cast("Any", api), ClusterState(), lambda: 0.0, 180)
+    filled = asyncio.Event()
+    watcher.filled.connect(filled.set)
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await filled.wait()
+        await watcher.refresh()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert api.listed[2:] == ["/api/v1/pods", "/api/v1/nodes"]

@@ -7,6 +7,7 @@ from allocator.place import place
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.config import parse_config
+from scheduler_plugin.queue.entries import Phase
 from scheduler_plugin.queue.explain import Reason
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.simulation import Simulation
@@ -232,7 +233,9 @@ class QueuedSimulation(Simulation):
             self._hear_all()
             self._queue_decides()
             idle = self.leader is not None and self.leader.open and not self.leader.writes
-            if idle and not any(self._has_room(pod) for pod in self._unbound()):
+            if idle and self._pauses():
+                self._pass(30.0)
+            elif idle and not any(self._has_room(pod) for pod in self._unbound()):
                 self._check_waiting()
                 return
         super().quiesce()
@@ -243,6 +246,13 @@ class QueuedSimulation(Simulation):
         """Pods that were released and have no node."""
         pods = [pod for pod in self.world.pods.values() if isinstance(pod, GatedPod)]
         return [pod for pod in pods if not pod.gated and not pod.node and not pod.ended]
+
+    def _pauses(self) -> bool:
+        """Whether a pod waits only because it, or one like it, was refused a moment ago."""
+        assert self.leader is not None
+        gated = [entry for entry in self.leader.queue.entries.values() if entry.phase is Phase.GATED]
+        reasons = {explain.why(self.leader.queue, entry, self.now).reason for entry in gated}
+        return not reasons.isdisjoint({Reason.HELD, Reason.REFUSED})
 
     def _hear_all(self) -> None:
         for each in self.replicas:

@@ -131,8 +131,13 @@ class ModelExtender:
                 if event.kind == "DELETED" and event.pod is not None and event.pod.node:
                     self.never_heard_of.append(event.pod)
             self.relist_pods()
+            self.read_words_anew()
             self.closed_until = None
         return self.closed_until is None
+
+    def read_words_anew(self) -> None:
+        """The list of nodes after that of pods: of pods that it never heard of only words tell."""
+        self.relist_nodes()
 
     def settle_binding(self) -> bool:
         """One Binding reaches the API server, or never does; its answer arrives, or does not."""

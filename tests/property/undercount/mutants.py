@@ -54,7 +54,7 @@ class Mutant:
         density: of that history.
         more: events that come more often in it.
         percent: how many of its pods ask for percent of cards.
-        also: the same rule at its second place, where extender and node both keep it.
+        also: the same rule at its second place, or another that alone keeps the history from breaking.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Mutant:
     density: float = 1.0
     more: Mapping[str, float] = field(default_factory=dict)
     percent: float = 0.0
-    also: tuple[ModuleType, str, Any] | None = None
+    also: tuple[type | ModuleType, str, Any] | None = None
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""
@@ -131,6 +131,14 @@ MUTANTS = (
     Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1001),
     Mutant(
         "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1001
+    ),
+    Mutant(
+        "extender: it reads words anew before it binds",
+        ModelExtender,
+        "read_words_anew",
+        none,
+        seed=12101165,
+        density=2.0,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
     Mutant("extender: only the node's own holds confirm", Rules, "holds", yes, seed=1000),
@@ -238,6 +246,7 @@ MUTANTS = (
         "lingering",
         nothing,
         seed=8004716,
+        also=(ModelExtender, "read_words_anew", none),  # which alone keeps this history from breaking
     ),
     Mutant(
         "node: targets are shared by shape",
