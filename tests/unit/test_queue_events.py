@@ -323,4 +323,4 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
     for _ in range(50):
         await asyncio.sleep(0)
     running.cancel()
-    assert not world.queue._shapes
+    assert not len(world.queue._shapes)

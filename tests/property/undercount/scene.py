@@ -38,7 +38,7 @@ class Node:
         clouded: containers run on it that nobody knows of, or did so since it was last at peace.
         amnesia: pods that ran when the kubelet lost its book.
         excused: pods that were bound, or may have been, to a card that fell sick.
-        sick_until: revision of the words that say of the newest sick card; `UNSAID` before there are any.
+        sick_until: version of the Node with the words that tell of the newest sick card; `UNSAID` before.
     """
 
     name: str

@@ -242,7 +242,7 @@ class Simulation(Trouble):
             # What the kubelet is to admit anew may come elsewhere: these words say where it was.
             node.ever_held |= node.daemon.published[1] & (node.kubelet.admitted | node.kubelet.running)
             if node.sick_until is UNSAID:
-                node.sick_until = node.daemon.revision
+                node.sick_until = self.world.version
             self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen}")
 
     def _annotate(self) -> None:

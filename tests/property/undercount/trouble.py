@@ -184,7 +184,7 @@ class Trouble(Scene):
             book = self.extender.state.books.get(node.name)
             if node.sick_until is None:
                 continue
-            if book is not None and book.revision >= node.sick_until:
+            if book is not None and book.version >= node.sick_until:
                 node.sick_until = None
                 continue
             node.excused |= {pod.uid for pod in self.world.pods.values() if pod.node == node.name} | {
