@@ -1,6 +1,7 @@
 """A queue on a cluster state, told of nodes and pods as the API server tells of them."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.queue import Queue, QueueRules
 from tests.cluster_builders import node_object, pod_object
 
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+"""The world's clock is at 0; pods are dated in seconds after that."""
+
 ONE_QUEUE = "queues: [{name: a}]"
 
 
@@ -27,7 +31,8 @@ class QueueWorld:
 
     def __init__(self, config: str = ONE_QUEUE, policy: str = "least-requested") -> None:
         self.state = ClusterState(rules=QueueRules())
-        self.queue = Queue(parse_config("queues.yaml", config), self.state, Policies(policy))
+        parsed = parse_config("queues.yaml", config)
+        self.queue = Queue(parsed, self.state, Policies(policy), wall=NEW_YEAR.timestamp())
         self.version = 1
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}

@@ -159,10 +159,9 @@ class Admission:
 
     def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
-        row = self.room.kept_row(uid)
-        if row is None or not fits[row] or not self.room.take(uid, wants, row, now):
-            return ""
-        return self.room.state.nodes.names[row]
+        node = self.room.kept_for(uid)
+        row = self.room.state.nodes.rows.get(node)
+        return node if row is not None and fits[row] and self.room.take(uid, wants, row, now) else ""
 
     def _rows(self, wants: Wants, choice: Choice[Needs], look: "Look") -> BoolArray:
         """Where a pod of a choice may be placed, bool[R]."""
@@ -213,12 +212,13 @@ class Admission:
         Returns:
             UID and node of those for which cards are kept from now on.
         """
-        by_tenant = {
-            uid: tenant for tenant in self.tenants for uid in self.room.keeping if uid in tenant.waiting
-        }
-        for uid in [uid for uid in self.room.keeping if uid not in by_tenant]:
-            self.room.give_up(uid)
-        served = {tenant.name for tenant in by_tenant.values()}
+        served: set[str] = set()
+        for uid in self.room.keeping:
+            tenant = next((tenant for tenant in self.tenants if uid in tenant.waiting), None)
+            if tenant is not None and self._is_worth_keeping(tenant, uid):
+                served.add(tenant.name)
+            else:
+                self.room.give_up(uid)
         kept: list[tuple[str, str]] = []
         roomy: set[Needs] = set()
         for uid, name in waiting:
@@ -236,6 +236,17 @@ class Admission:
                 served.add(tenant.name)
                 kept.append((uid, node))
         return kept
+
+    def _is_worth_keeping(self, tenant: TenantState, uid: str) -> bool:
+        """Whether what is kept for a task can serve it still, and only room keeps it from its release."""
+        task = tenant.waiting.get(uid)
+        if task is None or not tenant.is_open or tenant.waiting.is_held(uid):
+            return False
+        cohort, units = self.tenants.cohort(tenant.name), self.amounts.least(task.wants)
+        if cohort is None or not (cohort.is_own(tenant.name, units) or cohort.allows(tenant.name, units)):
+            # What is its own comes back to it when borrowers end; what it would borrow may not.
+            return False
+        return self.room.serves(self.amounts.members(task.wants, uid))
 
     def _affordable(self, tenant: str, wants: Wants) -> BoolArray:
         """Where a tenant's quota lets a pod be, fit or not: bool[R]."""

@@ -1,5 +1,6 @@
 """Since when pods wait: by the API server's clock, as long as that clock can be believed. Pure."""
 
+import math
 from typing import Final
 
 TOLERANCE_S: Final = 3600.0
@@ -13,10 +14,19 @@ class Ages:
     was dated to next year must not wait until all that come later are served, nor one of today while pods
     come that are dated to yesterday. So a pod that is dated more than an hour before what those that came
     earlier lead one to expect has its place by arrival. After a restart the order is that of creation.
+
+    Of how long a pod has waited only this process's clock knows: a pod that was created before its time has
+    waited since the time of its creation by the clock on the wall, so a restart resets nothing.
+
+    Args:
+        wall: Seconds since 1970 when the clock that does not jump was at 0; None: not known, then every pod
+            begins to wait when it is seen first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wall: float | None = None) -> None:
+        self._wall = wall
         self._ahead: float | None = None
+        self._last = -math.inf
 
     def clock(self, now: float) -> float:
         """Seconds since 1970 by the clock that dates pods; 0 before the first one."""
@@ -28,9 +38,20 @@ class Ages:
         Args:
             created: When it was created, seconds since 1970.
             now: Seconds of a clock that does not jump.
-            live: It comes as an event: it was created a moment ago, whatever it says.
+            live: It was created after those that came before it, whatever it says: it comes as an event, or
+                in a list that is not the first one.
         """
         if self._ahead is None or created - now > self._ahead:
             self._ahead = created - now
         expected = self._ahead + now
-        return expected if live and created < expected - TOLERANCE_S else created
+        if not live or created >= expected - TOLERANCE_S:
+            return created
+        # Several may come at once, in a list: they stay in its order.
+        self._last = max(expected, math.nextafter(self._last, math.inf))
+        return self._last
+
+    def began(self, created: float, now: float, *, live: bool) -> float:
+        """When a pod began to wait, in seconds of the clock that does not jump; for arguments see `since`."""
+        if live or self._wall is None or created <= 0:
+            return now
+        return min(now, created - self._wall)

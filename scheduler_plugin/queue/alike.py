@@ -101,6 +101,12 @@ class Alike:
                 found.append(entries[uid])
         return found
 
+    def move(self, entry: Entry, found: Hashable) -> None:
+        """Take what a pod has in common with others now."""
+        if found != entry.template:
+            self.leave(entry)
+            entry.template = found
+
     def leave(self, entry: Entry) -> None:
         """A pod is gone, or is another one's like from now on."""
         held = self._held.get(entry.template)

@@ -62,12 +62,13 @@ async def run(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
-        queue = Queue(config, state, Policies(settings.node_policy, settings.card_policy))
+        policies = Policies(settings.node_policy, settings.card_policy)
+        queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         watcher.filled.connect(settle)
         QueueFeed(queue, watcher, clock)
         elector = elector_of(settings, client)
-        term = Term(elector, watcher, clock, settings.write_timeout_s)
+        term = Term(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
         writer = Writer(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
         metrics = QueueMetrics()
@@ -122,11 +123,18 @@ class Term:
         watcher: The view.
         clock: Monotonic seconds.
         write_s: How long a write may take effect.
+        namespaces: Whether the namespaces are known.
     """
 
     def __init__(
-        self, elector: LeaseElector | None, watcher: Watcher, clock: Callable[[], float], write_s: float
+        self,
+        elector: LeaseElector | None,
+        watcher: Watcher,
+        clock: Callable[[], float],
+        write_s: float,
+        namespaces: Callable[[], bool],
     ) -> None:
+        self._namespaces = namespaces
         self._write_s = write_s
         self._elector = elector
         self._watcher = watcher
@@ -148,6 +156,8 @@ class Term:
             return "another process is the leader"
         if self._watcher.stale:
             return self._watcher.stale
+        if not self._namespaces():
+            return "waiting for the list of namespaces"
         return "" if self._opened == self._begun else "waiting for what the process before may have sent"
 
     def is_open(self) -> bool:

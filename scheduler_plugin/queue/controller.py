@@ -190,6 +190,7 @@ class Controller:
                 self._explain(entry, self._clock())
             self.note()
             return
+        entry.ungated = True
         message = told(release, member)
         self._told.pop(member.uid, None)
         counts = self.counts

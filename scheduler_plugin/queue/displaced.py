@@ -1,6 +1,7 @@
 """Released pods whose room others have: kube-scheduler chose other cards than the queue had in mind. Pure."""
 
 from scheduler_plugin.cluster.rules import NodeRecord, Rules
+from scheduler_plugin.cluster.state import ClusterState
 
 
 def displaced(book: NodeRecord, rules: Rules) -> list[str]:
@@ -31,3 +32,14 @@ def displaced(book: NodeRecord, rules: Rules) -> list[str]:
         for card, charged in charges.items():
             units[card] += charged
     return found
+
+
+def displaced_on(state: ClusterState, node: str) -> list[str]:
+    """Find them on a node of a cluster; on most nodes nothing can be over, and that is seen at once."""
+    book, nodes = state.books.get(node), state.nodes
+    row = nodes.rows.get(node)
+    if book is None or row is None or not book.takes or not book.sizes:
+        return []
+    if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
+        return []
+    return displaced(book, state.rules)

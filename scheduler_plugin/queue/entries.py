@@ -3,11 +3,15 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.queue.pods import Ticket
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+
+GATED_AGAIN_S: Final = 60.0
+"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 
 class Phase(StrEnum):
@@ -32,11 +36,12 @@ class Entry:
         fault: Why it cannot be given anything, in words.
         phase: Where it is.
         since: Since when it waits, by the API server's clock: the order in its queue.
-        seen: When the queue saw it first, seconds.
+        began: When it began to wait, seconds of the queue's clock; below 0 where that was before its process.
         released: When it was released, seconds; when the queue found it released where it began later.
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
         given_back: It was released and others have its room again; its quota is its own until it is gone.
+        ungated: The API server has said of its newest release that the gate is gone.
         template: What it has in common with the other pods of its template, see `alike`.
     """
 
@@ -46,11 +51,12 @@ class Entry:
     fault: str
     phase: Phase
     since: float
-    seen: float
+    began: float
     released: float
     holder: str = ""
     waits_in: str = ""
     given_back: bool = False
+    ungated: bool = False
     template: Hashable = None
 
     @property
@@ -73,6 +79,17 @@ class Entry:
         """UID of its gang, empty for none."""
         return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
 
+    def is_gated_again(self, now: float) -> bool:
+        """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
+        again = self.phase is Phase.RELEASED and self.ungated and self.ticket.gated
+        return again and now - self.released >= GATED_AGAIN_S
+
+    def update(
+        self, record: PodRecord, ticket: Ticket, wants: Wants | None, fault: str, phase: Phase
+    ) -> None:
+        """Take its newest version; for arguments see the attributes."""
+        self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
+
     def task(self, wants: Needs) -> Task[Needs]:
         """The task that waits for it, where it is in no gang."""
         return Task(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
@@ -87,6 +104,8 @@ class Gang:
         members: UIDs of all that exist and have not ended.
         ready: UIDs of those that could wait in a queue.
         released: When it was released, seconds; None: it was not.
+        whole: After its release all pods were bound, those that were left; what is made again joins them.
+        broken: It was taken back, and some of its pods are still bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
         fault: Why it waits in none, in words.
     """
@@ -95,22 +114,27 @@ class Gang:
     members: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     released: float | None = None
+    whole: bool = False
+    broken: bool = False
     waits_in: str = ""
     fault: str = ""
 
     def task(self, entries: list[Entry]) -> Task[Needs]:
-        """The task that waits for all of them.
+        """The task that waits for all of them that are ready.
 
         Args:
-            entries: Its pods, all of them ready.
+            entries: Its pods.
         """
-        pods = [(entry.uid, entry.wants) for entry in entries if entry.wants is not None]
+        ready = (entry for entry in entries if entry.uid in self.ready)
+        pods = [(entry.uid, entry.wants) for entry in ready if entry.wants is not None]
         pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
         first = min(entries, key=lambda entry: (entry.since, entry.uid))
         wants = GangWants(self.uid, tuple(pods))
         data = frozenset().union(*(entry.ticket.data for entry in entries))
-        kind = Kind.LOCAL if data else Kind.FREE
-        return Task(self.uid, kind, first.since, wants, data, first.job)
+        if data:
+            # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
+            return Task(self.uid, Kind.LOCAL, first.since, wants, data)
+        return Task(self.uid, Kind.FREE, first.since, wants, data, first.job)
 
     def disagreement(self, entries: list[Entry]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
@@ -129,13 +153,9 @@ class Failed:
     """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
 
     Attributes:
-        queue: Of the pod.
-        job: Of the pod, told apart by namespace.
         name: Of the pod, with its namespace.
     """
 
-    queue: str
-    job: str
     name: str
 
 

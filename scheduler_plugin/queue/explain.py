@@ -50,7 +50,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
         position: Its place among the tasks of its queue, from 1; 0: it is in no queue.
         reason: In one word.
         message: In words, with numbers.
-        waits_s: Seconds since the queue saw it.
+        waits_s: Seconds since it began to wait.
     """
 
     namespace: str
@@ -102,7 +102,9 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         position: Its position where that is known already.
     """
     reason, message = _why(queue, entry)
-    if position is None:
+    if reason is Reason.REFUSED:
+        position = 0
+    elif position is None:
         uid = entry.gang or entry.uid
         position = next((at for at, each in positions(queue.tenants[entry.ticket.queue]) if each == uid), 0)
     return Why(
@@ -112,7 +114,7 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         position=position,
         reason=reason,
         message=message,
-        waits_s=max(0.0, now - entry.seen),
+        waits_s=max(0.0, now - entry.began),
     )
 
 
@@ -135,7 +137,7 @@ def tenants(queue: Queue, now: float) -> list[TenantStatus]:
     waits: dict[str, list[float]] = {}
     for entry in queue.entries.values():
         if entry.phase is Phase.GATED:
-            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.seen))
+            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.began))
     return [
         _tenant(queue, tenant, waits.get(tenant.name, []))
         for tenant in sorted(queue.tenants, key=lambda tenant: tenant.name)

@@ -104,11 +104,10 @@ class GangRoom:
     def spots(self, victims: Sequence[Entry]) -> dict[str, Kept]:
         """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
         placed = self._again(victims)
-        rows = self._room.state.nodes.rows
         found: dict[str, Kept] = {}
         for node, pods in (placed or {}).items():
             cards = self._cards(node, _on(node, victims), pods) or {}
-            found |= {uid: Kept(self._task, rows[node], each) for uid, each in cards.items()}
+            found |= {uid: Kept(self._task, node, each) for uid, each in cards.items()}
         return found
 
     def _again(self, victims: Collection[Entry]) -> Pods | None:

@@ -40,6 +40,11 @@ class Gangs:
             gang.released = entry.released
         self._queue(gang)
 
+    def move(self, entry: Entry, gang: str) -> None:
+        """Take a pod out of its gang when it names another one now, or none."""
+        if entry.gang and entry.ticket.gang != gang:
+            self.leave(entry)
+
     def leave(self, entry: Entry) -> None:
         """Take a pod out of its gang."""
         gang = self._known.get(entry.gang)
@@ -47,8 +52,6 @@ class Gangs:
             return
         gang.members.discard(entry.uid)
         gang.ready.discard(entry.uid)
-        if not any(self._entries[uid].phase is not Phase.GATED for uid in gang.members):
-            gang.released = None
         self._queue(gang)
         if not gang.members:
             del self._known[gang.uid]
@@ -58,37 +61,64 @@ class Gangs:
         gang = self._known.get(uid)
         if gang is not None:
             gang.released, gang.waits_in = now, ""
+            gang.ready = {uid for uid in gang.ready if self._entries[uid].phase is Phase.GATED}
 
     def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[Entry], str]]:
-        """Pods of gangs that were released so long ago and are not bound whole, and why they must go."""
+        """Pods of gangs that wait for a node so long after their release, and why they must go."""
         for gang in list(self._known.values()):
             if gang.released is None or now - gang.released < within_s:
                 continue
             gang.released = now
             entries = [self._entries[uid] for uid in gang.members]
+            late = [entry for entry in entries if entry.phase is Phase.RELEASED]
+            if not late:
+                # Whoever should have gone could not; so it stays, and what is made again joins it.
+                gang.broken = False
+                self._queue(gang)
+                continue
+            released = [entry for entry in entries if entry.phase is not Phase.GATED]
             bound = sum(entry.phase is Phase.BOUND for entry in entries)
             size = entries[0].ticket.gang_size
-            if bound not in {size, len(entries)}:
-                yield (
-                    entries,
-                    f"{bound} of {size} pods of its gang are bound {within_s:g} s after its release",
-                )
+            # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
+            going = [
+                each for each in (late if gang.whole else released) if each.ticket.owned or _has_room(each)
+            ]
+            gang.broken = any(each.phase is Phase.BOUND for each in going)
+            if going:
+                why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its release"
+                yield going, why
 
     def _queue(self, gang: Gang) -> None:
-        """Let the gang wait as one task when all of its pods could; a gang that grew by one pod waits too."""
+        """Let the gang wait as one task when all of its pods could; of one that is whole those made again."""
         entries = [self._entries[uid] for uid in gang.members]
+        released = [entry for entry in entries if entry.phase is not Phase.GATED]
+        if not released:
+            gang.released, gang.whole, gang.broken = None, False, False
+        elif not gang.broken and all(entry.phase is Phase.BOUND for entry in released):
+            gang.whole = True
         gang.fault = gang.disagreement(entries)
         size = entries[0].ticket.gang_size if entries else 0
         if not gang.fault and len(entries) > size:
             gang.fault = f"it has {len(entries)} pods and gpupack.io/gang-size is {size}"
-        complete = entries and not gang.fault and len(gang.ready) == size
+        joins = gang.whole and gang.ready and any(not entry.ticket.ending for entry in released)
+        complete = entries and not gang.fault and (len(gang.ready) == size or joins)
         task = gang.task(entries) if complete else None
         if gang.waits_in:
             waiting = self._tenants[gang.waits_in].waiting
-            if task is not None and waiting.get(gang.uid) == task:
+            if (
+                task is not None
+                and waiting.get(gang.uid) == task
+                and gang.waits_in == entries[0].ticket.queue
+            ):
                 return
             waiting.remove(gang.uid)
+            self._tenants.forget(gang.waits_in)
             gang.waits_in = ""
         if task is not None:
             gang.waits_in = entries[0].ticket.queue
             self._tenants[gang.waits_in].waiting.add(task)
+
+
+def _has_room(entry: Entry) -> bool:
+    """Whether a pod has room that it does not use yet."""
+    return entry.phase is Phase.RELEASED and not entry.given_back

@@ -51,13 +51,13 @@ class Patience:
             now: Seconds.
         """
         limit = now - config.keep_room_after_s
-        long = [entry for entry in self._entries.values() if entry.waits_in and entry.seen <= limit]
+        long = [entry for entry in self._entries.values() if entry.waits_in and entry.began <= limit]
         if long:
             if now - self._at >= AGAIN_S:
                 self._at, self._age_s = now, self._mean_age_s(now)
             limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
         return sorted(
-            (entry for entry in long if entry.seen <= limit), key=lambda entry: (entry.since, entry.uid)
+            (entry for entry in long if entry.began <= limit), key=lambda entry: (entry.since, entry.uid)
         )
 
     def _mean_age_s(self, now: float) -> float:

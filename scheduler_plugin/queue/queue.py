@@ -5,6 +5,7 @@ was released, one with a node sits in its slot. So everything is found again aft
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -17,16 +18,17 @@ from scheduler_plugin.queue.ages import Ages
 from scheduler_plugin.queue.alike import Alike, template
 from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.displaced import displaced
-from scheduler_plugin.queue.entries import Entry, Failed, Phase, TakenBack
+from scheduler_plugin.queue.displaced import displaced_on
+from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, read_ticket
-from scheduler_plugin.queue.refusals import no_request, refusal
+from scheduler_plugin.queue.refusals import may_use, no_request, refusal
 from scheduler_plugin.queue.room import NodeFacts, Room
 from scheduler_plugin.queue.shapes import Shapes
 from scheduler_plugin.queue.slots import Slots
+from scheduler_plugin.queue.stages import Stages
 from scheduler_plugin.queue.takeback import TakeBacks
 from scheduler_plugin.queue.tenants import Tenants
 from scheduler_plugin.queue.waiting import Kind, Task
@@ -54,6 +56,7 @@ class Queue:
         config: The configuration.
         state: The cluster; made with `QueueRules`, and told of every pod and node before the queue is.
         policies: Of the cluster.
+        wall: Seconds since 1970 when its clock was at 0, see `Ages`.
 
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
@@ -61,7 +64,9 @@ class Queue:
         seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
-    def __init__(self, config: QueueConfig, state: ClusterState, policies: Policies) -> None:
+    def __init__(
+        self, config: QueueConfig, state: ClusterState, policies: Policies, wall: float | None = None
+    ) -> None:
         self.config = config
         self.state = state
         self.tenants = Tenants(config)
@@ -72,14 +77,15 @@ class Queue:
         self.amounts = self.admission.amounts
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
-        self.failed: dict[str, Failed] = {}
+        self._stages = Stages(self.tenants)
+        self.failed = self._stages.failed
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
         self.alike = Alike()
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
-        self._ages = Ages()
+        self._ages = Ages(wall)
         self._patience = Patience(self.entries, self.tenants, self._ages)
         self._shapes = Shapes()
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
@@ -94,8 +100,7 @@ class Queue:
         self.locality = self.admission.locality = Locality(config.locality)
         for name, facts in self.room.facts.items():
             self._count_node(name, facts)
-        for uid, failed in self.failed.items():
-            self.tenants[failed.queue].waiting.begun(uid, failed.job)
+        self._stages.configure()
         for entry in list(self.entries.values()):
             self._enter(entry)
 
@@ -124,25 +129,26 @@ class Queue:
         Args:
             pod: The pod.
             now: Seconds.
-            live: It was created a moment ago, see `Ages`.
+            live: It was created after those that came before it, see `Ages`.
         """
         uid = pod.metadata.uid
+        entry = self.entries.get(uid)
         record, ticket = self.state.pods.get(uid) or read_pod(pod, self.state.resource), read_ticket(pod)
-        entry = self.entries.get(record.uid)
+        if entry is not None and entry.holder in self.config.queues and not ticket.gated:
+            # What was released stays with its queue until it ends, whatever its label says then.
+            ticket = replace(ticket, queue=entry.holder)
         concerns = ticket.gated or (ticket.queue and (record.charged is not None or record.error))
         if not concerns or record.ended:
             self._end(uid, now)
-            if record.ended and pod.status.phase != "Succeeded" and ticket.data and ticket.job:
-                # Its job waits for whatever is made in its place.
-                job = f"{record.namespace}/{ticket.job}"
-                self.failed[uid] = Failed(ticket.queue, job, f"{record.namespace}/{record.name}")
-                self.tenants[ticket.queue].waiting.begun(uid, job)
+            if record.ended and pod.status.phase != "Succeeded":
+                self._stages.fail(record, ticket)
             return
         wants, fault = self._shapes.read(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
         if entry is None:
             since = self._ages.since(ticket.created, now, live=live)
-            entry = Entry(record, ticket, wants, fault, phase, since=since, seen=now, released=now)
+            began = self._ages.began(ticket.created, now, live=live)
+            entry = Entry(record, ticket, wants, fault, phase, since=since, began=began, released=now)
             self.entries[record.uid] = entry
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
@@ -150,19 +156,9 @@ class Queue:
             phase = self._moved(entry, phase, now)
         if ticket.gated or not entry.template:
             # In batch mode a release changes what a pod says of nodes.
-            found = template(record, ticket, wants)
-            if found != entry.template:
-                self.alike.leave(entry)
-                entry.template = found
-        if entry.gang:
-            self.gangs.leave(entry)
-        entry.record, entry.ticket, entry.wants, entry.fault, entry.phase = (
-            record,
-            ticket,
-            wants,
-            fault,
-            phase,
-        )
+            self.alike.move(entry, template(record, ticket, wants))
+        self.gangs.move(entry, ticket.gang)
+        entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
         if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang and not entry.given_back:
             self._take_backs.unschedulable(entry, now)
@@ -172,9 +168,15 @@ class Queue:
     def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
         """Where a known pod is, by its newest version and by what is on its way."""
         if phase is Phase.GATED:
-            # Released by us a moment ago, perhaps; the API server has not told that yet.
+            if entry.phase is Phase.BOUND:
+                # The API server was put back to an older state.
+                self._give_back(entry, now)
+                self._let_go(entry)
+                entry.given_back = False
+            # Released by us a moment ago, perhaps; the API server has not told that yet; else see `expire`.
             return entry.phase if entry.phase is Phase.RELEASED else phase
         self._refusals.forget(entry.uid)
+        entry.ungated = True
         if phase is Phase.RELEASED and entry.ticket.gated:
             entry.released = now
             if entry.phase is Phase.GATED:
@@ -231,7 +233,8 @@ class Queue:
         for release in self.admission.decide(now):
             for member in release.members:
                 entry = self.entries[member.uid]
-                entry.phase, entry.released, entry.given_back = Phase.RELEASED, now, False
+                entry.phase, entry.released = Phase.RELEASED, now
+                entry.given_back = entry.ungated = False
                 entry.holder, entry.waits_in = release.tenant, ""
                 self.alike.released(entry, now)
             self.gangs.released(release.task.uid, now)
@@ -239,7 +242,11 @@ class Queue:
 
     def expire(self, now: float) -> list[TakenBack]:
         """Take back what was released and is not bound in time."""
-        return self._take_backs.find(self.config, now)
+        again = [entry for entry in self.entries.values() if entry.is_gated_again(now)]
+        for entry in again:
+            self.not_released(entry.uid, now)
+        gated = [TakenBack(each, "its scheduling gate is there again", remove=False) for each in again]
+        return gated + self._take_backs.find(self.config, now)
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
         """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
@@ -250,7 +257,7 @@ class Queue:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
-        wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace, {}))
+        wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
         why = self._refusals.why(entry.uid)
         return wrong or (f"the API server refuses its release: {why}" if why else "")
 
@@ -266,7 +273,9 @@ class Queue:
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         if entry.kind is Kind.LOCAL and entry.job:
-            self.tenants[entry.ticket.queue].waiting.begun(entry.uid, entry.job)
+            self._stages.begin(entry.uid, entry.ticket.queue, entry.job)
+        else:
+            self._stages.end(entry.uid)
         ready = (
             entry.phase is Phase.GATED
             and not self.refusal(entry)
@@ -296,11 +305,16 @@ class Queue:
     def _wait_no_more(self, entry: Entry) -> None:
         if entry.waits_in:
             self.tenants[entry.waits_in].waiting.remove(entry.uid)
+            self.tenants.forget(entry.waits_in)
             entry.waits_in = ""
 
     def _hold(self, entry: Entry) -> None:
         """Count a pod in its tenant's quota, with what it counts for now."""
-        if entry.wants is None:
+        form, labels = (
+            self.config.queues.get(entry.ticket.queue),
+            self._namespaces.get(entry.record.namespace),
+        )
+        if entry.wants is None or not (entry.holder or form is None or may_use(form, labels)):
             return
         units = self.amounts.of(entry.record, entry.wants)
         if units is None:
@@ -319,6 +333,7 @@ class Queue:
     def _let_go(self, entry: Entry) -> None:
         if entry.holder:
             self.tenants.let_go(entry.holder, entry.uid)
+            self.tenants.forget(entry.holder)
             entry.holder = ""
 
     def _give_back(self, entry: Entry, now: float) -> None:
@@ -326,8 +341,7 @@ class Queue:
 
         Its quota stays its own: kube-scheduler may bind it at any time.
         """
-        take = self.state.taken(entry.uid)
-        if take is not None:
+        if (take := self.state.taken(entry.uid)) is not None:
             self.state.roll_back(take, now)
         self.slots.leave(entry.uid)
         entry.given_back = True
@@ -355,14 +369,7 @@ class Queue:
 
     def _displace(self, node: str) -> None:
         """Let released pods whose cards on a node are full now find other ones."""
-        book = self.state.books.get(node)
-        row = self.state.nodes.rows.get(node)
-        if book is None or row is None or not book.takes or not book.sizes:
-            return
-        nodes = self.state.nodes
-        if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
-            return
-        for uid in displaced(book, self.state.rules):
+        for uid in displaced_on(self.state, node):
             take = self.state.taken(uid)
             if take is not None:
                 self.state.roll_back(take, 0.0)
@@ -373,20 +380,17 @@ class Queue:
         """Forget a pod that has ended or is gone."""
         self._estimated.discard(uid)
         self._refusals.forget(uid)
-        failed = self.failed.pop(uid, None)
-        if failed is not None:
-            self.tenants[failed.queue].waiting.finished(uid, failed.job)
+        self._stages.end(uid)
         entry = self.entries.get(uid)
         if entry is None:
             return
-        if entry.kind is Kind.LOCAL and entry.job:
-            self.tenants[entry.ticket.queue].waiting.finished(uid, entry.job)
         self._wait_no_more(entry)
         self._give_back(entry, now)
         self._let_go(entry)
         self.alike.leave(entry)
         if entry.gang:
             self.gangs.leave(entry)
+        self.tenants.forget(entry.ticket.queue)
         del self.entries[uid]
 
     def _count_node(self, name: str, facts: NodeFacts | None) -> None:

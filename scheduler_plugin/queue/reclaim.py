@@ -190,8 +190,7 @@ class Reclaimer:
         spots = room.spots(victims)
         if len(spots) < len(wants.members):
             return None
-        names = queue.state.nodes.names
-        total = sum(queue.amounts.on_node(each, names[spots[uid].row]) or 0 for uid, each in wants.members)
+        total = sum(queue.amounts.on_node(each, spots[uid].node) or 0 for uid, each in wants.members)
         if not cohort.is_own(tenant.name, total):
             return None
         lacks = cohort.lacks(tenant.name, total)

@@ -1,6 +1,6 @@
 """Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -47,12 +47,12 @@ class Kept:
 
     Attributes:
         task: UID of the task that waits: the pod's, or its gang's.
-        row: Of the node.
+        node: Its name: rows are given to other nodes when one is gone.
         cards: Of the node, by position.
     """
 
     task: str
-    row: int
+    node: str
     cards: tuple[int, ...]
 
 
@@ -116,8 +116,9 @@ class Room:
             return mask.fits
         fits = mask.fits.copy()
         for kept in self._kept.values():
-            if kept.task != holder and fits[kept.row]:
-                fits[kept.row] = self._place_beside(mask.query, kept.row, kept.cards)
+            row = self.state.nodes.rows.get(kept.node)
+            if row is not None and kept.task != holder and fits[row]:
+                fits[row] = self._place_beside(mask.query, row, kept.cards)
         return fits
 
     def fits_but_for_kept(self, wants: Wants) -> bool:
@@ -159,7 +160,7 @@ class Room:
         mine = self._kept.get(uid)
         kept = self.kept_from(uid if mine is None else mine.task, row)
         placement = None
-        if mine is not None and mine.row == row:
+        if mine is not None and mine.node == nodes.names[row]:
             others = set(range(int(nodes.cards[row]))).difference(mine.cards)
             placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
         if placement is None:
@@ -193,9 +194,8 @@ class Room:
             The node, empty where no node could ever take the pod.
         """
         nodes = self.state.nodes
-        taken = {kept.row for kept in self._kept.values()}
         wanted = nodes.usable.copy()
-        wanted[list(taken)] = False
+        wanted[[nodes.rows[kept.node] for kept in self._kept.values() if kept.node in nodes.rows]] = False
         if node:
             wanted &= np.arange(len(wanted)) == nodes.rows.get(node, -1)
         if among is not None:
@@ -213,7 +213,7 @@ class Room:
                 found = (choice[0], name, row, choice[1])
         if found is None:
             return ""
-        self._kept[uid] = Kept(uid, found[2], found[3])
+        self._kept[uid] = Kept(uid, found[1], found[3])
         return found[1]
 
     def keep_cards(self, uid: str, kept: Kept) -> None:
@@ -242,15 +242,21 @@ class Room:
         for uid in [uid for uid, kept in self._kept.items() if kept.task == task]:
             del self._kept[uid]
 
-    def kept_row(self, uid: str) -> int | None:
-        """Row of the node on which cards are kept for a pod, None for none."""
-        kept = self._kept.get(uid)
-        return None if kept is None else kept.row
-
     def kept_for(self, uid: str) -> str:
-        """Name of that node, empty for none."""
-        row = self.kept_row(uid)
-        return "" if row is None else self.state.nodes.names[row]
+        """Name of the node on which cards are kept for a pod, empty for none."""
+        kept = self._kept.get(uid)
+        return "" if kept is None else kept.node
+
+    def serves(self, pods: Iterable[tuple[str, Wants]]) -> bool:
+        """Whether what is kept for pods can still become free, on nodes that they may run on."""
+        for uid, wants in pods:
+            kept = self._kept.get(uid)
+            row = None if kept is None else self.state.nodes.rows.get(kept.node)
+            if kept is None or row is None or not self.state.nodes.usable[row]:
+                return False
+            if not self.allowed(wants, kept.node) or self._least_used(wants, row, kept.cards) is None:
+                return False
+        return True
 
     @property
     def keeping(self) -> tuple[str, ...]:
@@ -259,11 +265,20 @@ class Room:
 
     def kept_from(self, task: str, row: int) -> list[int]:
         """Cards of a node that are kept from a task for others."""
-        others = (kept for kept in self._kept.values() if kept.row == row and kept.task != task)
+        name = self.state.nodes.names[row]
+        others = (kept for kept in self._kept.values() if kept.node == name and kept.task != task)
         return list(chain.from_iterable(kept.cards for kept in others))
 
-    def _least_used(self, wants: Wants, row: int) -> tuple[int, tuple[int, ...]] | None:
-        """Units that must become free before a pod fits on a node, and the cards; None: it never will."""
+    def _least_used(
+        self, wants: Wants, row: int, among: Collection[int] | None = None
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Units that must become free before a pod fits on a node, and the cards; None: it never will.
+
+        Args:
+            wants: The pod's needs.
+            row: Of the node.
+            among: Cards that come into question; None: all.
+        """
         nodes = self.state.nodes
         if nodes.cpu_capacity[row] < wants.cpu_milli or nodes.memory_capacity[row] < wants.memory_bytes:
             return None
@@ -276,7 +291,9 @@ class Room:
             able = sorted(
                 (max(0, occupied[card] + added[card] + needs[card] - size), card)
                 for card, size in enumerate(open_units)
-                if size >= added[card] + needs[card] and (admits is None or admits[row, card])
+                if size >= added[card] + needs[card]
+                and (admits is None or admits[row, card])
+                and (among is None or card in among)
             )[: demand.cards]
             if len(able) < demand.cards:
                 return None

@@ -93,16 +93,20 @@ class Tenants:
             tenant = self[name]
             tenant.form = config.queues.get(name)
             tenant.count_slots = self._count_slots
-        for name in [
-            n for n, t in self._known.items() if t.form is None and not t.waiting and not t.released
-        ]:
-            del self._known[name]
+        for name in list(self._known):
+            self.forget(name)
         roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
         accounts: dict[str, dict[str, Account]] = {}
         for name, root in roots.items():
             accounts.setdefault(root, {})[name] = Account(config.queues[name].quota, self[name].units)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
+
+    def forget(self, name: str) -> None:
+        """Drop a tenant that is not configured and has nothing: pods may name what they like."""
+        tenant = self._known.get(name)
+        if tenant is not None and tenant.form is None and not tenant.released and not tenant.waiting.known:
+            del self._known[name]
 
     def cohort(self, name: str) -> Cohort | None:
         """The cohort of a configured tenant."""

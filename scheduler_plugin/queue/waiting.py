@@ -133,6 +133,11 @@ class Waiting(Generic[W]):
     def __iter__(self) -> Iterator[Task[W]]:
         return iter(self._tasks.values())
 
+    @property
+    def known(self) -> bool:
+        """Whether there is anything: tasks that wait, or jobs with tasks that have not ended."""
+        return bool(self._tasks or self._jobs)
+
     def get(self, uid: str) -> Task[W] | None:
         """The task of a UID, None when it does not wait."""
         return self._tasks.get(uid)

@@ -23,6 +23,7 @@ class QueueFeed:
     def __init__(self, queue: Queue, watcher: Watcher, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._clock = clock
+        self._listed = False
         watcher.node_sink.took.connect(self._node)
         watcher.node_sink.replaced.connect(self._nodes)
         watcher.pod_sink.took.connect(self._pod)
@@ -48,8 +49,12 @@ class QueueFeed:
         listed = {pod.metadata.uid for pod in pods}
         for uid in [uid for uid in self._queue.known if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
-        for pod in pods:
-            self._pod("MODIFIED", pod)
+        known = set(self._queue.known)
+        for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
+            # What is not in the first list, and in a later one, was created in between.
+            live = self._listed and pod.metadata.uid not in known
+            self._queue.apply_pod(pod, self._clock(), live=live)
+        self._listed = True
 
 
 class NamespaceSink:
@@ -58,9 +63,13 @@ class NamespaceSink:
     Args:
         queue: Takes them.
         changed: Called after each change.
+
+    Attributes:
+        synced: A complete list was there.
     """
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
+        self.synced = False
         self._queue = queue
         self._changed = changed
         self._known: set[str] = set()
@@ -74,6 +83,7 @@ class NamespaceSink:
         for item in items:
             self._queue.set_namespace(item.metadata.name, item.metadata.labels or {})
         self._known = names
+        self.synced = True
         self._changed()
 
     def event(self, kind: Kind, item: NamespaceLite, resource_version: str) -> None:

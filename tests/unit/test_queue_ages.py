@@ -1,0 +1,90 @@
+"""Since when pods wait: after a restart, with clocks that jump, and after a list instead of events."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import pytest
+
+from scheduler_plugin.cluster.objects import Gate
+from scheduler_plugin.cluster.signals import Signal
+from scheduler_plugin.queue.ages import Ages
+from scheduler_plugin.queue.explain import tenants
+from scheduler_plugin.queue.pods import QueuePod
+from scheduler_plugin.queue.watching import QueueFeed
+from tests.cluster_builders import pod_object
+from tests.queue_world import QueueWorld
+
+if TYPE_CHECKING:
+    from scheduler_plugin.cluster.watching import Watcher
+
+DAY_S = 86400
+RESTARTED = "keepRoomAfter: 10m\nqueues: [{name: a}]"
+
+
+def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
+    """A pod that waited for a day gets room kept at once, and the status says so."""
+    world = QueueWorld(RESTARTED)
+    world.now = 23 * 3600.0
+    world.node("n1", (16,))
+    running = world.pod("running", 8)
+    world.released()
+    world.bind(running)
+    world.pod("large", 16, created=3600)
+    assert tenants(world.queue, world.now)[0].oldest_wait_s == pytest.approx(22 * 3600)
+    assert [node for _, node in world.queue.keep_room(world.now)] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("created", "live", "wall", "began"),
+    [
+        (1000.0, False, 900.0, 100.0),  # a list: by its date
+        (1000.0, True, 900.0, 300.0),  # an event: now, whatever an API server with a wrong clock says
+        (9999.0, False, 900.0, 300.0),  # dated in the future
+        (0.0, False, 900.0, 300.0),  # not dated
+        (1000.0, False, None, 300.0),  # the time of day is not known
+    ],
+)
+def test_when_a_pod_began_to_wait(created: float, live: bool, wall: float | None, began: float) -> None:
+    """Seconds of the queue's clock, at its second 300."""
+    assert Ages(wall).began(created, 300.0, live=live) == began
+
+
+def test_pods_of_a_later_list_come_after_those_before_it() -> None:
+    """A pod was dated a day ahead; so those after it have their place by arrival, listed or not."""
+    ages = Ages()
+    ages.since(DAY_S, 1.0, live=True)
+    early = ages.since(100.0, 2.0, live=True)
+    listed = [ages.since(created, 60.0, live=True) for created in (160.0, 161.0, 162.0)]
+    assert early < listed[0] < listed[1] < listed[2]
+
+
+def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
+    """Events were lost, and a list came instead; a pod dated ahead has put the others in order of arrival."""
+    world = QueueWorld()
+    sinks = SimpleNamespace(
+        node_sink=SimpleNamespace(took=Signal(), replaced=Signal()),
+        pod_sink=SimpleNamespace(took=Signal(), replaced=Signal()),
+    )
+    QueueFeed(world.queue, cast("Watcher", sinks), lambda: world.now)
+    world.node("n1", (16,))
+    running = world.pod("running", 16, created=0)
+    world.released()
+    world.bind(running)
+    sinks.pod_sink.replaced(_listed(world))
+    world.pod("ahead", 17, created=23 * 3600, live=True)
+    world.now = 2.0
+    world.pod("early", 16, created=100, live=True)
+    world.now = 60.0
+    late = msgspec.convert(pod_object("late", 16), QueuePod)
+    late.metadata.labels = {"gpupack.io/queue-name": "a"}
+    late.metadata.creation_timestamp = "2026-01-01T00:02:40Z"
+    late.spec.scheduling_gates = [Gate("gpupack.io/queue")]
+    world.state.apply_pod(late, world.now)
+    sinks.pod_sink.replaced([late, *_listed(world)])
+    order = sorted(world.queue.entries.values(), key=lambda entry: entry.since)
+    assert [entry.record.name for entry in order] == ["running", "ahead", "early", "late"]
+
+
+def _listed(world: QueueWorld) -> list[QueuePod]:
+    return [msgspec.convert(raw, QueuePod) for raw in world.objects.values()]

@@ -1,0 +1,77 @@
+"""Room that is kept for a pod that waits long: it moves with its chances, and is given up without any."""
+
+import pytest
+
+from scheduler_plugin.queue.explain import waiting
+from tests.queue_world import QueueWorld
+
+TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"
+
+
+def _kept(world: QueueWorld) -> list[str]:
+    return [node for _, node in world.queue.keep_room(world.now)]
+
+
+def _keeping(config: str = TWO) -> QueueWorld:
+    """Two nodes with a card, half of each used by b; a pod of a waits for a whole card, kept on n1."""
+    world = QueueWorld(config)
+    for node in ("n1", "n2"):
+        world.node(node, (16,))
+    for uid in [world.pod(f"b{i}", 9, queue="b", created=0) for i in range(2)]:
+        world.released()
+        world.bind(uid)
+    world.pod("large", 16, created=1)
+    world.now = 1000.0
+    assert _kept(world) == ["n1"]
+    return world
+
+
+def _lose(world: QueueWorld, node: str) -> None:
+    world.version += 1
+    world.state.delete_node(node, str(world.version), world.now)
+    world.queue.set_node(node, None)
+
+
+def test_kept_room_moves_when_its_node_is_cordoned() -> None:
+    """The pod would wait on it for ever."""
+    world = _keeping()
+    world.node("n1", (16,), spec={"unschedulable": True})
+    assert _kept(world) == ["n2"]
+
+
+def test_kept_room_moves_when_its_card_is_no_longer_large_enough() -> None:
+    """Somebody exchanged it."""
+    world = _keeping()
+    world.node("n1", (12,))
+    assert _kept(world) == ["n2"]
+
+
+def test_kept_room_moves_when_its_node_is_gone_and_is_not_its_successors() -> None:
+    """The arrays give the row of a node that is gone to the next one."""
+    world = _keeping()
+    _lose(world, "n1")
+    world.node("n3", (12,))
+    world.pod("small", 12, queue="b", created=2)
+    assert world.released() == ["small"]
+    assert _kept(world) == ["n2"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TWO.replace("nominalQuota: 32", "stop: Hold"),
+        TWO.replace("32", "0"),
+        TWO.replace("name: a", "name: c"),
+    ],
+    ids=("hold", "quota", "gone"),
+)
+def test_kept_room_is_given_up_when_its_pod_may_not_be_released(config: str) -> None:
+    """Others can have it."""
+    world = _keeping()
+    world.configure(config)
+    assert _kept(world) == []
+    for uid in [uid for uid in world.objects if world.name(uid) == "b0"]:
+        world.delete(uid)
+    world.pod("other", 16, queue="b", created=2)
+    assert world.released() == ["other"]
+    assert "room is kept" not in " ".join(each.message for each in waiting(world.queue, world.now))
