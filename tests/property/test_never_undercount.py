@@ -11,9 +11,11 @@ from random import Random
 
 import pytest
 
+from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.mutants import MUTANTS, Mutant
 from tests.property.undercount.scene import ViolationError
 from tests.property.undercount.simulation import Simulation, run
+from tests.property.undercount.taken_out import none
 
 STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "100000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_UNDERCOUNT_FIRST_SEED", "0"))
@@ -64,6 +66,8 @@ def test_invariant_holds_where_half_of_the_pods_ask_for_percent(part: int) -> No
 def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
     """Whether a mutant's history breaks the invariant, with the rule taken out or in its place."""
     with pytest.MonkeyPatch.context() as patch:
+        if not mutant.fresh_words:
+            patch.setattr(ModelExtender, "read_words_anew", none)
         rules = [mutant.apply(patch)] if taken_out else []
         try:
             run(

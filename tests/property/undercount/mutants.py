@@ -54,7 +54,8 @@ class Mutant:
         density: of that history.
         more: events that come more often in it.
         percent: how many of its pods ask for percent of cards.
-        also: the same rule at its second place, or another that alone keeps the history from breaking.
+        also: the same rule at its second place, where extender and node both keep it.
+        fresh_words: the extender reads words anew before it binds; older words make more histories break.
     """
 
     name: str
@@ -65,7 +66,8 @@ class Mutant:
     density: float = 1.0
     more: Mapping[str, float] = field(default_factory=dict)
     percent: float = 0.0
-    also: tuple[type | ModuleType, str, Any] | None = None
+    also: tuple[ModuleType, str, Any] | None = None
+    fresh_words: bool = False
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""
@@ -139,6 +141,7 @@ MUTANTS = (
         none,
         seed=12101165,
         density=2.0,
+        fresh_words=True,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
     Mutant("extender: only the node's own holds confirm", Rules, "holds", yes, seed=1000),
@@ -246,7 +249,6 @@ MUTANTS = (
         "lingering",
         nothing,
         seed=8004716,
-        also=(ModelExtender, "read_words_anew", none),  # which alone keeps this history from breaking
     ),
     Mutant(
         "node: targets are shared by shape",
