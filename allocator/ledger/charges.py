@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import PodFacts, Units, add
+from allocator.ledger.pods import Grant, PodFacts, Units, add
 from allocator.request import PodRequest
 
 
@@ -67,8 +67,29 @@ def charged(facts: Facts) -> Units:
     for units in (*facts.settled.units, *(of_pod(facts, one) for one in facts.open.values())):
         add(total, units)
     for grant in facts.grants:
-        add(total, dict(grant.shares))
+        add(total, of_grant(facts, grant))
     return total
+
+
+def of_grant(facts: Facts, grant: Grant) -> Units:
+    """Units by card that an Allocate adds which the book does not show yet."""
+    for one in facts.open.values():
+        if grant in given_again(facts, one):
+            before = facts.of_containers(one.book.values())
+            after = facts.of_containers((*one.book.values(), grant.ids))
+            return {uuid: units - before.get(uuid, 0) for uuid, units in after.items()}
+    return dict(grant.shares)
+
+
+def given_again(facts: Facts, one: PodFacts) -> list[Grant]:
+    """Allocates of a pod that the book does not show yet: main containers get IDs of init containers again.
+
+    As long as not all of a pod has been served, what the book shows of it is given to nobody else.
+    """
+    if not one.live or not one.missing:
+        return []
+    has = one.ids_of(one.book)
+    return [grant for grant in facts.grants if not has.isdisjoint(grant.ids)]
 
 
 def booked(facts: Facts, *, percent: bool, wanted: frozenset[str] = frozenset()) -> Units:

@@ -86,7 +86,9 @@ class Draft:
     def where_it_has_something(self, one: Waiting) -> None:
         """A demand that was served in part goes on there."""
         mine = one.owner
-        got = self.facts.of_containers(mine.ids.get(name, frozenset()) for name in one.demand.containers)
+        sets = [mine.ids.get(name, frozenset[str]()) for name in one.demand.containers]
+        again = [grant.ids for grant in charges.given_again(self.facts, mine)]
+        got = self.facts.of_containers(sets + [ids for ids in again if any(map(ids.intersection, sets))])
         if got:
             most = max(got.values())
             self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)

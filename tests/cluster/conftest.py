@@ -20,7 +20,7 @@ LONGEST = (
     "test_book",
     "test_queue",
 )
-SHOWN = ("gpupack", "kube-scheduler", "kueue")
+SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,14 +1,17 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback ports."""
 
 import base64
+import itertools
 import json
+import os
+import random
 import shutil
 import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.cluster.harness import versions
 from tests.cluster.harness.polling import until
@@ -22,16 +25,31 @@ PERCENT = "gpupack.io/gpu-percent"
 PROFILES = ("default-scheduler", "gpupack-scheduler")
 
 
+PORTS: Final = range(20_000, 32_000)
+"""Below those that Linux gives to clients (from 32768): a port is taken some time after it was found free."""
+
+PORTS_A_WORKER: Final = 750
+
+
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Different TCP ports of the loopback interface that nobody listens on now.
+
+    Workers of pytest-xdist, which run beside each other, choose from ranges of their own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = worker * PORTS_A_WORKER % len(PORTS)
+    ports = PORTS[first : first + PORTS_A_WORKER]
+    found = (port for port in random.sample(ports, len(ports)) if _is_free(port))
+    return list(itertools.islice(found, count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class ControlPlane:
