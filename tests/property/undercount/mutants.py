@@ -15,6 +15,7 @@ from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.taken_out import (
+    a_part_is_all,
     begun_is_complete,
     book_is_all,
     dead_whenever_looked,
@@ -249,6 +250,14 @@ MUTANTS = (
         "lingering",
         nothing,
         seed=8004716,
+    ),
+    Mutant(
+        "node: a book that shows a part of an admitted pod is asked for anew",
+        release,
+        "stale",
+        a_part_is_all,
+        seed=15004084,
+        fresh_words=True,
     ),
     Mutant(
         "node: an Allocate of IDs that a pod has already adds only the rest",

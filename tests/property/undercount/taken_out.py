@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.ledger import Ask, Ledger, charges, choice, places
+from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
 from allocator.ledger.pods import PodFacts, Units, add, shape
@@ -175,3 +175,9 @@ def one_share(facts: Facts, sets: Any) -> Units:
 
 def give_up_at_once(extender: ModelExtender, binding: Any) -> None:
     extender._roll_back(binding.commitment)
+
+
+def a_part_is_all(facts: Facts, now_s: float) -> bool:
+    return any(one.book and release.is_dead(one) for one in facts.open.values()) or any(
+        now_s >= grant.at.at_s + release.LOST_GRANT_S for grant in facts.grants
+    )
