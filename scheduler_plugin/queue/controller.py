@@ -271,7 +271,7 @@ class Controller:
         async with self._turns:
             answer = await self._writer.remove(entry)
         if answer.written is Written.REFUSED:
-            self._reclaimer.refused(lender, entry.uid)
+            self._reclaimer.refused(lender, entry.uid, self._clock())
             self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 

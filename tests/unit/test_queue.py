@@ -524,6 +524,48 @@ def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     assert len(reclaimer.find(15)) == 1
 
 
+def test_whom_a_disruption_budget_protects_is_passed_over_for_the_next_youngest() -> None:
+    """At once, as nobody went; where both are protected, they are asked again later and later."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    asked = []
+    for now in range(100):
+        for found in reclaimer.find(now):
+            (victim,) = found.victims
+            asked.append((now, victim.record.name))
+            if victim.uid in uids:
+                reclaimer.refused("b", victim.uid, now)
+    names = [name for _, name in asked]
+    assert names == ["a3", "a2", "a1", "a0"] * 3
+    assert [at for at, _ in asked] == [0, 1, 2, 3, 15, 16, 17, 18, 45, 46, 47, 48]
+
+
+def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() -> None:
+    """Else one more would go than needed."""
+    world = QueueWorld(f"{TWO}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 16, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    gone, stays = found.victims
+    reclaimer.refused("b", stays.uid, 0)
+    world.delete(gone.uid)
+    assert reclaimer.find(1) == []
+    assert world.released() == []
+    (found,) = reclaimer.find(15)
+    assert stays in found.victims, "its card is half free, and it is asked again"
+
+
 def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:
     """Pods of a thousand kinds come and go; what is remembered of them does not stay."""
     for number in range(1000):
