@@ -190,7 +190,9 @@ MUTANTS = (
     Mutant(
         "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1001
     ),
-    Mutant("node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3),
+    Mutant(
+        "node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3
+    ),
     Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1115),
     Mutant(
         "node: a look from before the end proves nothing",
