@@ -13,7 +13,6 @@ from scheduler_plugin.http.extender import Filtered
 from scheduler_plugin.http.secondlook import (
     AFTER_S,
     AT_ONCE,
-    REMEMBERED,
     STRATEGIC_PATCH,
     UNKNOWN_S,
     SecondLooks,
