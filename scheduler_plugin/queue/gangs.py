@@ -63,6 +63,10 @@ class Gangs:
             gang.released, gang.waits_in = now, ""
             gang.ready = {uid for uid in gang.ready if self._entries[uid].phase is Phase.GATED}
 
+    def waiting(self) -> Iterator[Gang]:
+        """Gangs that wait in a queue."""
+        return (gang for gang in self._known.values() if gang.waits_in)
+
     def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[Entry], str]]:
         """Pods of gangs that wait for a node so long after their release, and why they must go."""
         for gang in list(self._known.values()):
@@ -115,7 +119,8 @@ class Gangs:
             self._tenants.forget(gang.waits_in)
             gang.waits_in = ""
         if task is not None:
-            gang.waits_in = entries[0].ticket.queue
+            gang.waits_in, gang.since = entries[0].ticket.queue, task.since
+            gang.began = min(entry.began for entry in entries if entry.uid in gang.ready)
             self._tenants[gang.waits_in].waiting.add(task)
 
 

@@ -1,4 +1,4 @@
-"""How long a pod that fits nowhere waits before cards are kept free for it. Pure."""
+"""How long a pod or a gang that finds no room waits before cards are kept free for it. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from scheduler_plugin.queue.ages import Ages
 from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.entries import Entry, Phase
+from scheduler_plugin.queue.gangs import Gangs
 from scheduler_plugin.queue.tenants import Tenants
 
 AGAIN_S: Final = 10.0
@@ -28,37 +29,49 @@ def patience_s(age_s: float, least_s: float, most_s: float) -> float:
 
 
 class Patience:
-    """Finds the pods that have waited so long.
+    """Finds the pods and gangs that have waited so long.
 
     Args:
         entries: All pods by UID, kept up to date by the queue.
+        gangs: Gangs of them.
         tenants: What they hold.
         ages: The clock of the API server.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], tenants: Tenants, ages: Ages) -> None:
+    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs, tenants: Tenants, ages: Ages) -> None:
         self._entries = entries
+        self._gangs = gangs
         self._tenants = tenants
         self._ages = ages
         self._at = float("-inf")
         self._age_s = 0.0
 
-    def lost(self, config: QueueConfig, now: float) -> list[Entry]:
-        """Pods that wait, fit or not, and for which cards may be kept, those that came first first.
+    def lost(self, config: QueueConfig, now: float) -> list[tuple[str, str]]:
+        """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
+
+        A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
 
         Args:
             config: How long they wait at least and at most.
             now: Seconds.
         """
         limit = now - config.keep_room_after_s
-        long = [entry for entry in self._entries.values() if entry.waits_in and entry.began <= limit]
+        long = [
+            (entry.began, entry.since, entry.uid, entry.waits_in)
+            for entry in self._entries.values()
+            if entry.waits_in and entry.began <= limit
+        ]
+        long += [
+            (gang.began, gang.since, gang.uid, gang.waits_in)
+            for gang in self._gangs.waiting()
+            if gang.began <= limit
+        ]
         if long:
             if now - self._at >= AGAIN_S:
                 self._at, self._age_s = now, self._mean_age_s(now)
             limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
-        return sorted(
-            (entry for entry in long if entry.began <= limit), key=lambda entry: (entry.since, entry.uid)
-        )
+        found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
+        return [(uid, tenant) for _, uid, tenant in found]
 
     def _mean_age_s(self, now: float) -> float:
         """For how long the bound pods have run on average, by units."""
