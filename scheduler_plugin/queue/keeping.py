@@ -114,17 +114,22 @@ class RoomKeeper:
         admission = self._admission
         pods = admission.amounts.members(task.wants, task.uid)
         headroom = admission.tenants.headroom(name)
-        found = Clearing(admission.room, task.uid, alone=alone).find(pods, self._among(task.wants, headroom))
-        return found if headroom is None or self._units(pods, found) <= headroom else {}
+        clearing = Clearing(admission.room, task.uid, alone=alone)
+        if headroom is None or not task.wants.percent:
+            return clearing.find(pods)
+        # What shares count for depends on the node. First each pod by itself may be wherever the others leave
+        # it enough; where that is too much together, each is where it counts for the least.
+        for left in (headroom - admission.amounts.least(task.wants), 0):
+            found = clearing.find(pods, self._within(left))
+            if self._units(pods, found) <= headroom:
+                return found
+        return {}
 
-    def _among(self, needs: Needs, headroom: int | None) -> Callable[[Wants], BoolArray] | None:
-        """Where the quota lets each pod of a task be, the others being where they count for the least."""
+    def _within(self, more: int) -> Callable[[Wants], BoolArray]:
+        """Where a pod counts for so many units more at most than where it counts for the least: bool[R]."""
         amounts = self._admission.amounts
-        if headroom is None or not needs.percent:
-            return None
         everywhere = np.ones(self._admission.room.state.nodes.row_count, dtype=np.bool_)
-        left = headroom - amounts.least(needs)
-        return lambda wants: amounts.within(wants, everywhere, left + amounts.least(wants))
+        return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
 
     def _units(self, pods: Iterable[Pod], kept: dict[str, Kept]) -> int:
         """Units that pods count for where room is kept for them."""

@@ -235,6 +235,16 @@ def test_room_for_shares_is_kept_where_the_quota_lets_them_be() -> None:
     assert keep(world) == {"g0": "s1", "g1": "s2"}
 
 
+def test_room_for_shares_that_the_quota_lets_only_one_be_on_a_large_card() -> None:
+    """Each could have one, both could not."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 96}]")
+    for node, size, used in (("l1", 80, 1), ("l2", 80, 1), ("s1", 16, 15), ("s2", 16, 15)):
+        world.node(node, (size,), (used,))
+    for number in range(2):
+        world.pod(f"g{number}", created=1, gang="G", size=2, containers=[in_percent(100)])
+    assert keep(world) == {"g0": "s1", "g1": "s2"}
+
+
 def test_a_gang_whose_first_stage_has_not_ended_has_nothing_kept() -> None:
     world = three_nodes()
     world.pod("data", 16, created=1, data="d", job="j")
