@@ -26,6 +26,7 @@ from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
 from scheduler_plugin.http.observing import observable
 from scheduler_plugin.http.patience import News, Patience
 from scheduler_plugin.http.reporting import Reporter
+from scheduler_plugin.http.secondlook import SecondLooks
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.memory import collect_rarely, settle
@@ -87,6 +88,8 @@ async def run(
         reporter = Reporter(state, clock, events, elector)
         extender = Extender(state, policies, settings.shortlist)
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
+        looks = SecondLooks(extender, client, clock, lambda: watcher.stale, elector)
+        metrics.follow_looks(looks)
         preemption = None
         if settings.preemption:
             preemption = Preemption(state, policies, client, clock, events, watcher, elector)
@@ -102,6 +105,7 @@ async def run(
             reporter=reporter,
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
+            looks=looks,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -121,7 +125,7 @@ async def run(
             async with observable(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
-                await _work(stop, watcher, binder, elector, events, tls, preemption)
+                await _work(stop, watcher, binder, elector, events, tls, looks, preemption)
         finally:
             for each in listening:
                 each.close()
@@ -171,11 +175,12 @@ async def _work(
     elector: LeaseElector | None,
     events: EventRecorder,
     tls: ServerTls | None,
+    looks: SecondLooks,
     preemption: Preemption | None,
 ) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(watcher.run()), group.create_task(events.run())]
+        tasks = [group.create_task(each.run()) for each in (watcher, events, looks)]
         if elector is not None:
             tasks.append(group.create_task(elector.run()))
         else:

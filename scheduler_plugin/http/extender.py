@@ -50,6 +50,14 @@ REMEMBERED_SETTLED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What kube-scheduler asked: whether any of these nodes will do for this pod."""
+
+    pod: PodLite
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True)
 class Filtered:
     """What filter found.
 
@@ -60,6 +68,7 @@ class Filtered:
         refusal: Why no node will do, for people.
         evictable: Names of the nodes, or some of them, whose cards other pods have; empty where no pod may be
             evicted for this one.
+        asked: What to look at once more later; with `refused` only.
     """
 
     answer: bytes
@@ -67,6 +76,7 @@ class Filtered:
     passed: str = ""
     refusal: Refusal | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
+    asked: Asked | None = field(default=None, compare=False)
 
 
 class Extender:
@@ -119,6 +129,26 @@ class Extender:
             return self._pass_all(candidates)
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
             return self._filter(pod, candidates, query)
+
+    def would_pass(self, asked: Asked, now: float) -> bool:
+        """Tell whether a node will do by now for a pod that was refused.
+
+        Args:
+            asked: As it was asked.
+            now: Seconds.
+        """
+        pod = asked.pod
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError:
+            query = None
+        if query is None:
+            return False
+        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+            rows, _ = self._known(asked.candidates)
+            scores = self._scores(pod, query, rows, rows[self._fits(query, rows)])
+        return bool((scores < np.inf).any())
 
     def _filter(self, pod: PodLite, candidates: Candidates, query: Query) -> Filtered:
         """Answer for a pod that asks for cards."""
@@ -321,7 +351,8 @@ class Extender:
         if may_preempt(pod) and not np.isin(found, _PASSING).any():
             evictable = self._evictable(rows[found == Misfit.NOT_FREE])
         refusal = Refusal(pod.metadata, counts, query, rows)
-        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable)
+        asked = Asked(pod, candidates.to_keep())
+        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, asked=asked)
 
     def _kept_for(self, pod: PodLite) -> int:
         """Row of the node that is being kept for a pod; one that there is not, where none is."""

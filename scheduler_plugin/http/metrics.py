@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
     from scheduler_plugin.commit.binding import Leadership
     from scheduler_plugin.commit.preemptor import Preemptor
+    from scheduler_plugin.http.secondlook import SecondLooks
 
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
 
@@ -63,6 +64,15 @@ class Metrics:
             self.errors.labels(verb)
         if cluster is not None:
             self.registry.register(cluster)
+
+    def follow_looks(self, looks: "SecondLooks") -> None:
+        """Count what looks again at refused pods find."""
+        found = Counter(
+            "gpupack_scheduler_second_looks_total",
+            "Refused pods that fit a moment later and that kube-scheduler was made to try again.",
+            registry=self.registry,
+        )
+        looks.fits.connect(lambda _uid: found.inc())
 
     def follow(self, preemptor: "Preemptor") -> None:
         """Count what a preemptor does."""

@@ -21,6 +21,7 @@ from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import WAIT_S, Patience
 from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error
 from scheduler_plugin.http.reporting import Reporter
+from scheduler_plugin.http.secondlook import SecondLooks
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
@@ -65,6 +66,7 @@ class Service:
         reporter: Tells people what became of pods.
         leadership: None without an election.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
+        looks: Looks again at refused pods later; None where nobody does.
     """
 
     extender: Extender
@@ -76,6 +78,7 @@ class Service:
     reporter: Reporter
     leadership: Leadership | None = None
     preemptor: Preemptor | None = None
+    looks: SecondLooks | None = None
 
     async def call(self, path: str, body: bytes) -> Answer:
         """Answer a verb, whatever its body is and whatever happens.
@@ -126,6 +129,8 @@ class Service:
         uid = found.refused or found.passed
         if self.preemptor is not None and uid:
             self.preemptor.note(uid, found.evictable)
+        if self.looks is not None and uid:
+            self.looks.note(found)
         self.reporter.filtered(found)
         return self._done("filter", perf_counter() - took_s, found.answer)
 

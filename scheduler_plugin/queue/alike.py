@@ -1,13 +1,14 @@
-"""Pods that are alike, after kube-scheduler found no node for one of them: the others go one at a time. Pure.
+"""Pods or gangs that are alike, after kube-scheduler found no node for one: others go one at a time. Pure.
 
 kube-scheduler knows reasons that the queue cannot see: anti-affinity, volumes, the number of pods on a node.
 What it refuses for one pod of a template it refuses for the next one too. So they are held back until one is
 bound; meanwhile one is tried after a pause that grows with each refusal.
 """
 
-from collections.abc import Collection, Hashable, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.queue.backoffs import Backoffs
@@ -16,22 +17,59 @@ from scheduler_plugin.queue.pods import Ticket
 from scheduler_plugin.queue.wants import Wants
 
 PAUSE_S: Final = (10.0, 300.0)
-"""The shortest and the longest pause before another pod is tried."""
+"""The shortest and the longest pause before another one is tried."""
+
+REMEMBERED_S: Final = 300.0
+"""What was refused and is gone is remembered for so long: whoever made it may make it again."""
+
+
+class Unit(Protocol):
+    """What is released as a whole: `entries.Entry`, `entries.Gang`.
+
+    Attributes:
+        template: What it has in common with those like it; None: nothing is known of that.
+    """
+
+    template: Hashable
+
+    @property
+    def uid(self) -> str:
+        """It, among those that are held back."""
+        ...
+
+    @property
+    def since(self) -> float:
+        """Since when it waits."""
+        ...
+
+    @property
+    def called(self) -> str:
+        """What it is, and its name."""
+        ...
+
+
+U = TypeVar("U", bound=Unit)
 
 
 @dataclass(slots=True)
-class _Held:
-    """Gated pods that are alike, by UID.
+class _Held(Generic[U]):
+    """Those that are alike, by UID.
 
     Attributes:
-        why: Why they are held back, in words.
+        first: UID of the one that was refused first.
+        called: What that is called.
+        seen: When there was one of them last, seconds.
         back: Those that are held back.
-        tried: Those that may go; the newest of them first of all.
+        tried: UIDs of those that may go.
+        lost: UIDs of those that were refused, and are released still.
     """
 
-    why: str
-    back: set[str] = field(default_factory=set)
+    first: str
+    called: str
+    seen: float
+    back: dict[str, U] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
 
 
 def template(record: PodRecord, ticket: Ticket, wants: Wants | None) -> Hashable:
@@ -41,80 +79,103 @@ def template(record: PodRecord, ticket: Ticket, wants: Wants | None) -> Hashable
     return (ticket.queue, record.namespace, ticket.owner, ticket.job, ticket.data, wants)
 
 
-class Alike:
-    """Holds pods back, by their `Entry.template`."""
+def gang_template(entries: Collection[Entry]) -> Hashable:
+    """What gangs have in common that ask for the same pods, whoever made them: each has its own controller.
+
+    Args:
+        entries: Pods of the gang that go together, at least one.
+    """
+    first = next(iter(entries))
+    pods = Counter((entry.wants, entry.ticket.data) for entry in entries)
+    return (first.ticket.queue, first.record.namespace, first.ticket.gang_size, frozenset(pods.items()))
+
+
+class Alike(Generic[U]):
+    """Holds them back, by their template."""
 
     def __init__(self) -> None:
         self._pauses: Backoffs[Hashable] = Backoffs(*PAUSE_S)
-        self._held: dict[Hashable, _Held] = {}
+        self._held: dict[Hashable, _Held[U]] = {}
 
-    def refused(self, entry: Entry, now: float) -> bool:
-        """A released pod was refused; tell whether pods like it must be held back from now on."""
-        if entry.template is None:
+    def refused(self, unit: U, now: float) -> bool:
+        """One that was released is refused; tell whether those like it must be held back from now on.
+
+        Args:
+            unit: It; told again and again is as good as told once.
+            now: Seconds.
+        """
+        if unit.template is None:
             return False
-        held = self._held.get(entry.template)
+        held = self._held.get(unit.template)
         if held is None:
-            name = f"{entry.record.namespace}/{entry.record.name}"
-            why = f"pod {name} asks for the same and could not be bound; one pod at a time is tried again"
-            self._held[entry.template] = _Held(why)
-        elif entry.uid not in held.tried:
+            held = self._held[unit.template] = _Held(unit.uid, unit.called, now)
+        elif unit.uid not in held.tried:
             # Released together with the first one: it tells nothing new.
+            held.lost.add(unit.uid)
             return False
-        else:
-            held.tried.discard(entry.uid)
-        self._pauses.refused(entry.template, now)
-        return held is None
+        held.tried.discard(unit.uid)
+        held.lost.add(unit.uid)
+        self._pauses.refused(unit.template, now)
+        return self._pauses.refusals(unit.template) == 1
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether a gated pod that could wait for its release is held back."""
-        held = self._held.get(entry.template)
-        if held is None or entry.uid in held.tried:
+    def holds(self, unit: U) -> bool:
+        """Whether one that could wait for its release is held back."""
+        held = self._held.get(unit.template)
+        if held is None or unit.uid in held.tried:
             return False
-        held.back.add(entry.uid)
+        held.lost.discard(unit.uid)
+        held.back[unit.uid] = unit
         return True
 
-    def released(self, entry: Entry, now: float) -> None:
-        """A pod was released: the next one is tried a pause later."""
-        if entry.template in self._held:
-            self._pauses.again(entry.template, now)
+    def released(self, unit: U, now: float) -> None:
+        """One was released: the next one is tried a pause later."""
+        if unit.template in self._held:
+            self._pauses.again(unit.template, now)
 
-    def bound(self, entry: Entry) -> Collection[str]:
-        """A pod was bound: those like it are held back no more; their UIDs."""
-        self._pauses.forget(entry.template)
-        held = self._held.pop(entry.template, None)
-        return held.back if held is not None else ()
+    def bound(self, unit: U) -> Collection[U]:
+        """One was bound: those like it are held back no more; they."""
+        self._pauses.forget(unit.template)
+        held = self._held.pop(unit.template, None)
+        return held.back.values() if held is not None else ()
 
-    def due(self, now: float, entries: Mapping[str, Entry]) -> list[Entry]:
-        """Choose the pods that may be tried now: of each template whose pause is over the oldest."""
+    def due(self, now: float) -> list[U]:
+        """Choose those that may be tried now: of each template whose pause is over the oldest."""
         found = []
         for each in self._pauses.due(now):
             held = self._held[each]
-            if not held.back and not held.tried:
+            if held.back or held.tried or held.lost:
+                held.seen = now
+            elif now - held.seen >= REMEMBERED_S:
                 self._pauses.forget(each)
                 del self._held[each]
                 continue
             self._pauses.again(each, now)
             if held.back:
-                uid = min(held.back, key=lambda uid: (entries[uid].since, uid))
-                held.back.discard(uid)
-                held.tried.add(uid)
-                found.append(entries[uid])
+                unit = min(held.back.values(), key=lambda unit: (unit.since, unit.uid))
+                del held.back[unit.uid]
+                held.tried.add(unit.uid)
+                found.append(unit)
         return found
 
-    def move(self, entry: Entry, found: Hashable) -> None:
-        """Take what a pod has in common with others now."""
-        if found != entry.template:
-            self.leave(entry)
-            entry.template = found
+    def move(self, unit: U, found: Hashable) -> None:
+        """Take what one has in common with others now."""
+        if found != unit.template:
+            self.leave(unit)
+            unit.template = found
 
-    def leave(self, entry: Entry) -> None:
-        """A pod is gone, or is another one's like from now on."""
-        held = self._held.get(entry.template)
+    def leave(self, unit: U) -> None:
+        """One is gone, or is like others from now on."""
+        held = self._held.get(unit.template)
         if held is not None:
-            held.back.discard(entry.uid)
-            held.tried.discard(entry.uid)
+            held.back.pop(unit.uid, None)
+            held.tried.discard(unit.uid)
+            held.lost.discard(unit.uid)
 
-    def why(self, entry: Entry) -> str:
-        """Why a gated pod is held back, in words; empty when it is not."""
-        held = self._held.get(entry.template)
-        return held.why if held is not None and entry.uid in held.back else ""
+    def why(self, unit: U) -> str:
+        """Why one is held back, in words; empty when it is not."""
+        held = self._held.get(unit.template)
+        if held is None or unit.uid not in held.back:
+            return ""
+        if held.first == unit.uid:
+            return "it could not be bound when it was released; it is tried again after a pause"
+        return f"{held.called} asks for the same and could not be bound; one at a time is tried again"

@@ -255,7 +255,8 @@ class Controller:
             self._begin_removing(entry)
             return
         queue = entry.ticket.queue
-        self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
+        if back.first:
+            self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
         end = "it is removed and waits again" if back.remove else "its room is given to others"
         self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
         log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
@@ -271,7 +272,7 @@ class Controller:
         async with self._turns:
             answer = await self._writer.remove(entry)
         if answer.written is Written.REFUSED:
-            self._reclaimer.refused(lender, entry.uid)
+            self._reclaimer.refused(lender, entry.uid, self._clock())
             self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 

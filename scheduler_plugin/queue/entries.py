@@ -42,6 +42,7 @@ class Entry:
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
         given_back: It was released and others have its room again; its quota is its own until it is gone.
         ungated: The API server has said of its newest release that the gate is gone.
+        taken_back: It was told of its newest release that it is taken back.
         template: What it has in common with the other pods of its template, see `alike`.
     """
 
@@ -57,12 +58,18 @@ class Entry:
     waits_in: str = ""
     given_back: bool = False
     ungated: bool = False
+    taken_back: bool = False
     template: Hashable = None
 
     @property
     def uid(self) -> str:
         """Of the pod."""
         return self.record.uid
+
+    @property
+    def called(self) -> str:
+        """In words."""
+        return f"pod {self.record.namespace}/{self.record.name}"
 
     @property
     def kind(self) -> Kind:
@@ -78,6 +85,11 @@ class Entry:
     def gang(self) -> str:
         """UID of its gang, empty for none."""
         return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
+
+    def release(self, tenant: str, now: float) -> None:
+        """It was released, on a tenant's quota."""
+        self.phase, self.released, self.holder, self.waits_in = Phase.RELEASED, now, tenant, ""
+        self.given_back = self.ungated = self.taken_back = False
 
     def is_gated_again(self, now: float) -> bool:
         """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
@@ -104,6 +116,9 @@ class Gang:
         members: UIDs of all that exist and have not ended.
         ready: UIDs of those that could wait in a queue.
         released: When it was released, seconds; None: it was not.
+        since: Since when the pods wait that go together, the first of them.
+        template: What it has in common with other gangs, see `alike`.
+        binding: It was released, and not all of its pods have been bound since.
         whole: After its release all pods were bound, those that were left; what is made again joins them.
         broken: It was taken back, and some of its pods are still bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
@@ -116,12 +131,20 @@ class Gang:
     members: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     released: float | None = None
+    since: float = 0.0
+    template: Hashable = None
+    binding: bool = False
     whole: bool = False
     broken: bool = False
     waits_in: str = ""
     since: float = 0.0
     began: float = 0.0
     fault: str = ""
+
+    @property
+    def called(self) -> str:
+        """In words."""
+        return self.uid
 
     def task(self, entries: list[Entry]) -> Task[Needs]:
         """The task that waits for all of them that are ready.
@@ -172,9 +195,11 @@ class TakenBack:
         why: In words.
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
         again: That was told before, and it is there still.
+        first: Of its release nothing was taken back before.
     """
 
     entry: Entry
     why: str
     remove: bool
     again: bool = False
+    first: bool = True

@@ -165,10 +165,10 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
     refusal = queue.refusal(entry)
     if refusal or entry.wants is None:
         return Reason.REFUSED, refusal
-    held = queue.alike.why(entry)
+    gang = queue.gangs.get(entry.gang)
+    held = queue.alike.why(entry) if gang is None else queue.gangs.alike.why(gang)
     if held:
         return Reason.HELD, held
-    gang = queue.gangs.get(entry.gang)
     if gang is not None and not gang.waits_in:
         return Reason.GANG, gang.fault or _incomplete(entry, gang)
     tenant = queue.tenants[entry.ticket.queue]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from scheduler_plugin.queue.alike import Alike, gang_template
 from scheduler_plugin.queue.entries import Entry, Gang, Phase
 from scheduler_plugin.queue.tenants import Tenants
 
@@ -12,12 +13,16 @@ class Gangs:
     Args:
         entries: All pods by UID, kept up to date by the queue.
         tenants: Whose queues they wait in.
+
+    Attributes:
+        alike: Those that are held back after one like them was refused.
     """
 
     def __init__(self, entries: Mapping[str, Entry], tenants: Tenants) -> None:
         self._entries = entries
         self._tenants = tenants
         self._known: dict[str, Gang] = {}
+        self.alike: Alike[Gang] = Alike()
 
     def get(self, uid: str) -> Gang | None:
         """A gang by its UID, see `Entry.gang`."""
@@ -39,6 +44,10 @@ class Gangs:
         if entry.phase is not Phase.GATED and gang.released is None:
             gang.released = entry.released
         self._queue(gang)
+        if gang.binding and entry.phase is Phase.BOUND and not self._waits_for_node(gang):
+            gang.binding = False
+            for other in self.alike.bound(gang):
+                self._queue(other)
 
     def move(self, entry: Entry, gang: str) -> None:
         """Take a pod out of its gang when it names another one now, or none."""
@@ -53,7 +62,11 @@ class Gangs:
         gang.members.discard(entry.uid)
         gang.ready.discard(entry.uid)
         self._queue(gang)
+        if not self._waits_for_node(gang):
+            # Its last pod without a node was not bound, but is gone.
+            gang.binding = False
         if not gang.members:
+            self.alike.leave(gang)
             del self._known[gang.uid]
 
     def released(self, uid: str, now: float) -> None:
@@ -62,6 +75,17 @@ class Gangs:
         if gang is not None:
             gang.released, gang.waits_in = now, ""
             gang.ready = {uid for uid in gang.ready if self._entries[uid].phase is Phase.GATED}
+            gang.binding = True
+            self.alike.released(gang, now)
+
+    def unschedulable(self, entry: Entry, now: float) -> None:
+        """kube-scheduler found no node for a released pod: its gang keeps its room, others like it wait."""
+        self._refused(self._known[entry.gang], now)
+
+    def try_again(self, now: float) -> None:
+        """Let gangs that are held back wait for their release, one of each template."""
+        for gang in self.alike.due(now):
+            self._queue(gang)
 
     def waiting(self) -> Iterator[Gang]:
         """Gangs that wait in a queue."""
@@ -89,8 +113,19 @@ class Gangs:
             ]
             gang.broken = any(each.phase is Phase.BOUND for each in going)
             if going:
+                self._refused(gang, now)
                 why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its release"
                 yield going, why
+
+    def _refused(self, gang: Gang, now: float) -> None:
+        if self.alike.refused(gang, now):
+            for other in list(self._known.values()):
+                if other.waits_in and other.template == gang.template:
+                    self._queue(other)
+
+    def _waits_for_node(self, gang: Gang) -> bool:
+        """Whether some of its pods are released and not bound."""
+        return any(self._entries[uid].phase is Phase.RELEASED for uid in gang.members)
 
     def _queue(self, gang: Gang) -> None:
         """Let the gang wait as one task when all of its pods could; of one that is whole those made again."""
@@ -107,6 +142,11 @@ class Gangs:
         joins = gang.whole and gang.ready and any(not entry.ticket.ending for entry in released)
         complete = entries and not gang.fault and (len(gang.ready) == size or joins)
         task = gang.task(entries) if complete else None
+        if task is not None:
+            gang.since = task.since
+            self.alike.move(gang, gang_template([entry for entry in entries if entry.uid in gang.ready]))
+            if self.alike.holds(gang):
+                task = None
         if gang.waits_in:
             waiting = self._tenants[gang.waits_in].waiting
             if (

@@ -83,7 +83,7 @@ class Queue:
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
-        self.alike = Alike()
+        self.alike: Alike[Entry] = Alike()
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
@@ -162,8 +162,8 @@ class Queue:
         self.gangs.move(entry, ticket.gang)
         entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
-        if phase is Phase.RELEASED and ticket.unschedulable and not entry.gang and not entry.given_back:
-            self._take_backs.unschedulable(entry, now)
+        if phase is Phase.RELEASED and ticket.unschedulable and not entry.given_back:
+            (self.gangs if entry.gang else self._take_backs).unschedulable(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
 
@@ -186,8 +186,9 @@ class Queue:
                 self.unplaced.add(entry.uid)
         elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
             self.seen_bound = now
-            for uid in self.alike.bound(entry):
-                self._enter(self.entries[uid])
+            entry.taken_back = False
+            for other in self.alike.bound(entry):
+                self._enter(other)
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
@@ -226,8 +227,9 @@ class Queue:
         self.state.expire(now)
         for uid in self._refusals.due(now):
             self._enter(self.entries[uid])
-        for entry in self.alike.due(now, self.entries):
+        for entry in self.alike.due(now):
             self._enter(entry)
+        self.gangs.try_again(now)
         self.unplaced = {uid for uid in sorted(self.unplaced) if not self._place_again(uid, now)}
         for uid in list(self._estimated):
             if uid in self.entries:
@@ -235,9 +237,7 @@ class Queue:
         for release in self.admission.decide(now):
             for member in release.members:
                 entry = self.entries[member.uid]
-                entry.phase, entry.released = Phase.RELEASED, now
-                entry.given_back = entry.ungated = False
-                entry.holder, entry.waits_in = release.tenant, ""
+                entry.release(release.tenant, now)
                 self.alike.released(entry, now)
             self.gangs.released(release.task.uid, now)
             yield release

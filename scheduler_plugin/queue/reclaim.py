@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
+from scheduler_plugin.queue.backoffs import Backoffs
 from scheduler_plugin.queue.clearing import Clearing
 from scheduler_plugin.queue.entries import Entry, Phase
 from scheduler_plugin.queue.gangroom import GangRoom
@@ -19,6 +20,9 @@ from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
 
 SETTLE_S: Final = 15.0
+
+PROTECTED_S: Final = (15.0, 300.0)
+"""The shortest and the longest time for which a pod that could not be evicted is passed over for others."""
 
 MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
@@ -56,11 +60,19 @@ class Reclaim:
 
 @dataclass(slots=True)
 class _Going:
-    """What was evicted for a tenant: the pod that waits, victims that are still there, when the last went."""
+    """What was evicted for a tenant.
+
+    Attributes:
+        waiting: UID of the pod, or gang, that waits.
+        uids: Victims that are still there.
+        gone: When the last one went, seconds.
+        left: Victims that did not refuse to go.
+    """
 
     waiting: str
     uids: set[str]
     gone: float
+    left: int
 
 
 class Reclaimer:
@@ -76,6 +88,7 @@ class Reclaimer:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._going: dict[str, _Going] = {}
+        self._protected: Backoffs[str] = Backoffs(*PROTECTED_S)
 
     def find(self, now: float) -> list[Reclaim]:
         """Find what is to be done now; nobody is named twice.
@@ -85,6 +98,8 @@ class Reclaimer:
         """
         if self._queue.config.reclaim != "evict":
             return []
+        self._protected.due(now)
+        self._protected.keep(self._queue.entries)
         for lender, going in list(self._going.items()):
             going.uids &= self._queue.entries.keys()
             if going.uids:
@@ -97,15 +112,22 @@ class Reclaimer:
                 reclaim = self._for(tenant, now)
                 if reclaim is not None:
                     uids = {victim.uid for victim in reclaim.victims}
-                    self._going[tenant.name] = _Going(reclaim.uid, uids, now)
+                    self._going[tenant.name] = _Going(reclaim.uid, uids, now, len(uids))
                     found.append(reclaim)
         return found
 
-    def refused(self, tenant: str, uid: str) -> None:
-        """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was."""
+    def refused(self, tenant: str, uid: str, now: float) -> None:
+        """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
+
+        Others are looked for: at once where nobody went, or what those free could be counted twice.
+        """
         going = self._going.get(tenant)
-        if going is not None:
+        if going is not None and uid in going.uids:
             going.uids.discard(uid)
+            going.left -= 1
+            self._protected.refused(uid, now)
+            if not going.left:
+                del self._going[tenant]
 
     def _for(self, tenant: TenantState, now: float) -> Reclaim | None:
         """Find what is to be done for the oldest pod of a tenant that its own quota covers."""
@@ -150,6 +172,8 @@ class Reclaimer:
                 if left <= 0:
                     break
                 if entry.wants is None or entry.phase is not Phase.BOUND or entry.ticket.ending:
+                    continue
+                if self._protected.pauses(entry.uid):
                     continue
                 left -= self._units([entry])
                 if entry.uid not in going and entry.record.priority <= priority:

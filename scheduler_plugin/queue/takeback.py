@@ -1,6 +1,7 @@
 """What is taken back: releases that do not end in a Binding, and the pods of drained queues. Pure."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from scheduler_plugin.queue.backoffs import Backoffs
@@ -72,7 +73,7 @@ class TakeBacks:
                     self._give_back(entry, now)
             released = [entry for entry in entries if entry.phase is not Phase.GATED]
             back += [TakenBack(entry, why, remove=entry.ticket.owned) for entry in released]
-        return back
+        return [_once(each) for each in back]
 
     def _late(self, released: float) -> list[Entry]:
         """Pods that were released at this time at the latest, and are not bound."""
@@ -95,3 +96,9 @@ class TakeBacks:
                 self._removals.refused(uid, now)
                 back.append(TakenBack(entry, why, remove=True, again=again))
         return back
+
+
+def _once(back: TakenBack) -> TakenBack:
+    """Say whether it is the first of its release: what has lost its room is removed later, perhaps."""
+    first, back.entry.taken_back = not back.entry.taken_back, True
+    return replace(back, first=first)

@@ -15,6 +15,8 @@ from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import apply_all, build, build_for, has_mutating_policies, path_of
+from tests.cluster.harness.polling import holds_for
+from tests.cluster.harness.slowlink import SlowLink
 from tests.cluster.harness.views import wait_agree
 
 pytestmark = pytest.mark.telling
@@ -189,6 +191,50 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     until(lambda: not pods(), "no pod of the deployment")
     cluster.api.delete(f"{path}/forgetful")
     cluster.delete("half-1")
+    cluster.wait_used([0, 0], 40)
+
+
+def filter_calls(cluster: Cluster) -> float:
+    """How often kube-scheduler has asked the extender for nodes."""
+    return cluster.extender.metric('gpupack_extender_request_duration_seconds_count{verb="filter"}')
+
+
+def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
+    """kube-scheduler reads of the free card first, asks, is refused, and sees no change after that."""
+    link = SlowLink(cluster.control.url)
+    account = json.loads(cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER)).read_text())
+    account["clusters"][0]["cluster"]["server"] = link.url
+    lagging = tmp_path / "kubeconfig"
+    lagging.write_text(json.dumps(account))
+    cluster.extender.kill()
+    cluster.extender.flags = ["--kubeconfig", str(lagging)]
+    try:
+        cluster.extender.start()
+        for name, gib in {"half-0": 5, "half-1": 5, "waits": 6}.items():
+            cluster.create(w.pod(name, w.container(gib=gib)))
+        for name in ("half-0", "half-1"):
+            cluster.wait_running(name)
+        cluster.wait_event("waits", "WaitingForCards")
+        cluster.delete("half-0")
+        link.hold()
+        until(lambda: sorted(cluster.state().used) == [0, 5], "the card is free", 20)
+        asked = filter_calls(cluster)
+        until(lambda: filter_calls(cluster) > asked, "kube-scheduler asks and is refused", 20)
+        holds_for(lambda: not cluster.pod("waits")["spec"].get("nodeName"), "it waits", 1)
+        link.flow()
+        cluster.wait_running("waits")
+    finally:
+        link.stop()
+        cluster.extender.kill()
+        cluster.extender.flags = []
+        cluster.extender.start()
+    (scheduled,) = [
+        one for one in cluster.pod("waits")["status"]["conditions"] if one["type"] == "PodScheduled"
+    ]
+    assert scheduled["status"] == "True"
+    assert scheduled["lastProbeTime"] is None
+    for name in ("half-1", "waits"):
+        cluster.delete(name)
     cluster.wait_used([0, 0], 40)
 
 

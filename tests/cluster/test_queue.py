@@ -1,7 +1,9 @@
 """The queue on a real cluster: from the gate to a running container, in every mode, through restarts."""
 
 import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,10 +16,22 @@ from tests.cluster.harness.controlplane import ADMIN_TOKEN, free_ports
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.polling import holds_for
-from tests.cluster.harness.rest import ApiError
+from tests.cluster.harness.rest import MERGE_PATCH, Api, ApiError
 
 GATE = "gpupack.io/queue"
 QUEUE_NAME = "gpupack.io/queue-name"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+JSON_PATCH = "application/json-patch+json"
+USER: list[dict[str, Any]] = [
+    {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "user", "namespace": "default"}},
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "user", "namespace": "default"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+        "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": "default"}],
+    },
+]
 TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
 
 
@@ -115,31 +129,112 @@ def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
     cluster.wait_running(waiting)
 
 
-def test_a_gang_runs_whole_and_reclaim_evicts_what_was_lent(
-    cluster: Cluster, running: QueueController
-) -> None:
-    """b borrows all of a's quota; a's gang of two gets its own back by evictions and nothing beyond."""
+def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running: QueueController) -> None:
+    """The youngest go, unless a PodDisruptionBudget keeps them, and no more than needed."""
     running.config.write_text(
         "reclaim: evict\n"
-        "queues: [{name: a, cohort: x, nominalQuota: 8}, {name: b, cohort: x, nominalQuota: 8}]"
+        "queues: [{name: a, cohort: x, nominalQuota: 12}, {name: b, cohort: x, nominalQuota: 4}]"
     )
-    until(lambda: {q["nominal"] for q in running.status()["queues"]} == {8}, "the new quotas", 20)
-    for number in range(4):
+    until(lambda: {q["nominal"] for q in running.status()["queues"]} == {12, 4}, "the new quotas", 20)
+    for number in range(3):
         cluster.create(gated(f"b{number}", 4, "b"))
+    # Pods are dated in whole seconds, and the last one is to be the youngest.
+    second = time.time() + 1
+    until(lambda: time.time() > second, "the next second", 5)
+    young = gated("b3", 4, "b")
+    young["metadata"]["labels"]["keep"] = "it"
+    cluster.create(young)
     for number in range(4):
         cluster.wait_running(f"b{number}")
-    cluster.create(gated("a0", 4))
-    cluster.wait_running("a0", timeout_s=60)
-    left = [number for number in range(4) if cluster.exists(f"b{number}")]
-    assert len(left) == 3
-    gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
-    cluster.clear()
-    cluster.create(gated("g0", 6, annotations=gang))
-    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang", 20)
-    running.config.write_text(TWO)
-    cluster.create(gated("g1", 6, annotations=gang))
-    cluster.wait_running("g0")
-    cluster.wait_running("g1")
+
+    def left() -> list[int]:
+        return [number for number in range(4) if cluster.exists(f"b{number}")]
+
+    with protected(cluster, {"keep": "it"}):
+        cluster.create(gated("a0", 4))
+        cluster.wait_running("a0", timeout_s=60)
+        assert len(left()) == 3
+        assert "violate the pod's disruption budget" in cluster.wait_event("b3", "NotRemoved")
+        gang = {"gpupack.io/gang": "g", "gpupack.io/gang-size": "2"}
+        cluster.create(gated("g0", 4, annotations=gang))
+        until(
+            lambda: [p["reason"] for p in running.status()["pods"]] == ["GangIncomplete"], "half a gang", 20
+        )
+        assert len(left()) == 3, "nobody goes for half a gang"
+        cluster.create(gated("g1", 4, annotations=gang))
+        cluster.wait_running("g0", timeout_s=60)
+        cluster.wait_running("g1")
+        assert left() == [3]
+
+
+@pytest.mark.telling
+def test_batch_mode_names_the_node_in_every_form_of_affinity(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """A term without conditions selects no node, and the API server lets nobody put the node into it."""
+    running.config.write_text(f"{TWO}mode: batch\n")
+    until(lambda: running.status()["mode"] == "batch", "the new mode", 20)
+
+    def required(terms: list[Any]) -> dict[str, Any]:
+        return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+
+    with pytest.raises(ApiError, match="must have at least one node selector term"):
+        cluster.create(gated("none", 2, affinity=required([])))
+    anywhere = {"matchExpressions": [{"key": "no-such-label", "operator": "DoesNotExist"}]}
+    cluster.create(gated("empty", 2, affinity={}))
+    cluster.create(gated("nodes", 2, affinity={"nodeAffinity": {}}))
+    cluster.create(gated("terms", 2, "later", affinity=required([{}, anywhere])))
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
+    every_term = [
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": here["matchFields"]} for at in (0, 1)
+    ]
+    with pytest.raises(ApiError, match=r"nodeSelectorTerms\[0\]: Invalid value") as refused:
+        cluster.api.call("PATCH", f"{PODS}/terms", every_term, content_type=JSON_PATCH)
+    assert refused.value.status == 422
+    cluster.api.merge(f"{PODS}/terms", {"metadata": {"labels": {QUEUE_NAME: "a"}}})
+    for name, terms in (("empty", [here]), ("nodes", [here]), ("terms", [{}, {**anywhere, **here}])):
+        cluster.wait_running(name)
+        assert cluster.pod(name)["spec"]["affinity"] == required(terms)
+
+
+@pytest.mark.telling
+def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: QueueController) -> None:
+    """Else its quota could be escaped by another label and a restart of the controller."""
+    policies = [
+        each
+        for each in build(REPOSITORY / "manifests" / "components" / "queue")
+        if each["kind"].startswith("ValidatingAdmissionPolicy")
+    ]
+    apply_all(cluster.api, [*policies, *USER])
+    user = cluster.api.as_user(cluster.token("default", "user"))
+    cluster.create(gated("waits", 2, "later"))
+    cluster.create(gated("released", 2, "a"))
+    until(lambda: not wears_gate(cluster, "released"), "its release", 20)
+
+    def labels(name: str, queue: str | None, api: Api = user, **more: str) -> None:
+        body = {"metadata": {"labels": {QUEUE_NAME: queue, **more}}}
+        api.call("PATCH", f"{PODS}/{name}", body, content_type=MERGE_PATCH, query={"dryRun": "All"})
+
+    def is_denied(name: str, queue: str | None) -> str:
+        try:
+            labels(name, queue)
+        except ApiError as error:
+            return error.message
+        return ""
+
+    until(lambda: is_denied("released", "b"), "the policy in force", 20)
+    assert 'label gpupack.io/queue-name of pod default/released stays "a"' in is_denied("released", "b")
+    assert is_denied("released", None)
+    labels("released", "a", mine="1")
+    labels("waits", "b")
+    labels("released", "b", cluster.api)
+    cluster.create(w.pod("unqueued", w.container(gib=2), schedulerName="none"))
+    assert "stays absent" in is_denied("unqueued", "b"), "nor can the quota of others be used up"
+    for each in policies:
+        cluster.api.delete(
+            f"/apis/admissionregistration.k8s.io/v1/{_plural(each)}/{each['metadata']['name']}"
+        )
 
 
 @pytest.mark.telling
@@ -228,7 +323,7 @@ def test_a_pod_with_kueues_gate_waits_for_both(cluster: Cluster, running: QueueC
         {"op": "test", "path": "/spec/schedulingGates/1/name", "value": kueue.GATE["name"]},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
-    cluster.api.call("PATCH", f"{PODS}/both", patch, content_type="application/json-patch+json")
+    cluster.api.call("PATCH", f"{PODS}/both", patch, content_type=JSON_PATCH)
     cluster.wait_running("both")
     assert cluster.pod("kueues")["spec"]["schedulingGates"] == [kueue.GATE], "it is none of this queue's"
 
@@ -265,7 +360,18 @@ def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _plural(one: dict[str, Any]) -> str:
-    return {
-        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
-        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
-    }[one["kind"]]
+    kind: str = one["kind"].lower()
+    return f"{kind}s" if kind.endswith("binding") else f"{kind.removesuffix('y')}ies"
+
+
+@contextmanager
+def protected(cluster: Cluster, labels: dict[str, str]) -> Iterator[None]:
+    """A PodDisruptionBudget that allows no eviction of one pod."""
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
+    cluster.api.post(path, {"metadata": {"name": "none"}, "spec": spec})
+    try:
+        until(lambda: cluster.api.get(f"{path}/none")["status"].get("currentHealthy") == 1, "it counts", 20)
+        yield
+    finally:
+        cluster.api.delete(f"{path}/none")

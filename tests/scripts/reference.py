@@ -78,6 +78,7 @@ def scheduler_metrics() -> str:
     fresh: Any = SimpleNamespace(age_s=0.0)
     metrics = SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events))
     metrics.follow(MagicMock())
+    metrics.follow_looks(MagicMock())
     return _metrics(metrics.registry)
 
 

@@ -439,14 +439,20 @@ def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
     return [(each.tenant, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
 
 
-def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> None:
-    """The youngest borrowed pod goes, and none without `reclaim: evict`."""
+def borrowed() -> tuple[QueueWorld, list[str]]:
+    """Four pods of a fill the node, two of them on what is b's."""
     world = QueueWorld(f"{TWO}\nreclaim: evict")
     world.node("n1", (16, 16))
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
     world.decide()
     for uid in uids:
         world.bind(uid)
+    return world, uids
+
+
+def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> None:
+    """The youngest borrowed pod goes, and none without `reclaim: evict`."""
+    world, _ = borrowed()
     world.pod("b0", 8, queue="b", created=50)
     assert world.released() == []
     assert reclaimed(world) == [("b", "n1", ["a3"])]
@@ -508,12 +514,7 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
 
 def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     """The victim is gone and its node has not said so yet; much later another one is looked for."""
-    world = QueueWorld(f"{TWO}\nreclaim: evict")
-    world.node("n1", (16, 16))
-    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
-    world.decide()
-    for uid in uids:
-        world.bind(uid)
+    world, uids = borrowed()
     world.node("n1", (16, 16), [16, 16], holds=uids)
     world.pod("b0", 8, queue="b", created=50)
     reclaimer = Reclaimer(world.queue)
@@ -522,6 +523,38 @@ def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     assert world.released() == [], "the words are as they were"
     assert reclaimer.find(14) == []
     assert len(reclaimer.find(15)) == 1
+
+
+def test_whom_a_disruption_budget_protects_is_passed_over_for_the_next_youngest() -> None:
+    """At once, as nobody went; where both are protected, they are asked again later and later."""
+    world, uids = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    asked = []
+    for now in range(100):
+        for found in reclaimer.find(now):
+            (victim,) = found.victims
+            asked.append((now, victim.record.name))
+            if victim.uid in uids:
+                reclaimer.refused("b", victim.uid, now)
+    names = [name for _, name in asked]
+    assert names == ["a3", "a2", "a1", "a0"] * 3
+    assert [at for at, _ in asked] == [0, 1, 2, 3, 15, 16, 17, 18, 45, 46, 47, 48]
+
+
+def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() -> None:
+    """Else one more would go than needed."""
+    world, _ = borrowed()
+    world.pod("b0", 16, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    gone, stays = found.victims
+    reclaimer.refused("b", stays.uid, 0)
+    world.delete(gone.uid)
+    assert reclaimer.find(1) == []
+    assert world.released() == []
+    (found,) = reclaimer.find(15)
+    assert stays in found.victims, "its card is half free, and it is asked again"
 
 
 def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:

@@ -213,6 +213,26 @@ async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: 
     assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
 
 
+async def test_a_pod_that_is_refused_and_then_removed_counts_once_as_taken_back() -> None:
+    """Batch mode tells it twice: at once that others have its room, later that it is removed."""
+    running = Running("mode: batch\nqueues: [{name: a}]")
+    task = asyncio.create_task(running.controller.run())
+    uid = running.world.pod("p", 16)
+    running.world.change(uid, metadata={"ownerReferences": [{"uid": "set", "controller": True}]})
+    await running.pass_time()
+    failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    running.world.change(uid, status={"conditions": failed})
+    for _ in range(3):
+        await running.pass_time(70)
+    told = [text for text in running.told("p") if "TakenBack" in text]
+    assert [text.rpartition(": ")[2] for text in told] == [
+        "its room is given to others",
+        "it is removed and waits again",
+    ]
+    assert running.controller.counts.taken_back == {"a": 1}
+    task.cancel()
+
+
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
     """Pods are released as long as cards take them; who waits then waits for room."""
     world = running.world

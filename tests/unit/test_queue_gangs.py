@@ -2,10 +2,12 @@
 
 import pytest
 
-from scheduler_plugin.queue.explain import waiting
+from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.explain import Reason, waiting
 from tests.queue_world import QueueWorld
 
 WITHIN_S = 300.0
+UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
 
 
@@ -24,6 +26,14 @@ def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
         world.change(uid, metadata=OWNED if owned else {})
     assert len(world.released()) == size
     return gang
+
+
+def _pass_time(world: QueueWorld, seconds: float) -> None:
+    """Let the queue look at everything each second."""
+    until = world.now + seconds
+    while world.now < until:
+        world.now += 1
+        world.decide()
 
 
 def _taken_back(world: QueueWorld) -> list[tuple[str, bool]]:
@@ -57,7 +67,74 @@ def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_wh
     assert world.released() == []
     world.delete(gang[0])
     world.pod("again-0", 4, gang="G", size=2)
+    assert world.released() == []
+    (held, _) = waiting(world.queue, world.now)
+    assert held.reason is Reason.HELD
+    assert held.message == "it could not be bound when it was released; it is tried again after a pause"
+    world.now += 10
     assert sorted(world.released()) == ["again-0", "again-1"]
+
+
+def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_pod_of_one() -> None:
+    """It refuses for a reason that the queue cannot see; each gang keeps its room, so it has to be spared."""
+    world = QueueWorld()
+    for number in range(40):
+        world.node(f"n{number}", (16, 16))
+    pods = {
+        (f"g{n}", i): world.pod(f"g{n}-{i}", 16, gang=f"g{n}", size=2, created=n)
+        for n in range(1, 30)
+        for i in (0, 1)
+    }
+    single = world.pod("single", 16, created=999)
+    refused = world.pod("first-0", 16, gang="first", size=2, created=0)
+    world.pod("first-1", 16, gang="first", size=2, created=0)
+    at = []
+    decisions = world.queue.decide(world.now)
+    first = next(decisions)
+    assert {member.uid for member in first.members} == {refused, "uid-first-1"}
+    world.change(refused, spec={"schedulingGates": []}, status=UNSCHEDULABLE)
+    while world.now < 170:
+        found = [release.task.uid for release in world.decide() if release.task.uid != single]
+        at += [(world.now, gang) for gang in found]
+        for gang in found:
+            world.change(pods[gang.rpartition("/")[2], 1], status=UNSCHEDULABLE)
+        world.queue.expire(world.now)
+        world.now += 1
+    assert at == [
+        (10, "gang default/g1"),
+        (30, "gang default/g2"),
+        (70, "gang default/g3"),
+        (150, "gang default/g4"),
+    ]
+    assert not world.queue.entries[single].ticket.gated, "a pod by itself goes at once"
+    held = explain.why(world.queue, world.queue.entries[pods["g29", 0]], world.now)
+    assert (held.reason, held.queue) == (Reason.HELD, "a")
+    assert held.message.startswith("gang default/first asks for the same and could not be bound")
+    world.bind(pods["g1", 0])
+    assert world.released() == [], "half of one says nothing"
+    world.bind(pods["g1", 1])
+    assert len(world.released()) == 2 * 25, "once one is bound whole all may go"
+
+
+def test_a_gang_that_cannot_be_bound_is_tried_less_and_less_often(world: QueueWorld) -> None:
+    """Its controller makes it again each time; meanwhile others have its room."""
+    waited = []
+    for made in range(8):
+        began = world.now
+        gang = [world.pod(f"g{i}-{made}", 16, gang="G", size=2) for i in range(2)]
+        while not world.decide():
+            world.now += 1
+        waited.append(world.now - began)
+        for uid in gang:
+            world.change(uid, metadata=OWNED, status=UNSCHEDULABLE)
+        _pass_time(world, WITHIN_S)
+        assert len(_taken_back(world)) == 2
+        for uid in gang:
+            world.delete(uid)
+        _pass_time(world, 30)
+    assert waited[0] == 0
+    assert max(waited) <= 300
+    assert sum(waited[5:]) > 300, waited
 
 
 def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWorld) -> None:
