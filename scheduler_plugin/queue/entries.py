@@ -122,7 +122,6 @@ class Gang:
         whole: After its release all pods were bound, those that were left; what is made again joins them.
         broken: It was taken back, and some of its pods are still bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
-        since: Of its task while that waits, see `Task.since`.
         began: When the first of the pods that wait began to, seconds, see `Entry.began`.
         fault: Why it waits in none, in words.
     """
@@ -137,7 +136,6 @@ class Gang:
     whole: bool = False
     broken: bool = False
     waits_in: str = ""
-    since: float = 0.0
     began: float = 0.0
     fault: str = ""
 

@@ -159,7 +159,7 @@ class Gangs:
             self._tenants.forget(gang.waits_in)
             gang.waits_in = ""
         if task is not None:
-            gang.waits_in, gang.since = entries[0].ticket.queue, task.since
+            gang.waits_in = entries[0].ticket.queue
             gang.began = min(entry.began for entry in entries if entry.uid in gang.ready)
             self._tenants[gang.waits_in].waiting.add(task)
 

@@ -53,7 +53,8 @@ class RoomKeeper:
         self._forget_vain(now)
         kept: list[tuple[str, str]] = []
         looked = 0
-        for uid, name in self._patience.lost(self._admission.config, now):
+        lost = self._patience.lost(self._admission.config, self._admission.tenants, now)
+        for uid, name in lost:
             task = self._may_keep(uid, name) if name not in served else None
             vain = (name, task.wants if isinstance(task.wants, Wants) else task.wants.shape) if task else None
             if task is None or vain is None or vain in self._vain or self._has_room(task):

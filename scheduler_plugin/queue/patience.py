@@ -34,25 +34,24 @@ class Patience:
     Args:
         entries: All pods by UID, kept up to date by the queue.
         gangs: Gangs of them.
-        tenants: What they hold.
         ages: The clock of the API server.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs, tenants: Tenants, ages: Ages) -> None:
+    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs, ages: Ages) -> None:
         self._entries = entries
         self._gangs = gangs
-        self._tenants = tenants
         self._ages = ages
         self._at = float("-inf")
         self._age_s = 0.0
 
-    def lost(self, config: QueueConfig, now: float) -> list[tuple[str, str]]:
+    def lost(self, config: QueueConfig, tenants: Tenants, now: float) -> list[tuple[str, str]]:
         """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
 
         A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
 
         Args:
             config: How long they wait at least and at most.
+            tenants: Whose pods run.
             now: Seconds.
         """
         limit = now - config.keep_room_after_s
@@ -68,16 +67,16 @@ class Patience:
         ]
         if long:
             if now - self._at >= AGAIN_S:
-                self._at, self._age_s = now, self._mean_age_s(now)
+                self._at, self._age_s = now, self._mean_age_s(tenants, now)
             limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
         found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
         return [(uid, tenant) for _, uid, tenant in found]
 
-    def _mean_age_s(self, now: float) -> float:
+    def _mean_age_s(self, tenants: Tenants, now: float) -> float:
         """For how long the bound pods have run on average, by units."""
         clock = self._ages.clock(now)
         units = total = 0.0
-        for tenant in self._tenants:
+        for tenant in tenants:
             for uid, weight in tenant.released.items():
                 entry = self._entries.get(uid)
                 if entry is not None and entry.phase is Phase.BOUND:

@@ -87,8 +87,7 @@ class Queue:
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
-        patience = Patience(self.entries, self.gangs, self.tenants, self._ages)
-        self._keeper = RoomKeeper(self.admission, patience)
+        self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs, self._ages))
         self._shapes = Shapes()
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
