@@ -32,6 +32,9 @@ AT_ONCE: Final = 16
 REMEMBERED: Final = 256
 """The pods refused last; with more that wait, something changes all the time."""
 
+MOST_BYTES: Final = 16 << 20
+"""What the lists of nodes of these pods may take together; most pods are asked about with the same list."""
+
 WRITE_S: Final = 10.0
 
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -91,8 +94,12 @@ class SecondLooks:
         self._refused.pop(found.refused or found.passed, None)
         if found.asked is not None:
             self._refused[found.refused] = _Refused(found.asked, self._clock())
-            if len(self._refused) > REMEMBERED:
+            while len(self._refused) > REMEMBERED or self._bytes() > MOST_BYTES:
                 self._refused.popitem(last=False)
+
+    def _bytes(self) -> int:
+        lists = [refused.asked.candidates for refused in self._refused.values()]
+        return sum({id(each): each.cost for each in lists}.values())
 
     async def run(self) -> None:
         """Look once a second until cancelled."""

@@ -164,6 +164,26 @@ async def test_the_oldest_are_forgotten(setup: Setup) -> None:
     assert tried == [f"p{number}" for number in range(1, REMEMBERED + 1)]
 
 
+async def test_different_long_lists_are_kept_as_far_as_they_take_little_memory(setup: Setup) -> None:
+    names = [f"node-{number}" for number in range(10_000)]
+    for number in range(30):
+        body = setup.world.body(pod_object(f"p{number}", 8), ["n", *names[number:]])
+        setup.looks.note(setup.world.extender.filter(body, setup.now))
+    setup.use(8)
+    assert "p0" not in (found := [*await setup.look(), *await setup.look()])
+    assert found[-1] == "p29"
+    assert len(found) < 30
+
+
+async def test_the_same_long_list_is_kept_once(setup: Setup) -> None:
+    names = ["n", *(f"node-{number}" for number in range(10_000))]
+    for number in range(30):
+        body = setup.world.body(pod_object(f"p{number}", 8), names)
+        setup.looks.note(setup.world.extender.filter(body, setup.now))
+    setup.use(8)
+    assert len([*await setup.look(), *await setup.look()]) == 30
+
+
 async def test_whole_nodes_are_not_kept(setup: Setup) -> None:
     call = json.loads(setup.world.body(pod_object("p", 8)))
     whole = {"metadata": {"name": "n", "annotations": {"a": "b"}}}
