@@ -577,6 +577,16 @@ def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() 
     assert stays in found.victims, "its card is half free, and it is asked again"
 
 
+def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
+    """Another one is not evicted at once: that could be one more than needed."""
+    world, _ = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    reclaimer.refused("b", found.victims[0].uid, 0, stays=False)
+    assert [len(reclaimer.find(now)) for now in (1, 14, 15)] == [0, 0, 1]
+
+
 def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:
     """Pods of a thousand kinds come and go; what is remembered of them does not stay."""
     for number in range(1000):
