@@ -271,8 +271,9 @@ class Controller:
     async def _remove(self, entry: Entry, lender: str) -> None:
         async with self._turns:
             answer = await self._writer.remove(entry)
-        if answer.written is Written.REFUSED:
-            self._reclaimer.refused(lender, entry.uid, self._clock())
+        if answer.written in {Written.REFUSED, Written.UNKNOWN}:
+            stays = answer.written is Written.REFUSED
+            self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
             self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 

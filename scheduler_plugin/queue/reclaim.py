@@ -116,16 +116,23 @@ class Reclaimer:
                     found.append(reclaim)
         return found
 
-    def refused(self, tenant: str, uid: str, now: float) -> None:
+    def refused(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
         """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
 
-        Others are looked for: at once where nobody went, or what those free could be counted twice.
+        Others are looked for: at once where nobody goes, else when it is known what those that went free.
+
+        Args:
+            tenant: The lender.
+            uid: Of the victim.
+            now: Seconds.
+            stays: That is certain; it is not where the API server did not answer.
         """
         going = self._going.get(tenant)
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
-            going.left -= 1
-            self._protected.refused(uid, now)
+            if stays:
+                going.left -= 1
+                self._protected.refused(uid, now)
             if not going.left:
                 del self._going[tenant]
 

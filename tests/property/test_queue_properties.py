@@ -215,22 +215,70 @@ def test_room_is_kept_for_gangs_in_those_histories() -> None:
     assert sum(History(seed).run().kept_for_gangs > 0 for seed in range(12)) > 1
 
 
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
-def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int) -> None:
-    """Under saturation; pods of one size."""
+def _tenants(weights: list[int], room: int) -> tuple[QueueWorld, list[str]]:
+    """A card for so many pods, and queues of these weights; their names."""
     names = [f"t{at}" for at in range(len(weights))]
     queues = ", ".join(f"{{name: {n}, weight: {w}}}" for n, w in zip(names, weights, strict=True))
     world = QueueWorld(f"queues: [{queues}]")
     world.node("n1", (2 * room,), cpu="1000", memory="1000Gi")
+    return world, names
+
+
+def _is_fair(world: QueueWorld, weights: list[int]) -> bool:
+    """Nobody would have more by its weight than another one, if it had one pod less."""
+    tenants = sorted(world.queue.tenants, key=lambda tenant: tenant.name)
+    has = [(tenant.units // 2, weight) for tenant, weight in zip(tenants, weights, strict=True)]
+    return all((one - 1) / of_one <= other / of_other for one, of_one in has for other, of_other in has)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int) -> None:
+    """Under saturation; pods of one size."""
+    world, names = _tenants(weights, room)
     for at in range(room):
         for name in names:
             world.pod(f"{name}-{at}", 2, queue=name, created=at)
     assert len(world.released()) == room
-    has = {name: world.queue.tenants[name].units // 2 for name in names}
-    for one, of_one in zip(names, weights, strict=True):
-        for other, of_other in zip(names, weights, strict=True):
-            assert (has[one] - 1) / of_one <= has[other] / of_other
+    assert _is_fair(world, weights)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(4, 20), st.randoms(use_true_random=False)
+)
+@settings(max_examples=20, deadline=None)
+def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
+    weights: list[int], room: int, rng: random.Random
+) -> None:
+    """One tenant has everything when the others come; pods end in any order, and each has one that waits."""
+    world, names = _tenants(weights, room)
+    first = {world.pod(f"first-{at}", 2, queue="t0", created=at) for at in range(room)}
+    assert len(world.released()) == room
+    running = sorted(first)
+    for uid in running:
+        world.bind(uid)
+    for name in names:
+        world.pod(f"{name}-{room}", 2, queue=name, created=room)
+
+    def end(uid: str) -> None:
+        """Another one begins, and the next one of its queue waits."""
+        running.remove(uid)
+        first.discard(uid)
+        world.delete(uid)
+        (name,) = world.released()
+        world.bind(f"uid-{name}")
+        running.append(f"uid-{name}")
+        queue = name.partition("-")[0]
+        world.pod(f"{queue}-{world.version}", 2, queue=queue, created=world.version)
+
+    for _ in names[1:]:
+        end(rng.choice(sorted(first)))
+    assert all(tenant.units for tenant in world.queue.tenants), "each has a pod before one of them has two"
+    for _ in range(room):
+        end(rng.choice(running))
+    for uid in sorted(first):
+        end(uid)
+    assert _is_fair(world, weights)
 
 
 @pytest.mark.parametrize("seed", range(5))
