@@ -80,6 +80,7 @@ class Scene:
         percent = frozenset(percent_id(card.uuid, slot) for card in cards for slot in range(PERCENT_IDS))
         sizes = {card.uuid: card.size_units for card in cards}
         kubelet = ModelKubelet(name, self.world, self.random, ids, percent, sizes)
+        kubelet.overwrites = not self.calm
         self.world.put_node(name, {}, {})
         return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
 
