@@ -137,13 +137,24 @@ def test_no_command_shows_the_help(run):
         (["bogus"], "no such command 'bogus'"),
         (["--bogus"], "no such option '--bogus'"),
         (["node"], "missing option '--node-name'"),
-        (["node", "--unit-mib", "half"], "'--unit-mib': 'half' is not a valid integer"),
+        (["node", "--unit-mib", "half"], "'--unit-mib': 'half': allowed is a whole number;"),
+        (["node", "--quiet-s", "1m"], "'--quiet-s': '1m': allowed is a number;"),
+        (["fit", "8Gi"], "'UNITS': '8Gi': allowed is a whole number;"),
+        (["migrate", "--gpu-gib", "10Gi"], "'10Gi': allowed is a whole number from 1 to 4096;"),
+        (["migrate", "--unit-mib", "1Gi"], "'1Gi': allowed is a whole number from 1;"),
+        (
+            ["queue", "status", "-n"],
+            "queue status: option '-n' requires an argument; see gpupack queue status",
+        ),
         (["node", "--ignored-xids", "13,x"], "XID 'x': allowed are whole numbers"),
-        (["scheduler", "--shortlist"], "'--shortlist' requires an argument"),
+        (
+            ["scheduler", "--shortlist"],
+            "scheduler: option '--shortlist' requires an argument; see gpupack scheduler",
+        ),
         (["scheduler", "--node-policy-parameter", "alpha"], "'alpha': allowed is NAME=VALUE"),
         (["scheduler", "surplus"], "unexpected extra argument (surplus)"),
         (["top", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json'"),
-        (["demo", "--seed", "one"], "'--seed': 'one' is not a valid integer"),
+        (["demo", "--seed", "one"], "'--seed': 'one': allowed is a whole number;"),
     ],
 )
 def test_options_that_do_not_parse(run, arguments, said):
