@@ -59,6 +59,7 @@ def folder():
     }
     (path / "kubeconfig").write_text(json.dumps(kubeconfig))
     (path / "rubbish").write_text("rubbish: : [")
+    (path / "text").write_text("hello")
     (path / "empty").write_text("")
     yield path
     shutil.rmtree(path)
@@ -146,6 +147,7 @@ def test_no_command_shows_the_help(run):
             ["queue", "status", "-n"],
             "queue status: option '-n' requires an argument; see gpupack queue status",
         ),
+        (["migrate", "-f", "-", "--scheduler-name", "A B"], "'A B': allowed are lower case letters"),
         (["node", "--ignored-xids", "13,x"], "XID 'x': allowed are whole numbers"),
         (
             ["scheduler", "--shortlist"],
@@ -178,6 +180,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': allowed is a file that exists"),
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"kubeconfig": "{folder}/empty"}, "/empty cannot be used: "),
+        ({"kubeconfig": "{folder}/text"}, "/text cannot be used: allowed is YAML with lists of clusters"),
         ({"device_plugin_dir": "{folder}/nowhere"}, "allowed is a folder that exists"),
         ({"node_name": ""}, "--node-name '': allowed is the name of a Node object"),
         ({"node_name": "a b"}, "--node-name 'a b': allowed is the name of a Node object, lower case letters"),
@@ -316,3 +319,13 @@ def test_the_module_is_the_command():
     )
     assert done.returncode == 2
     assert done.stderr == "gpupack node: missing option '--node-name'; see gpupack node --help\n"
+
+
+def test_strict_says_that_nothing_is_written(run, folder):
+    """In a pipe to kubectl apply an empty output would look like success."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}}
+    manifest = folder / "quota.json"
+    manifest.write_text(json.dumps({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "4"}}}))
+    status, out, err = run("migrate", "-f", manifest, "--strict")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("gpupack migrate: nothing is written: ")
