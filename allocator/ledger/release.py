@@ -4,7 +4,7 @@ from typing import Final
 
 from allocator.ledger import charges
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import PodFacts
+from allocator.ledger.pods import Mark, PodFacts
 
 SETTLE_S: Final = 10.0
 """A container that the kubelet is about to start has its cgroup by then."""
@@ -20,12 +20,20 @@ def is_dead(one: PodFacts) -> bool:
     """Whether nothing of the pod runs any more, nor will.
 
     A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
-    none was ever seen, some time must pass before the look.
+    none was ever seen, some time must pass before the look, see `may_start_until`.
     """
     if one.over is None or one.death is None or one.death.order < one.over.order:
         return False
-    began_s = max(one.over.at_s, one.since.at_s if one.since is not None else 0.0)
-    return one.ran or one.death.at_s >= began_s + SETTLE_S
+    return one.ran or one.death.at_s >= may_start_until(one, one.over)
+
+
+def may_start_until(one: PodFacts, over: Mark) -> float:
+    """When the first container of a pod that is over has its cgroup at the latest, in seconds.
+
+    The kubelet may hear of the end late, and may have waited with the start until then, as for a network that
+    was not ready. Once its book lacks the pod it has heard.
+    """
+    return SETTLE_S + max(mark.at_s for mark in (over, one.since, one.unlisted) if mark is not None)
 
 
 def is_unlisted(one: PodFacts) -> bool:

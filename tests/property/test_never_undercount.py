@@ -6,15 +6,18 @@ out what docs/accounting.md calls outside the invariant.
 """
 
 import os
+import re
+import shlex
 from dataclasses import replace
 from random import Random
 
 import pytest
 
+from allocator.ledger import charges
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.mutants import MUTANTS, Mutant
 from tests.property.undercount.scene import ViolationError
-from tests.property.undercount.simulation import Simulation, run
+from tests.property.undercount.simulation import AGAIN, Simulation, run
 from tests.property.undercount.taken_out import none
 
 STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "100000"))
@@ -81,6 +84,17 @@ def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
         except ViolationError:
             return True
     return False
+
+
+def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charges, "charged", lambda facts: dict.fromkeys(facts.cards, 0))
+    with pytest.raises(ViolationError) as first:
+        run(1000, HISTORY, density=1.5, more={"publish": 3, "sleep": 0.3}, percent=0.5)
+    (note,) = first.value.__notes__
+    command = shlex.split(note.removeprefix(AGAIN))
+    assert command[:2] == ["python", "-c"]
+    with pytest.raises(ViolationError, match=re.escape(str(first.value))):
+        exec(command[2], {})
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

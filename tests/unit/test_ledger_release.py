@@ -134,6 +134,17 @@ def test_h2_a_pod_of_which_no_container_was_seen_gets_time_to_start_them(admitte
     assert admitted.promised == [0]
 
 
+def test_h2_that_time_begins_when_the_kubelet_has_heard_of_the_end(admitted):
+    """Its network was not ready; at last it began to start a pod that was deleted long before."""
+    admitted.delete("a")
+    admitted.look(later=60)
+    admitted.drop("a")
+    admitted.look(later=9)
+    assert admitted.promised == [3]
+    admitted.look(later=1)
+    assert admitted.promised == [0]
+
+
 def test_h2_a_pod_that_only_the_words_had_gets_the_same_time():
     world = World(Ledger(cards(8)))
     world.ledger.remember({"a": {"c0": 3}})
@@ -263,9 +274,9 @@ def test_the_end_of_an_unknown_pod_is_nothing():
 
 def test_a_second_deletion_does_not_move_the_end(admitted):
     admitted.delete("a")
+    admitted.drop("a")
     admitted.now += 9
     admitted.ledger.pod_gone("a", admitted.now)
-    admitted.drop("a")
     admitted.look(later=1)
     assert admitted.promised == [0]
 

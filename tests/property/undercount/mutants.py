@@ -21,8 +21,10 @@ from tests.property.undercount.taken_out import (
     dead_whenever_looked,
     empty,
     first_batch_is_known,
+    first_list_is_late,
     give_up_at_once,
     ids_once,
+    may_start_until_heard,
     never_out_of_use,
     no,
     no_cgroup_is_dead,
@@ -119,17 +121,17 @@ OTHERS_BIND_TOO = {
 """Other schedulers bind pods, cards are cordoned, and the daemon hears of pods late."""
 
 MUTANTS = (
-    Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", nothing, seed=1000),
+    Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", nothing, seed=1001),
     Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", nothing, seed=1001),
     Mutant(
-        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", no, seed=1000
+        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", no, seed=1017
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
         Rules,
         "tombstone_ends",
         yes,
-        seed=1000,
+        seed=1017,
     ),
     Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1001),
     Mutant(
@@ -145,7 +147,7 @@ MUTANTS = (
         fresh_words=True,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
-    Mutant("extender: only the node's own holds confirm", Rules, "holds", yes, seed=1000),
+    Mutant("extender: only the node's own holds confirm", Rules, "holds", yes, seed=1001),
     Mutant(
         "extender: two shapes of one size are never on their way together",
         ClusterState,
@@ -158,7 +160,7 @@ MUTANTS = (
         Rules,
         "is_overfull",
         no,
-        seed=119,
+        seed=1051,
     ),
     Mutant(
         "node: what the book showed stays until the pod has ended",
@@ -188,7 +190,9 @@ MUTANTS = (
     Mutant(
         "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1001
     ),
-    Mutant("node: words reserve for pods served elsewhere", places, "reserved", empty, seed=3, density=0.3),
+    Mutant(
+        "node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3
+    ),
     Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1115),
     Mutant(
         "node: a look from before the end proves nothing",
@@ -203,6 +207,14 @@ MUTANTS = (
         "is_dead",
         dead_whenever_looked,
         seed=7219,
+    ),
+    Mutant(
+        "node: it gets that time from when the kubelet heard of its end",
+        release,
+        "may_start_until",
+        may_start_until_heard,
+        seed=16000212,
+        fresh_words=True,
     ),
     Mutant(
         "node: a pod that is gone keeps its turn",
@@ -245,6 +257,14 @@ MUTANTS = (
         percent=0.5,
     ),
     Mutant(
+        "node: pods of the first list were bound before the first look at the book",
+        Ledger,
+        "_update",
+        first_list_is_late,
+        seed=15003238,
+        fresh_words=True,
+    ),
+    Mutant(
         "node: what containers of a pod that is over run with is not given out again",
         release,
         "lingering",
@@ -285,7 +305,7 @@ MUTANTS = (
         places,
         "STEPS",
         steps(Draft.a_target_of_its_pool, own_target_only),
-        seed=12,
+        seed=1011,
         density=0.0,
     ),
     Mutant(
@@ -330,7 +350,7 @@ MUTANTS = (
         Ask,
         "is_expected",
         yes,
-        seed=109,
+        seed=1022,
     ),
     Mutant(
         "node: each container's share is rounded down by itself",

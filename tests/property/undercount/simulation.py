@@ -13,7 +13,7 @@ from .trouble import Trouble
 from .world import ModelPod
 
 MAX_PODS: Final = 14
-
+AGAIN: Final = "to run this history again: "
 
 SHAPES: Final = (
     (("c", 3, "main"),),
@@ -296,14 +296,25 @@ def run(
         percent: likewise.
 
     Raises:
-        ViolationError: the invariant broke.
+        ViolationError: the invariant broke. Whatever is raised has a note that tells how to run it again.
     """
-    simulation = Simulation(seed, rules, density, more, percent)
-    for number in range(1, steps + 1):
-        simulation.step()
-        if number % 250 == 0:
-            simulation.quiesce()
-            if simulation.random.random() < 0.3:
-                simulation.end_all()
-    simulation.end_all()
+    try:
+        simulation = Simulation(seed, rules, density, more, percent)
+        for number in range(1, steps + 1):
+            simulation.step()
+            if number % 250 == 0:
+                simulation.quiesce()
+                if simulation.random.random() < 0.3:
+                    simulation.end_all()
+        simulation.end_all()
+    except BaseException as error:
+        error.add_note(
+            again(f"run({seed}, {steps}, density={density}, more={dict(more)}, percent={percent})")
+        )
+        raise
     return steps
+
+
+def again(history: str) -> str:
+    """Say how to run a history alone."""
+    return f'{AGAIN}python -c "from {__name__} import run; {history}"'

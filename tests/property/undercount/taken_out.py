@@ -10,7 +10,7 @@ import pytest
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
-from allocator.ledger.pods import PodFacts, Units, add, shape
+from allocator.ledger.pods import Mark, Pod, PodFacts, Units, add, shape
 from tests.property.undercount.extender import ModelExtender
 
 
@@ -98,6 +98,17 @@ def first_batch_is_known(ledger: Ledger) -> None:
     ledger.facts.asked = ledger.facts.restarted
 
 
+_UPDATE = Ledger._update
+
+
+def first_list_is_late(ledger: Ledger, pod: Pod, at: Mark) -> None:
+    """Pods of the first list are taken to be bound after all that the first look at the book showed."""
+    _UPDATE(ledger, pod, at)
+    one = ledger.facts.pods.get(pod.key)
+    if one is not None and one.bound and ledger.facts.view is None and not one.seen.order:
+        ledger.facts.put(replace(one, seen=at))
+
+
 # When a charge ends.
 
 
@@ -112,6 +123,14 @@ def no_cgroup_is_dead(one: PodFacts) -> bool:
 
 def dead_whenever_looked(one: PodFacts) -> bool:
     return one.over is not None and one.death is not None and one.death.order >= one.over.order
+
+
+def may_start_until_heard(one: PodFacts, over: Mark) -> float:
+    """The kubelet is taken to hear of every end at once."""
+    return _MAY_START_UNTIL(replace(one, unlisted=None), over)
+
+
+_MAY_START_UNTIL = release.may_start_until
 
 
 # Where pods will be served.
