@@ -243,14 +243,17 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 
 def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
     page = (DOCS / "install.md").read_text(encoding="utf-8")
-    overlay, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:2])
+    overlay, runtime, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:3])
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     folder = tmp_path / "manifests/overlays/mine"
     folder.mkdir()
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    built = build(folder)
+    daemon = next(one for one in built if one["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    assert (runtime["kind"], runtime["metadata"]["name"]) == ("RuntimeClass", daemon["runtimeClassName"])
     images = {
         container["image"].split(":")[0]
-        for one in build(folder)
+        for one in built
         if one["kind"] in {"DaemonSet", "Deployment"}
         for container in one["spec"]["template"]["spec"]["containers"]
     }
