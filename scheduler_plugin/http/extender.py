@@ -13,6 +13,7 @@ from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preem
 from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.http.nodeset import NodeSet
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.http.protocol import (
     CallDecoder,
@@ -50,14 +51,6 @@ REMEMBERED_SETTLED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What kube-scheduler asked: whether any of these nodes will do for this pod."""
-
-    pod: PodLite
-    candidates: Candidates
-
-
-@dataclass(frozen=True, slots=True)
 class Filtered:
     """What filter found.
 
@@ -68,7 +61,7 @@ class Filtered:
         refusal: Why no node will do, for people.
         evictable: Names of the nodes, or some of them, whose cards other pods have; empty where no pod may be
             evicted for this one.
-        asked: What to look at once more later; with `refused` only.
+        among: Nodes to look at once more later; with `refused` only.
     """
 
     answer: bytes
@@ -76,7 +69,7 @@ class Filtered:
     passed: str = ""
     refusal: Refusal | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
-    asked: Asked | None = field(default=None, compare=False)
+    among: NodeSet | None = field(default=None, compare=False)
 
 
 class Extender:
@@ -130,24 +123,21 @@ class Extender:
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
             return self._filter(pod, candidates, query)
 
-    def would_pass(self, asked: Asked, now: float) -> bool:
+    def would_pass(self, pod: PodRecord, among: NodeSet, now: float) -> bool:
         """Tell whether a node will do by now for a pod that was refused.
 
         Args:
-            asked: As it was asked.
+            pod: As it is known.
+            among: Nodes that kube-scheduler asked about.
             now: Seconds.
         """
-        pod = asked.pod
         self.state.expire(now)
-        try:
-            query = self._query(pod)
-        except RequestError:
-            query = None
-        if query is None:
+        if pod.request is None or pod.gated:
             return False
-        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
-            rows, _ = self._known(asked.candidates)
-            scores = self._scores(pod, query, rows, rows[self._fits(query, rows)])
+        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
+            rows = among.rows(self.state.nodes)
+            scores = self._scores(bool(pod.planned), query, rows, rows[self._fits(query, rows)])
         return bool((scores < np.inf).any())
 
     def _filter(self, pod: PodLite, candidates: Candidates, query: Query) -> Filtered:
@@ -155,7 +145,8 @@ class Extender:
         rows, at = self._known(candidates)
         fits = self._fits(query, rows)
         fitting_rows = rows[fits]
-        scores = self._scores(pod, query, rows, fitting_rows)
+        planned = POD_PLANNED in (pod.metadata.annotations or {})
+        scores = self._scores(planned, query, rows, fitting_rows)
         ranks_by_itself = _ranks_by_itself(pod)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
@@ -169,9 +160,9 @@ class Extender:
             self._offer(pod, query, fitting_rows[first])
         return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
 
-    def _scores(self, pod: PodLite, query: Query, rows: RowArray, fitting_rows: RowArray) -> FloatArray:
+    def _scores(self, planned: bool, query: Query, rows: RowArray, fitting_rows: RowArray) -> FloatArray:
         """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
-        if len(rows) == 1 and POD_PLANNED in (pod.metadata.annotations or {}):
+        if len(rows) == 1 and planned:
             return np.zeros(len(fitting_rows), dtype=np.float64)
         return score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
 
@@ -351,8 +342,8 @@ class Extender:
         if may_preempt(pod) and not np.isin(found, _PASSING).any():
             evictable = self._evictable(rows[found == Misfit.NOT_FREE])
         refusal = Refusal(pod.metadata, counts, query, rows)
-        asked = Asked(pod, candidates.to_keep())
-        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, asked=asked)
+        among = NodeSet.of(self.state.nodes, rows)
+        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, among=among)
 
     def _kept_for(self, pod: PodLite) -> int:
         """Row of the node that is being kept for a pod; one that there is not, where none is."""

@@ -144,10 +144,6 @@ class Candidates:
         """The names, where they are few enough to be worth a look one by one; else empty."""
         return self._names
 
-    def to_keep(self) -> "Candidates":
-        """The same nodes without their JSON."""
-        return self if self.items is None else Candidates(self._names)
-
     def rows(self, nodes: NodeArrays) -> RowArray:
         """Rows of the nodes: intp[m], -1 for nodes without one."""
         if self._rows is None or self._epoch != nodes.epoch:

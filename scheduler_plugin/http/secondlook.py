@@ -5,6 +5,9 @@ that, until the next change anywhere or for five minutes: those for which kube-s
 before us, so that we refused on what was known until then (`patience` waits for such news, but not for
 long), and those whose room came free without any change that it could see, as when what was kept for another
 pod is given up.
+
+A process that begins, or becomes the leader, does not know which pods its predecessor refused: it takes all
+that wait as refused, by any node.
 """
 
 import asyncio
@@ -21,7 +24,8 @@ from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.commit.binding import Leadership
-from scheduler_plugin.http.extender import Asked, Extender, Filtered
+from scheduler_plugin.http.extender import Extender, Filtered
+from scheduler_plugin.http.nodeset import NodeSet
 
 AFTER_S: Final = 1.0
 """A refused pod is looked at after so long: by then kube-scheduler asks again itself, as a rule."""
@@ -29,11 +33,11 @@ AFTER_S: Final = 1.0
 AT_ONCE: Final = 16
 """Pods that are looked at in one round, one round a second."""
 
-REMEMBERED: Final = 256
+REMEMBERED: Final = 1024
 """The pods refused last; with more that wait, something changes all the time."""
 
-MOST_BYTES: Final = 16 << 20
-"""What the lists of nodes of these pods may take together; most pods are asked about with the same list."""
+UNKNOWN_S: Final = 10.0
+"""A refused pod that our view does not have after so long is gone."""
 
 WRITE_S: Final = 10.0
 
@@ -54,7 +58,7 @@ class PatchApi(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Refused:
-    asked: Asked
+    among: NodeSet
     at: float
 
 
@@ -87,19 +91,19 @@ class SecondLooks:
         self._stale = stale
         self._leadership = leadership
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
+        self._term: float | None = None
         extender.state.settled.connect(self._settled)
 
     def note(self, found: Filtered) -> None:
         """A filter call was answered."""
         self._refused.pop(found.refused or found.passed, None)
-        if found.asked is not None:
-            self._refused[found.refused] = _Refused(found.asked, self._clock())
-            while len(self._refused) > REMEMBERED or self._bytes() > MOST_BYTES:
-                self._refused.popitem(last=False)
+        if found.among is not None:
+            self._remember(found.refused, found.among)
 
-    def _bytes(self) -> int:
-        lists = [refused.asked.candidates for refused in self._refused.values()]
-        return sum({id(each): each.cost for each in lists}.values())
+    def _remember(self, uid: str, among: NodeSet) -> None:
+        self._refused[uid] = _Refused(among, self._clock())
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
 
     async def run(self) -> None:
         """Look once a second until cancelled."""
@@ -109,8 +113,12 @@ class SecondLooks:
 
     async def look(self) -> None:
         """Look at the pods that have waited long enough, those not looked at for longest first."""
-        if self._leadership is not None and not self._leadership.is_leader:
+        term = self._leadership.since if self._leadership is not None else 0.0
+        if term is None or self._stale():
             return
+        if term != self._term:
+            self._term = term
+            self._take_over()
         now = self._clock()
         due = [(uid, refused) for uid, refused in self._refused.items() if now >= refused.at + AFTER_S]
         for uid, refused in due[:AT_ONCE]:
@@ -120,32 +128,63 @@ class SecondLooks:
             if self._refused.get(uid) is not refused:
                 continue
             self._refused.move_to_end(uid)
-            if self._extender.would_pass(refused.asked, self._clock()):
-                del self._refused[uid]
-                await self._have_it_tried(uid, refused)
+            pod = self._passing(uid, refused)
+            if pod is not None and not await self._have_it_tried(pod):
+                self._refused.setdefault(uid, refused)
+                return
 
-    async def _have_it_tried(self, uid: str, refused: _Refused) -> None:
+    def _take_over(self) -> None:
+        """Take every pod that waits as refused; kube-scheduler's calls correct that within a second."""
+        for pod in self._extender.state.pods.values():
+            waits = pod.request is not None and not (pod.node or pod.ended or pod.gated)
+            if waits and pod.uid not in self._refused:
+                self._remember(pod.uid, NodeSet())
+
+    def _passing(self, uid: str, refused: _Refused) -> PodRecord | None:
+        """Look at one; it is forgotten, and answered, where a node will do by now."""
+        state = self._extender.state
+        pod = state.pods.get(uid)
+        if pod is None:
+            if self._clock() >= refused.at + UNKNOWN_S:
+                del self._refused[uid]
+            return None
+        if state.taken(uid) is not None:
+            return None
+        try:
+            if not self._extender.would_pass(pod, refused.among, self._clock()):
+                return None
+        except Exception:
+            # As in filter, nobody else suffers from what a policy of another package may raise.
+            log.exception("second look failed", pod=f"{pod.namespace}/{pod.name}")
+            pod = None
+        del self._refused[uid]
+        return pod
+
+    async def _have_it_tried(self, pod: PodRecord) -> bool:
         """Change the pod, upon which kube-scheduler tries it again.
 
         `lastProbeTime` of the condition that says why it waits is a field that kube-scheduler leaves empty
         and empties again: nothing of this stays. It may change the status of pods, as kube-scheduler may.
+
+        Returns:
+            Whether this is done with; False where it may work later.
         """
-        meta = refused.asked.pod.metadata
-        self.fits(uid)
-        log.info("pod fits by now, and is tried again", pod=f"{meta.namespace}/{meta.name}")
+        name = f"{pod.namespace}/{pod.name}"
+        self.fits(pod.uid)
+        log.info("pod fits by now, and is tried again", pod=name)
         probed = {
             "type": "PodScheduled",
             "lastProbeTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        body = {"metadata": {"uid": uid}, "status": {"conditions": [probed]}}
-        path = f"{pod_path(meta.namespace, meta.name)}/status"
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
+        path = f"{pod_path(pod.namespace, pod.name)}/status"
         try:
             await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=WRITE_S)
         except KubeApiError as error:
-            log.info("pod is not tried again", pod=f"{meta.namespace}/{meta.name}", error=str(error))
+            log.info("pod is not tried again", pod=name, error=str(error))
             # Gone, or another pod of the name, to which the API server says 422; else it may work later.
-            if not isinstance(error, NotFound | Invalid | Conflict):
-                self._refused.setdefault(uid, refused)
+            return isinstance(error, NotFound | Invalid | Conflict)
+        return True
 
     def _settled(self, pod: PodRecord) -> None:
         """A pod was seen bound, or is gone."""

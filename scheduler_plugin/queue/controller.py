@@ -208,7 +208,8 @@ class Controller:
         for reclaim in self._reclaimer.find(now):
             self._reclaim(reclaim)
         for entry, node in self.queue.keep_room(now):
-            message = f"it waits long and fits nowhere: cards of node {node} are kept free for it"
+            long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
+            message = f"{long}: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
             log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
         if not self._unexplained:

@@ -1,6 +1,8 @@
 """Anything may be killed at any moment: words never say less than containers hold, and every charge ends."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -222,6 +224,29 @@ def test_extender_away_stops_only_pods_that_ask(cluster):
     assert cluster.pod("asking")["status"]["phase"] == "Pending"
     cluster.extender.start()
     cluster.wait_running("asking", 60)
+
+
+def test_a_pod_that_waits_outlives_the_extender_that_refused_it(cluster):
+    # Nothing that kube-scheduler could see changes when the room comes free: the node says nothing.
+    kubelet = cluster.host.running["kubelet"]
+    kubelet.freeze()
+    os.kill(cluster.daemon.pid, signal.SIGSTOP)
+    try:
+        for name in ("a", "b"):
+            cluster.create(w.pod(name, w.container(gib=8)))
+        for name in ("a", "b"):
+            until(lambda name=name: "nodeName" in cluster.pod(name)["spec"], f"{name} bound")
+        cluster.delete("a")
+        cluster.create(w.pod("waits", w.container(gib=8)))
+        cluster.wait_event("waits", "no card with 8 GiB free")
+        holds_for(lambda: "nodeName" not in cluster.pod("waits")["spec"], "kube-scheduler asks no more", 4)
+        cluster.extender.kill()
+        cluster.extender.start()
+        until(lambda: "nodeName" in cluster.pod("waits")["spec"], "bound by the next extender")
+    finally:
+        os.kill(cluster.daemon.pid, signal.SIGCONT)
+        kubelet.thaw()
+    cluster.wait_running("waits")
 
 
 def test_kubelet_frozen_while_pods_are_bound(cluster):

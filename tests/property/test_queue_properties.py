@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,8 @@ CONFIGS = (
     "queues: [{name: a, weight: 2}, {name: b}, {name: c}]\n" + SLOTS % ("card", 1),
     "queues: [{name: a}, {name: b}, {name: c}]\n" + SLOTS % ("node", 3),
 )
+KEEPS = "\nkeepRoomAfter: 5s"
+"""Also in every second history: room is kept for what waits long, pods and gangs."""
 
 
 class History(QueueWorld):
@@ -42,16 +45,26 @@ class History(QueueWorld):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.slots = False
-        config = self.random.choice(CONFIGS)
+        config = self.random.choice(CONFIGS) + self.random.choice(("", KEEPS))
         super().__init__(config, self.random.choice(("least-requested", "best-fit", "fragmentation")))
         self.slots = self.queue.config.slots is not None
+        self.nodes: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {}
         for number in range(self.random.randint(1, 4)):
             labels = {RACK: self.random.choice("xy")} if self.random.random() < 0.7 else {}
             if self.random.random() < 0.5:
                 labels[f"data.gpupack.io/{self.random.choice('de')}"] = ""
             sizes = self.random.choice(((16,), (16, 16), (8, 8, 8), (12, 16)))
-            self.node(f"n{number}", sizes, labels=labels, cpu="100", memory="1000Gi")
+            self.nodes[f"n{number}"] = (sizes, labels)
+            self._set_node(f"n{number}")
         self.count = 0
+        self.kept_for_gangs = 0
+
+    def run(self) -> "History":
+        """Let much happen; see `check`."""
+        for _ in range(40):
+            self.step()
+            self.check()
+        return self
 
     def step(self) -> None:
         """Let something happen, then decide."""
@@ -65,9 +78,11 @@ class History(QueueWorld):
             self._end,
             self._end,
             self._lose,
+            self._change_node,
         )
         self.random.choice(happens)()
         self.queue.expire(self.now)
+        self.kept_for_gangs += sum(bool(entry.gang) for entry, _ in self.queue.keep_room(self.now))
         self._decide()
 
     def _gang(self) -> None:
@@ -92,8 +107,21 @@ class History(QueueWorld):
             failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
             self.change(uid, status={"conditions": failed})
 
+    def _change_node(self) -> None:
+        """A node is cordoned or open again."""
+        self._set_node(self.random.choice(list(self.nodes)), unschedulable=self.random.random() < 0.3)
+
+    def _set_node(self, name: str, *, unschedulable: bool = False) -> None:
+        sizes, labels = self.nodes[name]
+        spec = {"unschedulable": unschedulable}
+        self.node(name, sizes, labels=labels, spec=spec, cpu="100", memory="1000Gi")
+
     def check(self) -> None:
         """What holds after every step."""
+        for uid in self.queue.room.kept.tasks:
+            (task,) = (task for tenant in self.queue.tenants for task in tenant.waiting if task.uid == uid)
+            members = {pod for pod, _ in self.queue.amounts.members(task.wants, uid)}
+            assert self.queue.room.kept.pods(uid).keys() == members, f"room is kept for all of {uid} or none"
         for name, book in self.state.books.items():
             taken = [0] * len(book.sizes)
             pods = [(pod.charged, pod.assigned) for pod in book.pods.values()]
@@ -172,7 +200,13 @@ class History(QueueWorld):
                 continue
             if near and task.data and not self.queue.locality.near(name, task.data):
                 continue
-            if place(cards_of(self.state.nodes, row), task.wants.request, "least-used") is not None:
+            kept = self.queue.room.kept.from_others(task.uid, name).cards
+            cards = [
+                replace(card, used_units=card.size_units) if card.index in kept else card
+                for card in cards_of(self.state.nodes, row)
+            ]
+            fits = place(cards, task.wants.request, "least-used") is not None
+            if fits and self.queue.room.allowed(task.wants, name):
                 return True
         return False
 
@@ -181,10 +215,11 @@ class History(QueueWorld):
 @settings(max_examples=60, deadline=None)
 def test_what_is_released_fits_and_nothing_idles(seed: int) -> None:
     """In every history; and data is passed by only when nobody whose data is near could go."""
-    history = History(seed)
-    for _ in range(40):
-        history.step()
-        history.check()
+    History(seed).run()
+
+
+def test_room_is_kept_for_gangs_in_those_histories() -> None:
+    assert sum(History(seed).run().kept_for_gangs > 0 for seed in range(12)) > 1
 
 
 def _tenants(weights: list[int], room: int) -> tuple[QueueWorld, list[str]]:

@@ -420,7 +420,7 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     assert (entry.uid, node) == (large, "n1")
     world.bind("uid-s4")
     book = world.state.books["n1"]
-    (held,) = world.queue.room._kept[large].cards
+    (held,) = world.queue.room.kept.pods(large)[large].cards
     inside = [uid for uid, pod in book.pods.items() if held in book_cards(book.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
