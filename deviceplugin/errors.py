@@ -96,3 +96,7 @@ class RegistrationError(DevicePluginError):
 
 class BookError(DevicePluginError):
     """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
+
+
+class TornBookError(BookError):
+    """The kubelet's checkpoint is no whole JSON: no kubelet believes it, each writes it anew when we register."""
