@@ -99,4 +99,4 @@ class BookError(DevicePluginError):
 
 
 class TornBookError(BookError):
-    """The kubelet's checkpoint is no whole JSON: no kubelet believes it, each writes it anew when we register."""
+    """The kubelet's checkpoint is no whole JSON: no kubelet believes it, and each writes it when we register."""

@@ -41,7 +41,7 @@ _BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
 BOOK_WAIT_S: Final = 5.0
-"""How long the first container waits for a book that was torn when we came: the kubelet is writing it anew."""
+"""How long the first container waits for a book that was torn when we came: the kubelet is writing it."""
 
 log = structlog.get_logger(__name__)
 
