@@ -131,15 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", action="store_true")
     options = parser.parse_args(arguments)
+    for name, least in (("tenants", 1), ("waiting", ENDED), ("nodes", 1)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} {getattr(options, name)}: allowed is {least} or more")
     print(f"machine: {machine()}")
     bench = Bench(options.tenants, options.nodes, options.seed, slots=options.slots)
     number = 0
     while True:
-        for _ in range(1000):
+        for _ in range(min(1000, options.waiting)):
             bench.pod(number)
             number += 1
         bench.decide()
-        if sum(len(tenant.waiting) for tenant in bench.queue.tenants) > 500:
+        if sum(len(tenant.waiting) for tenant in bench.queue.tenants) > min(500, options.waiting // 2):
             break
     print(f"full: {len(bench.running)} pods run on {options.nodes} nodes")
     while sum(len(tenant.waiting) for tenant in bench.queue.tenants) < options.waiting:

@@ -82,10 +82,8 @@ def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
 def stale(facts: Facts, now_s: float) -> bool:
     """Whether the kubelet should be made to clean its book and to write it.
 
-    It has entries of pods that ended, or lacks an Allocate, or has a part only of a pod that was admitted
-    whole: then an older copy took the newer one's place, and the next one may be long in coming.
+    A daemon that starts need not ask: the kubelet answers its first list of devices with a write.
     """
-    if any(now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants):
-        return True
-    pods = facts.open.values()
-    return any(one.book and (is_dead(one) or (one.live and charges.is_lost(one))) for one in pods)
+    return any(one.book and is_dead(one) for one in facts.open.values()) or any(
+        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
+    )

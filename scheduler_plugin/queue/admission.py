@@ -4,7 +4,7 @@ One decision after the other: while there is an idle slot on a node that can tak
 is offered (algorithm 7). Without slots there is one pool: the first tenant with a pod that fits anywhere.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,7 +20,7 @@ from scheduler_plugin.queue.room import Room
 from scheduler_plugin.queue.slots import Slots
 from scheduler_plugin.queue.tenants import Tenants, TenantState
 from scheduler_plugin.queue.waiting import Group, Kind, Task
-from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+from scheduler_plugin.queue.wants import Needs, Wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Admission:
         for member, units in zip(taken, amounts, strict=True):
             self.tenants.hold(choice.tenant, member.uid, units)
         tenant.waiting.remove(task.uid)
-        self.room.give_up(task.uid)
+        self.room.kept.give_up(task.uid)
         return Release(
             tenant=choice.tenant,
             task=task,
@@ -159,7 +159,8 @@ class Admission:
 
     def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
-        node = self.room.kept_for(uid)
+        kept = self.room.kept.of(uid)
+        node = kept.node if kept is not None else ""
         row = self.room.state.nodes.rows.get(node)
         return node if row is not None and fits[row] and self.room.take(uid, wants, row, now) else ""
 
@@ -201,58 +202,6 @@ class Admission:
         cohort = self.tenants.cohort(tenant)
         return 0 if cohort is None else cohort.accounts[tenant].borrowed
 
-    # Pods that do not fit.
-
-    def keep_room(self, waiting: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Keep cards free for pods that waited too long; one for each tenant.
-
-        Args:
-            waiting: UIDs of tasks and their tenants, those that waited longest first.
-
-        Returns:
-            UID and node of those for which cards are kept from now on.
-        """
-        served: set[str] = set()
-        for uid in self.room.keeping:
-            tenant = next((tenant for tenant in self.tenants if uid in tenant.waiting), None)
-            if tenant is not None and self._is_worth_keeping(tenant, uid):
-                served.add(tenant.name)
-            else:
-                self.room.give_up(uid)
-        kept: list[tuple[str, str]] = []
-        roomy: set[Needs] = set()
-        for uid, name in waiting:
-            tenant = self.tenants[name]
-            task = tenant.waiting.get(uid) if name not in served and tenant.is_open else None
-            if task is None or isinstance(task.wants, GangWants) or task.wants in roomy:
-                continue
-            if tenant.waiting.is_held(uid) or not self.tenants.allows(name, self.amounts.least(task.wants)):
-                continue
-            if self.room.fits(task.wants).any():
-                roomy.add(task.wants)
-                continue
-            node = self.room.keep(uid, task.wants, among=self._affordable(name, task.wants))
-            if node:
-                served.add(tenant.name)
-                kept.append((uid, node))
-        return kept
-
-    def _is_worth_keeping(self, tenant: TenantState, uid: str) -> bool:
-        """Whether what is kept for a task can serve it still, and only room keeps it from its release."""
-        task = tenant.waiting.get(uid)
-        if task is None or not tenant.is_open or tenant.waiting.is_held(uid):
-            return False
-        cohort, units = self.tenants.cohort(tenant.name), self.amounts.least(task.wants)
-        if cohort is None or not (cohort.is_own(tenant.name, units) or cohort.allows(tenant.name, units)):
-            # What is its own comes back to it when borrowers end; what it would borrow may not.
-            return False
-        return self.room.serves(self.amounts.members(task.wants, uid))
-
-    def _affordable(self, tenant: str, wants: Wants) -> BoolArray:
-        """Where a tenant's quota lets a pod be, fit or not: bool[R]."""
-        everywhere = np.ones(self.room.state.nodes.row_count, dtype=np.bool_)
-        return self.amounts.within(wants, everywhere, self.tenants.headroom(tenant))
-
 
 class Look:
     """What is asked of the cluster during one decision, each question once.
@@ -271,6 +220,7 @@ class Look:
         self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
+        self._keeping = admission.room.kept.tasks
         self.able = self._able()
 
     def _able(self) -> set[Needs]:
@@ -278,10 +228,10 @@ class Look:
         admission = self._admission
         needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
         able: set[Needs] = {each for each in needs if self._fit(self._first(each), "", None)[1]}
-        for uid in admission.room.keeping:
+        for uid in self._keeping:
             for tenant in self._order:
                 task = tenant.waiting.get(uid)
-                if task is not None:
+                if task is not None and task.wants not in admission.unplaced:
                     able.add(task.wants)
         return able
 
@@ -330,7 +280,7 @@ class Look:
                 for group in tenant.waiting.groups(kind, self.able):
                     wants = self._first(group.key.wants)
                     alike = (kind, group.key.wants, self._most(tenant.name, wants))
-                    known = alike in seen and not self._admission.room.keeping
+                    known = alike in seen and not self._admission.room.kept.tasks
                     if not known and self._is_admissible(tenant.name, group):
                         seen.add(alike)
                         rows[kind] |= self._where(tenant.name, group)[0]
@@ -362,8 +312,8 @@ class Look:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
         room = self._admission.room
         wants = self._first(group.key.wants)
-        uid = group.oldest().uid if room.keeping else ""
-        return self._fit(wants, uid if uid in room.keeping else "", self._most(tenant, wants))
+        uid = group.oldest().uid if room.kept else ""
+        return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, wants))
 
     def _first(self, needs: Needs) -> Wants:
         """What a task needs; of a gang its first pod."""

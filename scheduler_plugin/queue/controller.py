@@ -208,7 +208,8 @@ class Controller:
         for reclaim in self._reclaimer.find(now):
             self._reclaim(reclaim)
         for entry, node in self.queue.keep_room(now):
-            message = f"it waits long and fits nowhere: cards of node {node} are kept free for it"
+            long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
+            message = f"{long}: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
             log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
         if not self._unexplained:
@@ -270,8 +271,9 @@ class Controller:
     async def _remove(self, entry: Entry, lender: str) -> None:
         async with self._turns:
             answer = await self._writer.remove(entry)
-        if answer.written is Written.REFUSED:
-            self._reclaimer.refused(lender, entry.uid, self._clock())
+        if answer.written in {Written.REFUSED, Written.UNKNOWN}:
+            stays = answer.written is Written.REFUSED
+            self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
             self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 

@@ -122,6 +122,7 @@ class Gang:
         whole: After its release all pods were bound, those that were left; what is made again joins them.
         broken: It was taken back, and some of its pods are still bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
+        began: When the first of the pods that wait began to, seconds, see `Entry.began`.
         fault: Why it waits in none, in words.
     """
 
@@ -135,6 +136,7 @@ class Gang:
     whole: bool = False
     broken: bool = False
     waits_in: str = ""
+    began: float = 0.0
     fault: str = ""
 
     @property

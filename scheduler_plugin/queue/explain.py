@@ -13,8 +13,8 @@ from scheduler_plugin.queue.entries import Entry, Gang, Phase
 from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.quota import Cohort
 from scheduler_plugin.queue.tenants import TenantState
-from scheduler_plugin.queue.waiting import Kind
-from scheduler_plugin.queue.wants import GangWants, Wants
+from scheduler_plugin.queue.waiting import Kind, Task
+from scheduler_plugin.queue.wants import GangWants, Needs, Wants
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -182,7 +182,7 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
         return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job))
     if not tenant.is_open:
         return Reason.STOPPED, f"queue {tenant.name} is stopped"
-    fits = queue.room.fits(wants, holder=entry.uid)
+    fits = queue.room.fits(wants, holder=entry.gang or entry.uid)
     if task is None or not isinstance(task.wants, GangWants):
         least = [queue.amounts.least(wants), queue.amounts.least(wants, fits)]
     else:
@@ -191,12 +191,9 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
     for needs in least:
         if cohort is not None and not cohort.allows(tenant.name, needs):
             return Reason.QUOTA, _quota(cohort, tenant, needs)
-    lack = _lack(queue, entry, wants, fits)
+    lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
     if lack:
         return Reason.ROOM, lack
-    if task is not None and task.wants in queue.admission.unplaced:
-        of_gang = f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
-        return Reason.ROOM, of_gang if isinstance(task.wants, GangWants) else NOT_TAKEN
     return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
 
 
@@ -234,11 +231,23 @@ def _incomplete(entry: Entry, gang: Gang) -> str:
 
 def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
     """Say which cards or slots a pod lacks, empty for none."""
-    uid = entry.gang or entry.uid
     if not fits.any():
-        kept = queue.room.fits_but_for_kept(wants) and not queue.room.kept_for(uid)
-        return KEPT if kept else _room(queue, uid, wants)
+        if queue.room.fits_but_for_kept(wants) and queue.room.kept.of(entry.uid) is None:
+            return KEPT
+        return _room(queue, wants) + _kept(queue, entry)
     return _seats(queue, entry, fits) if queue.config.slots is not None else ""
+
+
+def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
+    """Say why what a pod would fit on was not taken, empty for no such reason."""
+    unplaced = task.wants in queue.admission.unplaced
+    if not isinstance(task.wants, GangWants):
+        return NOT_TAKEN if unplaced else ""
+    _, first = queue.amounts.members(task.wants, task.uid)[0]
+    if not unplaced and queue.room.fits(first, holder=task.uid).any():
+        return ""
+    at_once = f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+    return at_once + _kept(queue, entry)
 
 
 def _seats(queue: Queue, entry: Entry, fits: BoolArray) -> str:
@@ -263,7 +272,7 @@ def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
     return text if limit is None else f"{text}, of which it may borrow {limit}"
 
 
-def _room(queue: Queue, uid: str, wants: Wants) -> str:
+def _room(queue: Queue, wants: Wants) -> str:
     nodes, demands = queue.state.nodes, wants.request.demands
     cards = max(demand.cards for demand in demands)
     units = max(demand.per_card for demand in demands)
@@ -279,5 +288,10 @@ def _room(queue: Queue, uid: str, wants: Wants) -> str:
     text = f"it needs {need}; the largest free card has {largest}"
     if largest >= units:
         text = f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
-    kept = queue.room.kept_for(uid)
-    return f"{text}; room is kept for it on node {kept}" if kept else text
+    return text
+
+
+def _kept(queue: Queue, entry: Entry) -> str:
+    """Say which room is kept for a pod, empty for none."""
+    kept = queue.room.kept.of(entry.uid)
+    return f"; room is kept for it on node {kept.node}" if kept is not None else ""

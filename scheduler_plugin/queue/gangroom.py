@@ -9,7 +9,8 @@ from allocator.place import place
 from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.queue.entries import Entry
-from scheduler_plugin.queue.room import Kept, Room
+from scheduler_plugin.queue.kept import Kept
+from scheduler_plugin.queue.room import Room
 from scheduler_plugin.queue.wants import Wants
 
 Pod = tuple[str, Wants]
@@ -107,7 +108,9 @@ class GangRoom:
         found: dict[str, Kept] = {}
         for node, pods in (placed or {}).items():
             cards = self._cards(node, _on(node, victims), pods) or {}
-            found |= {uid: Kept(self._task, node, each) for uid, each in cards.items()}
+            for uid, wants in pods:
+                if uid in cards:
+                    found[uid] = Kept(self._task, node, cards[uid], wants.cpu_milli, wants.memory_bytes)
         return found
 
     def _again(self, victims: Collection[Entry]) -> Pods | None:
@@ -154,9 +157,10 @@ class GangRoom:
         cpu = int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + sum(pod.cpu_milli for pod in left)
         memory = int(nodes.memory_capacity[row] - nodes.memory_used[row])
         memory += sum(pod.memory_bytes for pod in left)
-        kept = room.kept_from(self._task, row)
+        kept = room.kept.from_others(self._task, node)
+        cpu, memory = cpu - kept.cpu_milli, memory - kept.memory_bytes
         cards = [
-            replace(card, used_units=card.size_units) if at in kept else card
+            replace(card, used_units=card.size_units) if at in kept.cards else card
             for at, card in enumerate(view.after(uids))
         ]
         found: dict[str, tuple[int, ...]] = {}

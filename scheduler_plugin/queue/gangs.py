@@ -87,6 +87,10 @@ class Gangs:
         for gang in self.alike.due(now):
             self._queue(gang)
 
+    def waiting(self) -> Iterator[Gang]:
+        """Gangs that wait in a queue."""
+        return (gang for gang in self._known.values() if gang.waits_in)
+
     def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[Entry], str]]:
         """Pods of gangs that wait for a node so long after their release, and why they must go."""
         for gang in list(self._known.values()):
@@ -156,6 +160,7 @@ class Gangs:
             gang.waits_in = ""
         if task is not None:
             gang.waits_in = entries[0].ticket.queue
+            gang.began = min(entry.began for entry in entries if entry.uid in gang.ready)
             self._tenants[gang.waits_in].waiting.add(task)
 
 

@@ -21,6 +21,7 @@ from scheduler_plugin.queue.config import QueueConfig
 from scheduler_plugin.queue.displaced import displaced_on
 from scheduler_plugin.queue.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.gangs import Gangs
+from scheduler_plugin.queue.keeping import RoomKeeper
 from scheduler_plugin.queue.locality import Locality
 from scheduler_plugin.queue.patience import Patience
 from scheduler_plugin.queue.pods import QueuePod, read_ticket
@@ -86,7 +87,7 @@ class Queue:
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
-        self._patience = Patience(self.entries, self.tenants, self._ages)
+        self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs, self._ages))
         self._shapes = Shapes()
         self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
@@ -249,9 +250,8 @@ class Queue:
         return gated + self._take_backs.find(self.config, now)
 
     def keep_room(self, now: float) -> list[tuple[Entry, str]]:
-        """Keep cards free for pods that have waited too long for room; the pods and their nodes."""
-        lost = ((entry.uid, entry.waits_in) for entry in self._patience.lost(self.config, now))
-        return [(self.entries[uid], node) for uid, node in self.admission.keep_room(lost)]
+        """Keep cards free for pods and gangs that have waited too long for room; the pods and their nodes."""
+        return [(self.entries[uid], node) for uid, node in self._keeper.keep(now)]
 
     def refusal(self, entry: Entry) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""

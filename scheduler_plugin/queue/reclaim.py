@@ -4,14 +4,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from scheduler_plugin.placement.preemption import Room as NodeRoom
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.queue.backoffs import Backoffs
+from scheduler_plugin.queue.clearing import Clearing
 from scheduler_plugin.queue.entries import Entry, Phase
 from scheduler_plugin.queue.gangroom import GangRoom
+from scheduler_plugin.queue.kept import Kept
 from scheduler_plugin.queue.queue import Queue
 from scheduler_plugin.queue.quota import Cohort
-from scheduler_plugin.queue.room import Kept
 from scheduler_plugin.queue.tenants import TenantState
 from scheduler_plugin.queue.waiting import Kind, Task
 from scheduler_plugin.queue.wants import GangWants, Needs, Wants
@@ -44,14 +47,15 @@ class Reclaim:
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def keep(self, queue: Queue) -> None:
-        """Keep what becomes free from others."""
-        entry = queue.entries.get(self.uid)
+        """Keep what becomes free from others, and nothing else for those who wait."""
+        room, entry, spots = queue.room, queue.entries.get(self.uid), self.kept
         if self.node and entry is not None and entry.wants is not None:
-            queue.room.keep(self.uid, entry.wants, self.node)
-        if self.kept:
-            queue.room.give_up(self.uid)
-        for uid, kept in self.kept.items():
-            queue.room.keep_cards(uid, kept)
+            only = np.arange(room.state.nodes.row_count) == room.state.nodes.rows.get(self.node, -1)
+            spots = Clearing(room, self.uid).find([(self.uid, entry.wants)], lambda _: only)
+        if spots:
+            room.kept.give_up(self.uid)
+        for uid, kept in spots.items():
+            room.kept.put(uid, kept)
 
 
 @dataclass(slots=True)
@@ -112,16 +116,23 @@ class Reclaimer:
                     found.append(reclaim)
         return found
 
-    def refused(self, tenant: str, uid: str, now: float) -> None:
+    def refused(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
         """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
 
-        Others are looked for: at once where nobody went, or what those free could be counted twice.
+        Others are looked for: at once where nobody goes, else when it is known what those that went free.
+
+        Args:
+            tenant: The lender.
+            uid: Of the victim.
+            now: Seconds.
+            stays: That is certain; it is not where the API server did not answer.
         """
         going = self._going.get(tenant)
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
-            going.left -= 1
-            self._protected.refused(uid, now)
+            if stays:
+                going.left -= 1
+                self._protected.refused(uid, now)
             if not going.left:
                 del self._going[tenant]
 

@@ -1,15 +1,14 @@
 """Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allocator.cards import Card
 from allocator.place import place
-from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, LongArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
@@ -17,10 +16,9 @@ from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
-from scheduler_plugin.queue.labels import Taint
+from scheduler_plugin.queue.kept import KeptRooms, OnNode
+from scheduler_plugin.queue.labels import NodeRules, Taint
 from scheduler_plugin.queue.wants import Wants
-
-_NEVER: Final = 1 << 40
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
@@ -41,46 +39,42 @@ class NodeFacts:
     unschedulable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Cards that are kept free for a pod.
-
-    Attributes:
-        task: UID of the task that waits: the pod's, or its gang's.
-        node: Its name: rows are given to other nodes when one is gone.
-        cards: Of the node, by position.
-    """
-
-    task: str
-    node: str
-    cards: tuple[int, ...]
-
-
 @dataclass(slots=True)
 class _Mask:
-    """Where a pod fits, by row, and which version of each row says so."""
+    """Where a pod fits, by row, and which version of each row says so.
+
+    Attributes:
+        beside: By node whether it fits beside what is kept there; before that versions, and who asks.
+    """
 
     fits: BoolArray
     made: np.ndarray[tuple[int], np.dtype[np.int64]]
     facts: int
     query: Query
+    beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
 
 
 class Room:
-    """The cluster's room, and room that is kept free for single pods.
+    """The cluster's room, and what is kept free of it.
 
     Args:
         state: The cluster, with what was released and is not bound as takes.
         policies: Of the cluster.
+
+    Attributes:
+        kept: What is kept free for pods that waited long, or for which others are evicted.
+        facts_version: +1 whenever something else than cards is new of a node.
     """
 
     def __init__(self, state: ClusterState, policies: Policies) -> None:
         self.state = state
         self.policies = policies
         self.facts: dict[str, NodeFacts] = {}
-        self._facts_version = 0
+        self.facts_version = 0
         self._masks: dict[Wants, _Mask] = {}
-        self._kept: dict[str, Kept] = {}
+        self._allowed: dict[NodeRules, BoolArray] = {}
+        self._allowed_key: object = None
+        self.kept = KeptRooms()
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
         """Take what is known of a node, None when it is gone; tell whether that changed anything."""
@@ -90,7 +84,7 @@ class Room:
             del self.facts[node]
         else:
             self.facts[node] = facts
-        self._facts_version += 1
+        self.facts_version += 1
         return True
 
     def forget_unused(self, used: set[Wants]) -> None:
@@ -112,13 +106,14 @@ class Room:
             RequestError: it names a node policy that does not exist.
         """
         mask = self._mask(wants)
-        if not self._kept:
+        if not self.kept:
             return mask.fits
         fits = mask.fits.copy()
-        for kept in self._kept.values():
-            row = self.state.nodes.rows.get(kept.node)
-            if row is not None and kept.task != holder and fits[row]:
-                fits[row] = self._place_beside(mask.query, row, kept.cards)
+        rows = self.state.nodes.rows
+        for node in self.kept.nodes:
+            row = rows.get(node)
+            if row is not None and fits[row]:
+                fits[row] = self._fits_beside(mask, wants, node, row, holder)
         return fits
 
     def fits_but_for_kept(self, wants: Wants) -> bool:
@@ -157,8 +152,8 @@ class Room:
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes, query = self.state.nodes, self.query(wants)
-        mine = self._kept.get(uid)
-        kept = self.kept_from(uid if mine is None else mine.task, row)
+        mine = self.kept.of(uid)
+        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row]).cards
         placement = None
         if mine is not None and mine.node == nodes.names[row]:
             others = set(range(int(nodes.cards[row]))).difference(mine.cards)
@@ -179,135 +174,29 @@ class Room:
         self.state.take(uid, nodes.names[row], assigned, now)
         return True
 
-    # Room that is kept.
+    def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
+        """Whether a pod that fits on a node also does beside what is kept there for others."""
+        who = holder if self.kept.is_part_of(holder, node) else ""
+        version = int(self.state.nodes.version[row])
+        known = mask.beside.get(node)
+        if known is not None and known[:3] == (version, self.kept.version, who):
+            return known[3]
+        found = self._leaves(mask.query, wants, row, self.kept.from_others(who, node))
+        mask.beside[node] = (version, self.kept.version, who, found)
+        return found
 
-    def keep(self, uid: str, wants: Wants, node: str = "", among: BoolArray | None = None) -> str:
-        """Keep cards for a pod that fits nowhere: those that need the least to become free.
-
-        Args:
-            uid: Of the pod.
-            wants: Its needs.
-            node: Where, empty: on the node that needs the least.
-            among: bool[R], nodes that come into question; None: all.
-
-        Returns:
-            The node, empty where no node could ever take the pod.
-        """
+    def _leaves(self, query: Query, wants: Wants, row: int, others: OnNode) -> bool:
+        """Whether a pod that fits on a node leaves others what is kept for them there."""
         nodes = self.state.nodes
-        wanted = nodes.usable.copy()
-        wanted[[nodes.rows[kept.node] for kept in self._kept.values() if kept.node in nodes.rows]] = False
-        if node:
-            wanted &= np.arange(len(wanted)) == nodes.rows.get(node, -1)
-        if among is not None:
-            wanted &= among
-        rows = np.flatnonzero(wanted)
-        bound = self._least_missing(wants, rows)
-        found: tuple[int, str, int, tuple[int, ...]] | None = None
-        for at in np.lexsort((nodes.name_rank[rows], bound)).tolist():
-            row = int(rows[at])
-            name = nodes.names[row]
-            if found is not None and (bound[at], name) > found[:2]:
-                break
-            choice = self._least_used(wants, row) if self.allowed(wants, name) else None
-            if choice is not None and (found is None or (choice[0], name) < found[:2]):
-                found = (choice[0], name, row, choice[1])
-        if found is None:
-            return ""
-        self._kept[uid] = Kept(uid, found[1], found[3])
-        return found[1]
+        if not others.pods:
+            return True
+        if nodes.cpu_used[row] + others.cpu_milli + wants.cpu_milli > nodes.cpu_capacity[row]:
+            return False
+        if nodes.memory_used[row] + others.memory_bytes + wants.memory_bytes > nodes.memory_capacity[row]:
+            return False
+        return place(self._without(row, others.cards), query.request, query.ask.card_policy) is not None
 
-    def keep_cards(self, uid: str, kept: Kept) -> None:
-        """Keep these cards free for a pod."""
-        self._kept[uid] = kept
-
-    def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
-        """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
-        nodes = self.state.nodes
-        size = nodes.evictable[rows]
-        if not size.size:
-            return np.zeros(len(rows), dtype=np.int64)
-        largest = int(size.max())
-        demand = max(wants.request.demands, key=lambda each: each.units_on(largest) * each.cards)
-        sizes, at = np.unique(size, return_inverse=True)
-        units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
-        missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
-        missing[size < units] = _NEVER
-        if demand.cards > missing.shape[1]:
-            return np.full(len(rows), _NEVER, dtype=np.int64)
-        least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
-        return least
-
-    def give_up(self, task: str) -> None:
-        """Keep nothing for a task any more."""
-        for uid in [uid for uid, kept in self._kept.items() if kept.task == task]:
-            del self._kept[uid]
-
-    def kept_for(self, uid: str) -> str:
-        """Name of the node on which cards are kept for a pod, empty for none."""
-        kept = self._kept.get(uid)
-        return "" if kept is None else kept.node
-
-    def serves(self, pods: Iterable[tuple[str, Wants]]) -> bool:
-        """Whether what is kept for pods can still become free, on nodes that they may run on."""
-        for uid, wants in pods:
-            kept = self._kept.get(uid)
-            row = None if kept is None else self.state.nodes.rows.get(kept.node)
-            if kept is None or row is None or not self.state.nodes.usable[row]:
-                return False
-            if not self.allowed(wants, kept.node) or self._least_used(wants, row, kept.cards) is None:
-                return False
-        return True
-
-    @property
-    def keeping(self) -> tuple[str, ...]:
-        """UIDs of the tasks for which cards are kept."""
-        return tuple(dict.fromkeys(kept.task for kept in self._kept.values()))
-
-    def kept_from(self, task: str, row: int) -> list[int]:
-        """Cards of a node that are kept from a task for others."""
-        name = self.state.nodes.names[row]
-        others = (kept for kept in self._kept.values() if kept.node == name and kept.task != task)
-        return list(chain.from_iterable(kept.cards for kept in others))
-
-    def _least_used(
-        self, wants: Wants, row: int, among: Collection[int] | None = None
-    ) -> tuple[int, tuple[int, ...]] | None:
-        """Units that must become free before a pod fits on a node, and the cards; None: it never will.
-
-        Args:
-            wants: The pod's needs.
-            row: Of the node.
-            among: Cards that come into question; None: all.
-        """
-        nodes = self.state.nodes
-        if nodes.cpu_capacity[row] < wants.cpu_milli or nodes.memory_capacity[row] < wants.memory_bytes:
-            return None
-        open_units = nodes.evictable[row].tolist()
-        occupied = nodes.occupied[row].tolist()
-        admits = self.query(wants).ask.admits
-        missing, cards, added = 0, [], dict.fromkeys(range(len(open_units)), 0)
-        for demand in wants.request.demands:
-            needs = [demand.units_on(size) for size in open_units]
-            able = sorted(
-                (max(0, occupied[card] + added[card] + needs[card] - size), card)
-                for card, size in enumerate(open_units)
-                if size >= added[card] + needs[card]
-                and (admits is None or admits[row, card])
-                and (among is None or card in among)
-            )[: demand.cards]
-            if len(able) < demand.cards:
-                return None
-            for short, card in able:
-                missing += short
-                added[card] += needs[card]
-                cards.append(card)
-        return missing, tuple(sorted(set(cards)))
-
-    def _place_beside(self, query: Query, row: int, cards: Sequence[int]) -> bool:
-        left = self._without(row, cards)
-        return place(left, query.request, query.ask.card_policy) is not None
-
-    def _without(self, row: int, cards: Sequence[int]) -> list[Card]:
+    def _without(self, row: int, cards: Collection[int]) -> list[Card]:
         """The cards of a node, some of them counted as full."""
         return [
             replace(card, used_units=card.size_units) if card.index in cards else card
@@ -324,9 +213,9 @@ class Room:
             query = mask.query
         else:
             query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
-        if mask is None or len(mask.made) != size or mask.facts != self._facts_version:
+        if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
             made = np.full(size, -1, dtype=np.int64)
-            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self._facts_version, query)
+            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
             self._masks[wants] = mask
         mask.query = query
         rows = np.flatnonzero(mask.made != nodes.version)
@@ -354,3 +243,17 @@ class Room:
         if facts is None:
             return False
         return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+
+    def allowed_rows(self, wants: Wants) -> BoolArray:
+        """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
+        nodes = self.state.nodes
+        key = (self.facts_version, nodes.epoch, nodes.row_count)
+        if key != self._allowed_key:
+            self._allowed_key = key
+            self._allowed.clear()
+        allowed = self._allowed.get(wants.rules)
+        if allowed is None:
+            allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
+            for name, row in nodes.rows.items():
+                allowed[row] = self.allowed(wants, name)
+        return allowed

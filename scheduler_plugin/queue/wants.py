@@ -74,6 +74,11 @@ class GangWants:
         """Some of its pods ask for percent of cards."""
         return any(wants.percent for _, wants in self.members)
 
+    @cached_property
+    def shape(self) -> tuple[Wants, ...]:
+        """What its pods need; gangs of one shape find room alike."""
+        return tuple(wants for _, wants in self.members)
+
     def __hash__(self) -> int:
         """By the gang: its members are many."""
         return hash(self.uid)

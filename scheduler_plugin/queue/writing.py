@@ -59,6 +59,8 @@ class Written(Enum):
     DONE = auto()
     REFUSED = auto()
     """The pod is not as the queue saw it, and its newest version is on its way here; or it must not be so."""
+    UNKNOWN = auto()
+    """There was no answer, or one that says nothing of the pod: it may have been done."""
     GONE = auto()
 
 
@@ -139,8 +141,10 @@ class Writer:
             await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
         except NotFound:
             return Answer(Written.GONE)
-        except KubeApiError as error:
+        except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
             return Answer(Written.REFUSED, error.message)
+        except KubeApiError as error:
+            return Answer(Written.UNKNOWN, error.message)
         return Answer(Written.DONE)
 
     async def _look(self, path: str, record: PodRecord, why: str) -> Answer:

@@ -10,23 +10,43 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import ask, hardware, node, throughput
+from benchmarks import ask, hardware, node, queue, throughput
 from deviceplugin.gpus.profile import parse_profile
 from gpupack.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_extender_s_last_line() -> None:
-    command = [sys.executable, "-m", "benchmarks.extender", "--nodes", "20", "--calls", "5"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+def last_line(*command: str) -> Any:
+    """What a benchmark's last line says."""
+    whole = [sys.executable, "-m", *command]
+    done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    figures = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_extender_s_last_line() -> None:
+    figures = last_line("benchmarks.extender", "--nodes", "20", "--calls", "5")
     named = {"nodes", "filter_p50_ms", "filter_p99_ms", "both_p50_ms", "both_p99_ms", "rss_mib"}
     assert set(figures) == named | {"list_s", "list_cpu_s"}
     assert figures.pop("nodes") == 20
     assert figures.pop("list_cpu_s") >= 0, "the kernel counts in hundredths of a second"
     assert all(figure > 0 for figure in figures.values())
+
+
+@pytest.mark.parametrize("slots", [[], ["--slots"]], ids=["pool", "slots"])
+def test_the_queue_s_last_line(slots: list[str]) -> None:
+    figures = last_line("benchmarks.queue", "--tenants", "5", "--waiting", "300", "--nodes", "20", *slots)
+    assert (figures.pop("tenants"), figures.pop("waiting")) == (5, 300)
+    assert set(figures) == {"decision_p50_ms", "decision_p99_ms", "given_on_worst_ms", "rss_mib"}
+    assert all(figure > 0 for figure in figures.values())
+
+
+def test_the_queue_s_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, told in (("--tenants", "1"), ("--waiting", "300")):
+        with pytest.raises(SystemExit):
+            queue.main([option, "0"])
+        assert f"{option} 0: allowed is {told} or more" in capsys.readouterr().err
 
 
 def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,8 @@ CONFIGS = (
     "queues: [{name: a, weight: 2}, {name: b}, {name: c}]\n" + SLOTS % ("card", 1),
     "queues: [{name: a}, {name: b}, {name: c}]\n" + SLOTS % ("node", 3),
 )
+KEEPS = "\nkeepRoomAfter: 5s"
+"""Also in every second history: room is kept for what waits long, pods and gangs."""
 
 
 class History(QueueWorld):
@@ -42,16 +45,26 @@ class History(QueueWorld):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.slots = False
-        config = self.random.choice(CONFIGS)
+        config = self.random.choice(CONFIGS) + self.random.choice(("", KEEPS))
         super().__init__(config, self.random.choice(("least-requested", "best-fit", "fragmentation")))
         self.slots = self.queue.config.slots is not None
+        self.nodes: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {}
         for number in range(self.random.randint(1, 4)):
             labels = {RACK: self.random.choice("xy")} if self.random.random() < 0.7 else {}
             if self.random.random() < 0.5:
                 labels[f"data.gpupack.io/{self.random.choice('de')}"] = ""
             sizes = self.random.choice(((16,), (16, 16), (8, 8, 8), (12, 16)))
-            self.node(f"n{number}", sizes, labels=labels, cpu="100", memory="1000Gi")
+            self.nodes[f"n{number}"] = (sizes, labels)
+            self._set_node(f"n{number}")
         self.count = 0
+        self.kept_for_gangs = 0
+
+    def run(self) -> "History":
+        """Let much happen; see `check`."""
+        for _ in range(40):
+            self.step()
+            self.check()
+        return self
 
     def step(self) -> None:
         """Let something happen, then decide."""
@@ -65,9 +78,11 @@ class History(QueueWorld):
             self._end,
             self._end,
             self._lose,
+            self._change_node,
         )
         self.random.choice(happens)()
         self.queue.expire(self.now)
+        self.kept_for_gangs += sum(bool(entry.gang) for entry, _ in self.queue.keep_room(self.now))
         self._decide()
 
     def _gang(self) -> None:
@@ -92,8 +107,21 @@ class History(QueueWorld):
             failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
             self.change(uid, status={"conditions": failed})
 
+    def _change_node(self) -> None:
+        """A node is cordoned or open again."""
+        self._set_node(self.random.choice(list(self.nodes)), unschedulable=self.random.random() < 0.3)
+
+    def _set_node(self, name: str, *, unschedulable: bool = False) -> None:
+        sizes, labels = self.nodes[name]
+        spec = {"unschedulable": unschedulable}
+        self.node(name, sizes, labels=labels, spec=spec, cpu="100", memory="1000Gi")
+
     def check(self) -> None:
         """What holds after every step."""
+        for uid in self.queue.room.kept.tasks:
+            (task,) = (task for tenant in self.queue.tenants for task in tenant.waiting if task.uid == uid)
+            members = {pod for pod, _ in self.queue.amounts.members(task.wants, uid)}
+            assert self.queue.room.kept.pods(uid).keys() == members, f"room is kept for all of {uid} or none"
         for name, book in self.state.books.items():
             taken = [0] * len(book.sizes)
             pods = [(pod.charged, pod.assigned) for pod in book.pods.values()]
@@ -165,7 +193,13 @@ class History(QueueWorld):
                 continue
             if near and task.data and not self.queue.locality.near(name, task.data):
                 continue
-            if place(cards_of(self.state.nodes, row), task.wants.request, "least-used") is not None:
+            kept = self.queue.room.kept.from_others(task.uid, name).cards
+            cards = [
+                replace(card, used_units=card.size_units) if card.index in kept else card
+                for card in cards_of(self.state.nodes, row)
+            ]
+            fits = place(cards, task.wants.request, "least-used") is not None
+            if fits and self.queue.room.allowed(task.wants, name):
                 return True
         return False
 
@@ -174,28 +208,77 @@ class History(QueueWorld):
 @settings(max_examples=60, deadline=None)
 def test_what_is_released_fits_and_nothing_idles(seed: int) -> None:
     """In every history; and data is passed by only when nobody whose data is near could go."""
-    history = History(seed)
-    for _ in range(40):
-        history.step()
-        history.check()
+    History(seed).run()
+
+
+def test_room_is_kept_for_gangs_in_those_histories() -> None:
+    assert sum(History(seed).run().kept_for_gangs > 0 for seed in range(12)) > 1
+
+
+def _tenants(weights: list[int], room: int) -> tuple[QueueWorld, list[str]]:
+    """A card for so many pods, and queues of these weights; their names."""
+    names = [f"t{at}" for at in range(len(weights))]
+    queues = ", ".join(f"{{name: {n}, weight: {w}}}" for n, w in zip(names, weights, strict=True))
+    world = QueueWorld(f"queues: [{queues}]")
+    world.node("n1", (2 * room,), cpu="1000", memory="1000Gi")
+    return world, names
+
+
+def _is_fair(world: QueueWorld, weights: list[int]) -> bool:
+    """Nobody would have more by its weight than another one, if it had one pod less."""
+    tenants = sorted(world.queue.tenants, key=lambda tenant: tenant.name)
+    has = [(tenant.units // 2, weight) for tenant, weight in zip(tenants, weights, strict=True)]
+    return all((one - 1) / of_one <= other / of_other for one, of_one in has for other, of_other in has)
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int) -> None:
     """Under saturation; pods of one size."""
-    names = [f"t{at}" for at in range(len(weights))]
-    queues = ", ".join(f"{{name: {n}, weight: {w}}}" for n, w in zip(names, weights, strict=True))
-    world = QueueWorld(f"queues: [{queues}]")
-    world.node("n1", (2 * room,), cpu="1000", memory="1000Gi")
+    world, names = _tenants(weights, room)
     for at in range(room):
         for name in names:
             world.pod(f"{name}-{at}", 2, queue=name, created=at)
     assert len(world.released()) == room
-    has = {name: world.queue.tenants[name].units // 2 for name in names}
-    for one, of_one in zip(names, weights, strict=True):
-        for other, of_other in zip(names, weights, strict=True):
-            assert (has[one] - 1) / of_one <= has[other] / of_other
+    assert _is_fair(world, weights)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(4, 20), st.randoms(use_true_random=False)
+)
+@settings(max_examples=20, deadline=None)
+def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
+    weights: list[int], room: int, rng: random.Random
+) -> None:
+    """One tenant has everything when the others come; pods end in any order, and each has one that waits."""
+    world, names = _tenants(weights, room)
+    first = {world.pod(f"first-{at}", 2, queue="t0", created=at) for at in range(room)}
+    assert len(world.released()) == room
+    running = sorted(first)
+    for uid in running:
+        world.bind(uid)
+    for name in names:
+        world.pod(f"{name}-{room}", 2, queue=name, created=room)
+
+    def end(uid: str) -> None:
+        """Another one begins, and the next one of its queue waits."""
+        running.remove(uid)
+        first.discard(uid)
+        world.delete(uid)
+        (name,) = world.released()
+        world.bind(f"uid-{name}")
+        running.append(f"uid-{name}")
+        queue = name.partition("-")[0]
+        world.pod(f"{queue}-{world.version}", 2, queue=queue, created=world.version)
+
+    for _ in names[1:]:
+        end(rng.choice(sorted(first)))
+    assert all(tenant.units for tenant in world.queue.tenants), "each has a pod before one of them has two"
+    for _ in range(room):
+        end(rng.choice(running))
+    for uid in sorted(first):
+        end(uid)
+    assert _is_fair(world, weights)
 
 
 @pytest.mark.parametrize("seed", range(5))

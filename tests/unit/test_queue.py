@@ -5,6 +5,7 @@ import pytest
 from allocator.names import QUEUE_GATE
 from allocator.records import Assignment
 from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.lending import Case
 from scheduler_plugin.queue.queue import FORGOTTEN_FROM
 from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.queue_world import ONE_QUEUE, QueueWorld
@@ -220,6 +221,25 @@ def test_slots_bound_what_runs_on_a_node_and_are_lent_between_types() -> None:
     assert world.released() == ["f2"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "cards", "local", "free"),
+    [({}, 4, 4, 0), ({"pool": "batch"}, 4, 4, 4), ({"pool": "batch"}, 3, 4, 3), ({"pool": "other"}, 1, 2, 0)],
+)
+def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
+    labels: dict[str, str], cards: int, local: int, free: int
+) -> None:
+    """Half of the cards, rounded up, has two local slots each; every card of some nodes a free one."""
+    world = QueueWorld(
+        "queues: [{name: a}]\nslots: {per: card, local: {count: 2, shareOfCards: 50},"
+        " free: {count: 1, nodeSelector: {matchLabels: {pool: batch}}}}"
+    )
+    world.node("n1", (16,) * cards, labels=labels)
+    for number in range(20):
+        world.pod(f"p{number}", 1, created=number)
+    cases = [release.case for release in world.decide()]
+    assert cases == [Case.FREE_FOR_FREE] * free + [Case.LOCAL_LENT_TO_FREE] * local
+
+
 def test_a_gang_is_released_whole_or_not_at_all() -> None:
     """Three pods of 10 units need three cards."""
     world = QueueWorld()
@@ -400,7 +420,7 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     assert (entry.uid, node) == (large, "n1")
     world.bind("uid-s4")
     book = world.state.books["n1"]
-    (held,) = world.queue.room._kept[large].cards
+    (held,) = world.queue.room.kept.pods(large)[large].cards
     inside = [uid for uid, pod in book.pods.items() if held in book_cards(book.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
@@ -555,6 +575,16 @@ def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() 
     assert world.released() == []
     (found,) = reclaimer.find(15)
     assert stays in found.victims, "its card is half free, and it is asked again"
+
+
+def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
+    """Another one is not evicted at once: that could be one more than needed."""
+    world, _ = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    reclaimer.refused("b", found.victims[0].uid, 0, stays=False)
+    assert [len(reclaimer.find(now)) for now in (1, 14, 15)] == [0, 0, 1]
 
 
 def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:

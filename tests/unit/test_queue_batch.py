@@ -12,6 +12,7 @@ from benchmarks import floors
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.clearing import Clearing
 from scheduler_plugin.queue.controller import Controller, planned
 from scheduler_plugin.queue.writing import Writer, release_patch
 from tests.cluster_builders import node, pod
@@ -69,15 +70,17 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
     wants = world.queue.entries[world.pod("p", rng.choice((12, 60)), annotations=cards)].wants
     assert wants is not None
     room = world.queue.room
+    clearing = Clearing(room, "uid-p")
     expected = min(
         (
-            (found[0], name)
+            (spot.missing, name)
             for name, row in world.state.nodes.rows.items()
-            if room.allowed(wants, name) and (found := room._least_used(wants, row)) is not None
+            if room.allowed(wants, name) and (spot := clearing._spot(wants, row)) is not None
         ),
         default=(0, ""),
     )
-    assert room.keep("uid-p", wants) == expected[1]
+    found = clearing.find([("uid-p", wants)])
+    assert [kept.node for kept in found.values()] == [name for name in expected[1:] if name]
 
 
 async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> None:

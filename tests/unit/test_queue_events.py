@@ -233,6 +233,27 @@ async def test_a_pod_that_is_refused_and_then_removed_counts_once_as_taken_back(
     task.cancel()
 
 
+@pytest.mark.parametrize(
+    ("launch", "order"), [("free-first", ["reduce", "map"]), ("fifo", ["map", "reduce"])]
+)
+async def test_pods_are_released_in_the_order_of_launch_and_told_which_case_it_was(
+    launch: str, order: list[str]
+) -> None:
+    """Those that read no data finish jobs, so they start first unless the configuration says otherwise."""
+    running = Running(
+        f"{TWO}\nslots: {{per: node, local: {{count: 2}}, free: {{count: 0}}}}\nlaunch: {launch}"
+    )
+    running.world.node("n1", (16, 16), labels={"data.gpupack.io/d": ""})
+    task = asyncio.create_task(running.controller.run())
+    running.world.pod("map", created=1, data="d")
+    running.world.pod("reduce", created=2)
+    await running.pass_time()
+    assert list(running.patches) == order
+    assert "case 1 (" in running.told("map")[0]
+    assert "case 3 (" in running.told("reduce")[0]
+    task.cancel()
+
+
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
     """Pods are released as long as cards take them; who waits then waits for room."""
     world = running.world

@@ -63,7 +63,7 @@ def test_the_room_for_the_whole_gang_is_reclaimed() -> None:
     assert names(reclaim) == ["a04", "a05", "a06", "a07"]
     carry_out(world, reclaim)
     assert sorted(world.released()) == ["b0", "b1"]
-    assert world.queue.room.keeping == ()
+    assert world.queue.room.kept.tasks == ()
 
 
 def test_what_is_free_is_used_first() -> None:
@@ -113,7 +113,7 @@ def test_what_was_kept_for_a_gang_that_is_gone_is_for_others() -> None:
     carry_out(world, reclaim)
     world.delete("uid-b0")
     world.queue.keep_room(world.now)
-    assert world.queue.room.keeping == ()
+    assert world.queue.room.kept.tasks == ()
 
 
 def test_quota_is_reclaimed_where_only_that_is_missing() -> None:

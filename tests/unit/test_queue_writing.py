@@ -5,7 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, NotFound, ServerError, Unreachable
+from kubeapi.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeApiError,
+    NotFound,
+    ServerError,
+    TimedOut,
+    TooManyRequests,
+    Unreachable,
+)
 from scheduler_plugin.queue.entries import Entry
 from scheduler_plugin.queue.writing import TRIES, Answer, Writer, Written, release_patch
 from tests.queue_world import QueueWorld
@@ -123,3 +133,21 @@ def test_a_term_without_conditions_stays_so() -> None:
     paths = [step["path"] for step in release_patch(world.queue.entries[uid], "n1")]
     assert [path for path in paths if path.endswith("/0/matchFields")]
     assert not [path for path in paths if path.endswith("/1/matchFields")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "written"),
+    [
+        ({}, Written.DONE),
+        (NotFound("gone"), Written.GONE),
+        (TooManyRequests("budget"), Written.REFUSED),
+        (Unreachable("refused"), Written.UNKNOWN),
+        (TimedOut("no answer"), Written.UNKNOWN),
+    ],
+    ids=lambda value: getattr(value, "name", type(value).__name__),
+)
+async def test_what_became_of_an_eviction(answer: KubeApiError | dict[str, Any], written: Written) -> None:
+    """Who was not evicted is passed over for another one; who may have been is waited for."""
+    api = Api(answer)
+    found = await Writer(api, lambda: True, 1.0).remove(entry()[0])
+    assert (found.written, api.asked) == (written, ["post"])

@@ -1,0 +1,119 @@
+"""A gang among small pods that keep coming: it is released in bounded time, and they go on elsewhere."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.queue_world import QueueWorld
+
+KEPT_AFTER = 10
+"""Seconds after which room is kept, see CONFIG."""
+
+RUNS = 3
+"""Steps that a pod runs at most; steps are seconds."""
+
+CONFIG = f"queues: [{{name: a}}, {{name: b}}]\nkeepRoomAfter: {KEPT_AFTER}s"
+
+
+@dataclass
+class Busy:
+    """A cluster that small pods keep busy: more come than fit.
+
+    Attributes:
+        ends: When each released pod ends, by UID.
+        released: Names of those that were released, in order.
+    """
+
+    rng: random.Random
+    world: QueueWorld
+    small: tuple[int, ...] = (4, 5)
+    ends: dict[str, int] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+
+    def step(self, step: int, coming: int) -> None:
+        world = self.world
+        world.now = step
+        for _ in range(coming):
+            world.pod(
+                f"s{world.version}", self.rng.choice(self.small), queue=self.rng.choice("ab"), created=step
+            )
+        for uid in [uid for uid, end in self.ends.items() if end <= step]:
+            del self.ends[uid]
+            world.delete(uid)
+        world.queue.keep_room(world.now)
+        for release in world.decide():
+            for member in release.members:
+                world.bind(member.uid)
+                self.ends[member.uid] = step + self.rng.randint(RUNS - 1, RUNS)
+                self.released.append(world.name(member.uid))
+
+
+def busy(seed: int, nodes: int, config: str = CONFIG) -> Busy:
+    """Nodes of two cards of 16 units."""
+    rng = random.Random(seed)
+    world = QueueWorld(config, rng.choice(("least-requested", "best-fit", "fragmentation")))
+    for number in range(nodes):
+        world.node(f"n{number}", (16, 16), cpu="100", memory="1000Gi")
+    return Busy(rng, world)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_gang_starves(seed: int) -> None:
+    """A gang of whole cards, which are never all free by themselves."""
+    nodes = 4
+    cluster = busy(seed, nodes)
+    size = cluster.rng.choice((2, 4, 6))
+    gang = [f"g{number}" for number in range(size)]
+    passed: list[bool] = []
+    for step in range(100):
+        if step == 10:
+            for name in gang:
+                cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=size)
+        before = len(cluster.released)
+        cluster.step(step, coming=3 * nodes)
+        passed.append(len(cluster.released) > before)
+        if set(gang) <= set(cluster.released):
+            assert step <= 10 + KEPT_AFTER + RUNS + 1
+            return
+        assert any(passed[-RUNS:]), "small pods go on elsewhere"
+    pytest.fail("the gang was never released")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_gang_starves_behind_others_that_wait_long(seed: int) -> None:
+    """Single pods of another queue, each of a whole card, have room kept for them one after the other.
+
+    The gang needs all cards at once, so never while something is kept for them. Who is younger than the gang
+    has nothing more kept before the gang has its room.
+    """
+    cluster = busy(seed, nodes=2)
+    gang = [f"g{number}" for number in range(4)]
+    for step in range(150):
+        if step % 2 == 0:
+            cluster.world.pod(f"l{step:03}", 16, queue="b", created=step)
+        if step == 10:
+            for name in gang:
+                cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=len(gang))
+        cluster.step(step, coming=4)
+        if set(gang) <= set(cluster.released):
+            assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
+            return
+    pytest.fail("the gang was never released")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_gangs_that_need_the_same_cards_do_not_stop_each_other(seed: int) -> None:
+    """Neither is given a part of what both need."""
+    cluster = busy(seed, nodes=3)
+    gangs = {name: [f"{name}{number}" for number in range(4)] for name in ("g", "h")}
+    for step in range(100):
+        if step == 10:
+            for queue, (name, pods) in zip("ab", gangs.items(), strict=True):
+                for pod in pods:
+                    cluster.world.pod(pod, 16, queue=queue, created=step, gang=name, size=4)
+        cluster.step(step, coming=9)
+        if {*gangs["g"], *gangs["h"]} <= set(cluster.released):
+            assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
+            return
+    pytest.fail("a gang was never released")
