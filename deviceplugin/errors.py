@@ -10,6 +10,7 @@ DevicePluginError
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
 └── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
+    └── TornBookError            it is no whole JSON
 """
 
 from typing import Literal
@@ -99,4 +100,4 @@ class BookError(DevicePluginError):
 
 
 class TornBookError(BookError):
-    """The kubelet's checkpoint is no whole JSON: no kubelet believes it, and each writes it when we register."""
+    """The kubelet's checkpoint is no whole JSON: no kubelet believes it; it writes one when we register."""
