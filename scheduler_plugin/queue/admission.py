@@ -221,7 +221,7 @@ class Look:
         self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
-        self._keeping = admission.room.kept.tasks
+        self._keeping = frozenset(admission.room.kept.tasks)
         self.able = self._able()
 
     def _able(self) -> set[Needs]:
