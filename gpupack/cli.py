@@ -1,5 +1,7 @@
 """The console command: options in, one line on stderr and exit status 2 for what the user got wrong."""
 
+import contextlib
+import errno
 import re
 import sys
 from collections.abc import Sequence
@@ -28,6 +30,7 @@ from gpupack.commands.usage import usage
 from gpupack.commands.why import why
 
 _NOT_A_NUMBER: Final = re.compile(r"^(Invalid value.*: '.*') is not a valid (?:integer|float)(?: range)?\.$")
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -47,6 +50,13 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except AllocatorError as error:
+        fail(error, FAILED)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is still in the buffer would fail again, with a traceback, when Python closes the stream.
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
         fail(error, FAILED)
     sys.exit(status)
 

@@ -329,3 +329,16 @@ def test_strict_says_that_nothing_is_written(run, folder):
     status, out, err = run("migrate", "-f", manifest, "--strict")
     assert (status, out) == (1, "")
     assert err.splitlines()[-1].startswith("gpupack migrate: nothing is written: ")
+
+
+def test_a_full_disk_is_said_in_a_line():
+    """As where a report is written to one: `gpupack usage ... > report.csv`."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpupack", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "gpupack: No space left on device\n")
