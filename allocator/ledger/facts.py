@@ -185,12 +185,18 @@ class Facts:
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
 
     def moves(self, one: PodFacts) -> tuple[Move, ...]:
-        """What each demand of a bound pod did to its pool of targets."""
+        """What each demand of a bound pod did to its pool of targets.
+
+        Where the words had a pod elsewhere before this daemon started, they also had the place of whoever
+        gave way to it, and who that was is forgotten: it took nothing from its pool.
+        """
         found = []
         for number, demand in enumerate(one.pod.request.demands):
             alone = one.ids.keys() <= set(demand.containers)
             got = tuple(sorted(one.units if alone else self.by_card(one.ids_of(demand.containers))))
             target = self.target(one.pod, demand) or ()
+            if one.remembered is not None and got != target and one.remembered.keys() >= set(got):
+                got = ()
             bound = (one.seen.order, one.turn, number)
             served = (one.since.order if one.since is not None else 0, one.turn, number)
             found.append(Move(shape(one.pod.request, demand), target, got, bound, served))

@@ -22,9 +22,14 @@ def is_dead(one: PodFacts) -> bool:
     A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
     none was ever seen, some time must pass before the look, see `may_start_until`.
     """
-    if one.over is None or one.death is None or one.death.order < one.over.order:
+    if one.over is None or one.death is None or not looks_dead(one):
         return False
     return one.ran or one.death.at_s >= may_start_until(one, one.over)
+
+
+def looks_dead(one: PodFacts) -> bool:
+    """Whether a look at the cgroups that began after the pod was over found nothing of it."""
+    return one.over is not None and one.death is not None and one.death.order >= one.over.order
 
 
 def may_start_until(one: PodFacts, over: Mark) -> float:
@@ -82,10 +87,8 @@ def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
 def stale(facts: Facts, now_s: float) -> bool:
     """Whether the kubelet should be made to clean its book and to write it.
 
-    It has entries of pods that ended, or lacks an Allocate, or has a part only of a pod that was admitted
-    whole: then an older copy took the newer one's place, and the next one may be long in coming.
+    A daemon that starts need not ask: the kubelet answers its first list of devices with a write.
     """
-    if any(now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants):
-        return True
-    pods = facts.open.values()
-    return any(one.book and (is_dead(one) or (one.live and charges.is_lost(one))) for one in pods)
+    return any(one.book and looks_dead(one) for one in facts.open.values()) or any(
+        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
+    )

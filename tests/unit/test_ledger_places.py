@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.ledger import charges
+from allocator.ledger import Ledger, charges
 from allocator.ledger.places import Place, places, shape
 from allocator.selector import Selector
 from tests.ledger_world import World, ids, pod, request
@@ -359,3 +359,25 @@ def test_a_target_of_before_the_pod_that_got_it_is_its_own():
     world.bind(pod("y", 3, "c1"))
     world.bind(pod("v", 8, "c0"))
     assert world.hand(3, "y") == {"c1": 3}
+
+
+@pytest.mark.parametrize(
+    ("size", "had", "goes"),
+    [
+        pytest.param(8, True, "c0", id="the words had it there: the scheduler counts both"),
+        pytest.param(5, True, "c1", id="likewise, but there is no room: they kept the other place"),
+        pytest.param(8, False, "c1", id="they did not: the scheduler counts each on its own card"),
+    ],
+)
+def test_a_daemon_that_starts_does_not_know_whose_place_a_pod_took(size, had, goes):
+    world = World.of(size, 8, 8)
+    world.run(pod("x", 3, "c1"))
+    world.book["x", "main"] = ids("c0", 0, 1, 2)
+    world.write()
+    world.restart_daemon()
+    if not had:
+        world.ledger = Ledger(world.ledger.installed)
+    world.pods["y"] = pod("y", 3, "c0")
+    world.write()
+    world.sync()
+    assert where(world) == {"y": (goes,)}

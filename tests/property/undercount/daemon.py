@@ -27,7 +27,7 @@ class ModelDaemon(Plugin):
     Attributes:
         away: nothing reaches the API server or comes from it.
         lost: the watch's place is too old for the API server: only a list tells what happened.
-        book_read: the kubelet's book has been read since the start; the daemon registers only then.
+        registered: the kubelet that runs has its list of devices, which it answers by writing its book.
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
     """
@@ -57,10 +57,6 @@ class ModelDaemon(Plugin):
         )
 
     @property
-    def book_read(self) -> bool:
-        return self.account.book_problem is None or self.ledger.complete
-
-    @property
     def holds(self) -> dict[str, dict[str, int]]:
         return charges.holds(self.ledger.facts)
 
@@ -74,8 +70,17 @@ class ModelDaemon(Plugin):
             self.kubelet.clean()
             self.account.refresh()
 
+    def register(self) -> bool:
+        """Send the kubelet that runs a list of devices; tells whether the book has been read before that."""
+        book_read = self.account.book_problem is None or self.ledger.complete
+        if book_read and not self.registered and self.kubelet.synced:
+            self.registered = True
+            self.kubelet.take_list()
+        return book_read
+
     def start(self) -> None:
         """Begin with an empty memory."""
+        self.registered = False
         self.ledger = Ledger(self.cards)
         self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
         self.pods = PodView(self.account, RESOURCE, POD_ALLOCATION)

@@ -108,6 +108,12 @@ class ModelKubelet:
         if before is not None and self.random.random() < 0.01:
             self.file = Book(before.entries)
 
+    def take_list(self) -> None:
+        """Take a list of devices from a plugin that registers, which always writes the book."""
+        now = Counter(self._snapshot().entries)
+        if self.unwritten is None and now != Counter(self.file.entries if self.file is not None else ()):
+            self.write()
+
     def clean(self) -> None:
         """Answer PodResources, which drops what is not active, and take a list of devices, which writes."""
         if self.synced and not self.batch:

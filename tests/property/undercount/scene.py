@@ -1,22 +1,23 @@
 """A small cluster of the model, what must hold of it at every moment, and how it comes to peace."""
 
 from dataclasses import dataclass, field
-from itertools import combinations
 from random import Random
 from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
+from allocator.ledger import release
 from allocator.ledger.pods import shape
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
 
 from .daemon import ModelDaemon
-from .deviceids import card_of
+from .deviceids import units_of
 from .extender import ModelExtender
 from .kubelet import ModelKubelet
-from .world import RESOURCE, World
+from .room import fit
+from .world import RESOURCE, ModelPod, World
 
 BEHIND_S: Final = 1.0
 UNSAID: Final = 1 << 60
@@ -88,6 +89,7 @@ class Scene:
             if node.daemon_up and self.now + seconds > node.daemon.read_at + BEHIND_S:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
+                node.daemon.register()
         self.now += seconds
         self.world.now = self.extender.now = self.now
         for pod in self.extender.never_heard_of:
@@ -136,7 +138,7 @@ class Scene:
             node.kubelet.overdue = False
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
-                excused = node.clouded or pod.uid in node.excused
+                excused = node.clouded or pod.uid in node.excused or self._beside_late(node, pod)
                 if pod.ours and now is not None and now.uid == pod.uid and not excused:
                     self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
             node.kubelet.refused.clear()
@@ -144,8 +146,9 @@ class Scene:
                 size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
                 if units > size:
                     self._fail(
-                        f"{node.name}: {units} units of {uuid} in use, it has {size}; {shown(node.kubelet)} "
-                        f"admitted {sorted(node.kubelet.admitted)}, {node.daemon.explain()}"
+                        f"{node.name}: {units} units of {uuid} in use, it has {size}; "
+                        f"{units_of(node.kubelet.devices)} admitted {sorted(node.kubelet.admitted)}, "
+                        f"{node.daemon.explain()}"
                     )
 
             self._check_words(node)
@@ -204,22 +207,38 @@ class Scene:
             and not pod.ended
             and pod.uid not in node.kubelet.admitted | node.kubelet.finished
         ]
+        if not self._fit(node, waiting):
+            self._fail(
+                f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
+                f"admitted, the cards have {self._free(node)} free; {units_of(node.kubelet.devices)}, "
+                f"{node.daemon.explain()}"
+            )
+
+    def _free(self, node: Node) -> tuple[int, ...]:
+        """Units that are free on each card, as far as somebody can know."""
         occupied = node.kubelet.occupied()
-        free = tuple(
+        return tuple(
             0 if card.index in node.daemon.sick else card.size_units - occupied.get(card.uuid, 0)
             for card in node.daemon.cards
         )
+
+    def _fit(self, node: Node, pods: list[ModelPod]) -> bool:
+        """Whether there is a way to serve all of the pods from what is free."""
         demands = [
             (tuple(d.units_on(card.size_units) for card in node.daemon.cards), d.cards)
-            for pod in waiting
+            for pod in pods
             for d in pod.request.demands
         ]
-        if not fit(free, tuple(sorted(demands, reverse=True))):
-            self._fail(
-                f"{node.name}: {[(pod.name, pod.uid, pod.containers) for pod in waiting]} are bound and not "
-                f"admitted, the cards have {free} free; {shown(node.kubelet)}, "
-                f"{node.daemon.explain()}"
-            )
+        return fit(self._free(node), tuple(sorted(demands, reverse=True)))
+
+    def _beside_late(self, node: Node, pod: ModelPod) -> bool:
+        """Whether a pod has no room only because of one that nobody could wait for.
+
+        The scheduler counts such a one where it bound it, and the daemon, which never heard of it, may have
+        served it elsewhere. What its containers may run on with is not given out again.
+        """
+        lingering = {one.pod.key for one in release.lingering(node.daemon.ledger.facts)}
+        return not lingering.isdisjoint(node.kubelet.late) and self._fit(node, [pod])
 
     def _check_selector(self, node: Node, uid: str) -> None:
         """A pod that the daemon knew gets cards that it accepts."""
@@ -231,7 +250,7 @@ class Scene:
             if card.uuid in node.kubelet.cards(uid, names) and not pod.request.selector.admits(card):
                 self._fail(
                     f"{node.name}: {uid} got {card.uuid}, a {card.model}, which it does not accept; "
-                    f"{shown(node.kubelet)}, {node.daemon.explain()}"
+                    f"{units_of(node.kubelet.devices)}, {node.daemon.explain()}"
                 )
 
     def _check_target(self, node: Node, uid: str) -> None:
@@ -254,7 +273,7 @@ class Scene:
             if got not in chosen:
                 self._fail(
                     f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen} for it "
-                    f"and its like; {shown(node.kubelet)}, {node.daemon.explain()}"
+                    f"and its like; {units_of(node.kubelet.devices)}, {node.daemon.explain()}"
                 )
 
     def _fail(self, text: str) -> None:
@@ -283,13 +302,14 @@ class Scene:
             self._sync(node)
         node.kubelet.torn = False
         node.daemon.refresh()
+        node.daemon.register()
         if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking
             self._look_at_pods(node)
         moved = True
         while moved:
             moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
             moved = node.kubelet.run_one() or node.kubelet.start_one() or node.kubelet.reap_one() or moved
-            self._say(f"{node.name} settles, devices {shown(node.kubelet)}")
+            self._say(f"{node.name} settles, devices {units_of(node.kubelet.devices)}")
             self.check()
         node.kubelet.flush()
         node.daemon.refresh()
@@ -301,6 +321,8 @@ class Scene:
         node.kubelet.sync()
         if node.daemon_up:
             node.daemon.ledger.kubelet_restarted()
+            node.daemon.registered = False
+            node.daemon.register()
             node.daemon.look_at_cgroups()
 
     def _look_at_pods(self, node: Node) -> None:
@@ -373,27 +395,3 @@ class Scene:
         for node in self.nodes:
             if any(node.daemon.ledger.used()):
                 self._fail(f"{node.name}: charges without pods {node.daemon.explain()}")
-
-
-def fit(free: tuple[int, ...], demands: tuple[tuple[tuple[int, ...], int], ...]) -> bool:
-    """Whether there is a way to serve all demands, each (units by card, different cards), from free units."""
-    if not demands:
-        return True
-    (units, cards), others = demands[0], demands[1:]
-    room = [index for index, left in enumerate(free) if left >= units[index]]
-    return any(
-        fit(tuple(left - units[index] * (index in chosen) for index, left in enumerate(free)), others)
-        for chosen in combinations(room, cards)
-    )
-
-
-def shown(kubelet: ModelKubelet) -> dict[str, dict[str, dict[str, int]]]:
-    """Units by pod, container and card."""
-    shown: dict[str, dict[str, dict[str, int]]] = {}
-    for uid, by_container in kubelet.devices.items():
-        for container, ids in by_container.items():
-            counts = shown.setdefault(uid, {}).setdefault(container, {})
-            for text in ids:
-                card = card_of(text).rstrip("0") + ("%" if "::p" in text else "")
-                counts[card] = counts.get(card, 0) + 1
-    return shown

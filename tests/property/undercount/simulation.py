@@ -8,7 +8,8 @@ from typing import Final
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
 from scheduler_plugin.cluster.rules import Rules
 
-from .scene import MODELS, UNSAID, shown
+from .deviceids import units_of
+from .scene import MODELS, UNSAID
 from .trouble import Trouble
 from .world import ModelPod
 
@@ -205,12 +206,12 @@ class Simulation(Trouble):
         # know whom the scheduler promised what. It serves the kubelet all the same, but its blind choices
         # are outside the invariant.
         blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
-        if node.daemon_up and node.daemon.book_read and not blind:
+        if node.daemon_up and node.daemon.register() and not blind:
             facts = node.daemon.ledger.facts
             before, admitted = node.kubelet.admitting, set(node.kubelet.admitted)
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
-                self._say(f"{node.name} admits, devices {shown(node.kubelet)}")
+                self._say(f"{node.name} admits, devices {units_of(node.kubelet.devices)}")
             for uid in node.kubelet.admitted - admitted:
                 self._check_selector(node, uid)
             if self.calm and not node.clouded and all(one.bound for one in facts.pods.values()):

@@ -59,15 +59,14 @@ def ids_once(facts: Facts) -> Units:
     return total
 
 
-_CHARGED = charges.charged
+_ALLOCATE = Ledger.allocate
 
 
-def no_grants(facts: Facts) -> Units:
-    kept, facts.grants = facts.grants, []
-    try:
-        return _CHARGED(facts)
-    finally:
-        facts.grants = kept
+def forgotten_at_once(ledger: Ledger, ids: Any, now_s: float) -> Any:
+    """Only the book tells of an Allocate."""
+    grant = _ALLOCATE(ledger, ids, now_s)
+    ledger.facts.grants.remove(grant)
+    return grant
 
 
 _USED = charges.used
@@ -166,6 +165,13 @@ def nobody_uses_up_his_own(facts: Facts) -> Any:
     return left
 
 
+_MOVES = Facts.moves
+
+
+def as_if_nothing_was_remembered(facts: Facts, one: PodFacts) -> Any:
+    return _MOVES(facts, replace(one, remembered=None))
+
+
 _POOLS = places.pools
 _SERVED_ON = choice._served_on
 
@@ -194,9 +200,3 @@ def one_share(facts: Facts, sets: Any) -> Units:
 
 def give_up_at_once(extender: ModelExtender, binding: Any) -> None:
     extender._roll_back(binding.commitment)
-
-
-def a_part_is_all(facts: Facts, now_s: float) -> bool:
-    return any(one.book and release.is_dead(one) for one in facts.open.values()) or any(
-        now_s >= grant.at.at_s + release.LOST_GRANT_S for grant in facts.grants
-    )
