@@ -229,11 +229,9 @@ class Look:
         admission = self._admission
         needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
         able: set[Needs] = {each for each in needs if self._fit(self._first(each), "", None)[1]}
-        for uid in self._keeping:
-            for tenant in self._order:
-                task = tenant.waiting.get(uid)
-                if task is not None and task.wants not in admission.unplaced:
-                    able.add(task.wants)
+        for tenant in self._order if self._keeping else ():
+            kept = tenant.waiting.known_of(self._keeping)
+            able.update(task.wants for task in kept if task.wants not in admission.unplaced)
         return able
 
     def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:

@@ -142,6 +142,10 @@ class Waiting(Generic[W]):
         """The task of a UID, None when it does not wait."""
         return self._tasks.get(uid)
 
+    def known_of(self, uids: Collection[str]) -> list[Task[W]]:
+        """Those of some tasks that wait."""
+        return [self._tasks[uid] for uid in uids if uid in self._tasks]
+
     def add(self, task: Task[W]) -> None:
         """Let a task wait; one that waits already is replaced."""
         self.remove(task.uid)
