@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from deviceplugin.daemon import gpu_source
-from deviceplugin.errors import BookError, DevicePluginError
+from deviceplugin.errors import BookError, DevicePluginError, ProfileError
 from deviceplugin.gpus.limits import Support
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
@@ -55,6 +55,9 @@ def check(settings: Settings, run: Callable[[list[str]], str | None] | None = No
     Args:
         settings: of the daemon that would run here; its API server is not needed.
         run: runs a program and returns what it prints, None where it cannot; by default as a process.
+
+    Raises:
+        ProfileError: the profile of simulated cards cannot be used.
     """
     return [
         *_cards(settings),
@@ -74,6 +77,8 @@ def _cards(settings: Settings) -> Iterator[Finding]:
     try:
         source = gpu_source(settings)
         source.open()
+    except ProfileError:
+        raise
     except DevicePluginError as error:
         yield Finding("driver", "bad", "none that can be used", str(error))
         return
@@ -120,7 +125,8 @@ def _supports(source: GpuSource, settings: Settings) -> dict[Support, list[str]]
 def _limits(support: Support, uuids: list[str], settings: Settings) -> Finding:
     what = f"memory of {len(uuids)} card{'s' if len(uuids) > 1 else ''}"
     if support.held:
-        return Finding(what, "ok", str(support), "every container's share is its limit")
+        simulated = ", simulated as the cards are" if settings.profile is not None else ""
+        return Finding(what, "ok", str(support), f"every container's share is its limit{simulated}")
     if settings.memory_limits == REQUIRE:
         return Finding(what, "bad", str(support), "not offered: --memory-limits require")
     return Finding(what, "less", str(support), "accounted: counted and told, not refused")

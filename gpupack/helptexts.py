@@ -47,7 +47,6 @@ For scripts:
   gpupack simulate --nodes nodes.csv --pods pods.csv --json -
 Pods that come and end, and how long they wait:
   gpupack simulate --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --replay --load 0.8
-
 Your own cluster, with two more nodes, and with units of 2 GiB:
   gpupack simulate --cluster --policy fragmentation,best-fit --add 8xh100-80x2 --unit-mib 2048
 

@@ -7,6 +7,7 @@ from rich.cells import cell_len
 
 from gpupack.errors import InputError
 from gpupack.top.fetching import connect
+from kubeapi.errors import NotFound, ServerError
 from kubeapi.paths import segment
 from scheduler_plugin.queue.explain import TenantStatus, Why
 
@@ -44,8 +45,20 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
         KubeApiError: there is no way to it.
     """
     path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
+    where = f"the Service {service} in namespace {namespace}"
     async with await connect(kubeconfig, context) as client:
-        return await client.get(path)
+        try:
+            return await client.get(path)
+        except NotFound as error:
+            raise NotFound(
+                f"no queue here: {where} is not there; docs/queue.md says how to start one",
+                status=error.status,
+            ) from error
+        except ServerError as error:
+            raise ServerError(
+                f"{where} does not answer: is a pod of the queue Ready? ({error.message})",
+                status=error.status,
+            ) from error
 
 
 def read(raw: bytes, queue: str | None = None) -> Status:

@@ -26,6 +26,7 @@ from kubeapi.errors import (
     Unreachable,
     check_success,
     from_answer,
+    unreachable_because,
 )
 from kubeapi.lists import decode_list
 from kubeapi.paths import pod_path, segment, with_query
@@ -379,7 +380,7 @@ class KubeClient:
             raise TimedOut(f"{what}: no answer within {within_s:g} s") from error
         except (aiohttp.ClientConnectorError, ssl.SSLCertVerificationError, ValueError) as error:
             # ValueError: what the library finds in addresses and headers before it sends anything.
-            raise Unreachable(f"{what}: {self.server}: {error}") from error
+            raise Unreachable(f"{what}: {self.server}: {unreachable_because(error)}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
 

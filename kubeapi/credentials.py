@@ -235,7 +235,11 @@ async def _load_kubeconfig(
         await loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
     except ConfigError:
         raise
-    except Exception as error:  # the loader lets AttributeError, TypeError, YAMLError and more through
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{source} cannot be used: allowed is YAML with lists of clusters, users, contexts ({error})"
+        ) from error
+    except Exception as error:  # the loader lets YAMLError and more through
         raise ConfigError(f"{source} cannot be used: {error or type(error).__name__}") from error
     plugin = _exec_command(loader)
     if plugin and not (configuration.api_key.get("BearerToken") or configuration.cert_file):

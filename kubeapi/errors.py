@@ -16,6 +16,9 @@ KubeApiError
 └── Malformed         an answer that is not what the API promises
 """
 
+import os
+import socket
+import ssl
 from typing import ClassVar, Literal
 
 import msgspec
@@ -133,6 +136,19 @@ class Malformed(KubeApiError):
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message)
         self.maybe_done = maybe_done  # type: ignore[misc]
+
+
+def unreachable_because(error: BaseException) -> str:
+    """Say why there was no connection: the system's words where it gave a reason, else the library's.
+
+    aiohttp's own words name Python's calls, and TLS where there is none.
+    """
+    reason = getattr(error, "os_error", error)
+    if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError):
+        if isinstance(reason, socket.gaierror) or not reason.errno:
+            return reason.strerror or str(error)
+        return os.strerror(reason.errno)
+    return str(error) or type(error).__name__
 
 
 class Status(msgspec.Struct):

@@ -15,7 +15,7 @@ import httptools
 from yarl import URL
 
 from kubeapi.credentials import Credentials
-from kubeapi.errors import TimedOut, Unreachable, from_answer
+from kubeapi.errors import TimedOut, Unreachable, from_answer, unreachable_because
 from kubeapi.streams import keep_alive
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Connections:
         except TimeoutError as error:
             raise NotSentError("did not accept a connection in time") from error
         except (OSError, ValueError) as error:
-            raise NotSentError(f"cannot be reached: {error}") from error
+            raise NotSentError(f"cannot be reached: {unreachable_because(error)}") from error
         keep_alive(cast("socket", transport.get_extra_info("socket")))
         return connection
 

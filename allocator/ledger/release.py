@@ -22,9 +22,14 @@ def is_dead(one: PodFacts) -> bool:
     A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
     none was ever seen, some time must pass before the look, see `may_start_until`.
     """
-    if one.over is None or one.death is None or one.death.order < one.over.order:
+    if one.over is None or one.death is None or not looks_dead(one):
         return False
     return one.ran or one.death.at_s >= may_start_until(one, one.over)
+
+
+def looks_dead(one: PodFacts) -> bool:
+    """Whether a look at the cgroups that began after the pod was over found nothing of it."""
+    return one.over is not None and one.death is not None and one.death.order >= one.over.order
 
 
 def may_start_until(one: PodFacts, over: Mark) -> float:
@@ -84,6 +89,6 @@ def stale(facts: Facts, now_s: float) -> bool:
 
     A daemon that starts need not ask: the kubelet answers its first list of devices with a write.
     """
-    return any(one.book and is_dead(one) for one in facts.open.values()) or any(
+    return any(one.book and looks_dead(one) for one in facts.open.values()) or any(
         now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 _NAMED: Final = 5
+_COMPARED: Final = 2000
+"""Names at most that are compared with one that is not there."""
 
 
 @dataclass
@@ -201,23 +204,27 @@ class Cluster:
         """Find a pod.
 
         Raises:
-            InputError: there is no such pod; says whether there is such a namespace, and where the name is.
+            InputError: there is no such pod; says whether there is such a namespace, where the name is, and
+                which names there are like it.
         """
         elsewhere = set()
-        there = False
+        there = []
         for pod in self.pods.values():
             if pod.metadata.name == name:
                 if pod.metadata.namespace == namespace:
                     return pod
                 elsewhere.add(pod.metadata.namespace)
-            there |= pod.metadata.namespace == namespace
+            if pod.metadata.namespace == namespace:
+                there.append(pod.metadata.name)
         where = f"{self.source} has no pod {shown(name)} in namespace {shown(namespace)}"
         if elsewhere:
             more = f"; pods of that name are in {', '.join(sorted(elsewhere)[:_NAMED])}: use -n"
         elif not there:
             more = ", and no pod at all in that namespace"
         else:
-            more = ""
+            begun = sorted(other for other in there if name and other.startswith(name))
+            near = begun[:_NAMED] or get_close_matches(name, there[:_COMPARED], _NAMED)
+            more = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
         raise InputError(where + more)
 
     def request_of(self, pod: AskPod) -> PodRequest | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from gpupack import __version__
 from gpupack.policies import prepare as prepare_policies
@@ -25,8 +26,8 @@ def fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
 
 
 def _said(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return str(error) or type(error).__name__
 
 
@@ -76,6 +77,20 @@ def name_values(_context: click.Context, _option: click.Parameter, texts: tuple[
             raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
         pairs[name] = value
     return pairs
+
+
+def refuse(name: str, why: str) -> None:
+    """Refuse an option that was given and would be ignored.
+
+    Args:
+        name: Of the option, as Python has it.
+        why: When it is allowed.
+
+    Raises:
+        UsageError: it stands on the command line.
+    """
+    if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--{name.replace('_', '-')}: {why}")
 
 
 card_policy_parameter = click.option(

@@ -45,7 +45,9 @@ def _options(command: Command) -> Command:
             click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
             click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
             click.option(
-                "--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster."
+                "--kubeconfig",
+                metavar="FILE",
+                help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
             ),
             context_option,
             version_option,

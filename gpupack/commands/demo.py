@@ -5,7 +5,7 @@ import asyncio
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.commands.common import FAILED, fail, prepare, version_option
+from gpupack.commands.common import FAILED, fail, prepare, refuse, version_option
 from gpupack.policies import all_policies
 
 
@@ -37,6 +37,8 @@ def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port
     from scheduler_plugin.errors import SettingsError
     from standins.scheduler import SchedulingError
 
+    if not dashboard:
+        refuse("port", "allowed with --dashboard only")
     configure("info" if verbose else "error")
     prepare(all_policies())
     if dashboard:

@@ -49,7 +49,12 @@ def migrate(
     from gpupack.errors import InputError
     from gpupack.migration.documents import migrate as rewritten
     from gpupack.migration.requests import Options
+    from kubeapi.names import SUBDOMAIN, is_subdomain
 
+    if not is_subdomain(scheduler_name):
+        raise click.BadParameter(
+            f"{scheduler_name!r}: allowed are {SUBDOMAIN}", param_hint="'--scheduler-name'"
+        )
     try:
         resource_name(unit_mib)
         name = "standard input" if filename == "-" else filename
@@ -66,6 +71,7 @@ def migrate(
     for note in done.notes:
         click.echo(f"gpupack migrate: {note}", err=True)
     if strict and not done.complete:
+        click.echo("gpupack migrate: nothing is written: with --strict all has to be translated", err=True)
         sys.exit(FAILED)
     click.echo(done.text, nl=False)
 

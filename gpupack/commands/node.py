@@ -7,7 +7,15 @@ from typing import Any, NoReturn
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY
-from gpupack.commands.common import FAILED, card_policy_parameter, log_format, prepare, serve, version_option
+from gpupack.commands.common import (
+    FAILED,
+    card_policy_parameter,
+    fail,
+    log_format,
+    prepare,
+    serve,
+    version_option,
+)
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
 
@@ -47,7 +55,11 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
 @click.option(
     "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
 )
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
 @click.option(
     "--device-plugin-dir",
     type=click.Path(path_type=Path),
@@ -215,6 +227,7 @@ def node(**options: Any) -> None:
 def _check(options: dict[str, Any], output: str) -> NoReturn:
     """Say what the node offers, and exit."""
     from deviceplugin.check import check, served
+    from deviceplugin.errors import ProfileError
     from deviceplugin.settings import Settings
     from gpupack.errors import InputError
     from gpupack.nodecheck import render
@@ -230,6 +243,9 @@ def _check(options: dict[str, Any], output: str) -> NoReturn:
     faults = settings.faults()
     if faults:
         raise click.UsageError("\n".join(faults))
-    findings = check(settings)
+    try:
+        findings = check(settings)
+    except ProfileError as error:  # an option that is wrong, as for the daemon
+        fail(error)
     click.echo(render(findings, output, colour=sys.stdout.isatty()))
     sys.exit(0 if served(findings) else FAILED)

@@ -16,7 +16,11 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
 
 @click.group(invoke_without_command=True, help=QUEUE_HELP, short_help="Run the borrowing queue.")
 @click.option("--config", metavar="FILE", help="YAML with the queues; read again when it changes.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
 @click.option(
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of health, metrics, status."
 )
@@ -62,7 +66,11 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     "-n", "--namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
 @context_option
 @version_option
 def status(

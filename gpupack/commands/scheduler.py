@@ -20,7 +20,11 @@ from gpupack.policies import PolicyCommand, all_policies
 @click.command(
     help=SCHEDULER_HELP, short_help="Run the scheduler extender.", cls=PolicyCommand, lists=all_policies
 )
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
 @click.option("--http", default="127.0.0.1:8910", show_default=True, help="HOST:PORT to serve on.")
 @click.option(
     "--metrics-http",

@@ -6,7 +6,7 @@ import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.asking import ask, source_of, source_options
-from gpupack.commands.common import card_policy_parameter, fail, prepare, version_option
+from gpupack.commands.common import card_policy_parameter, fail, prepare, refuse, version_option
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -79,6 +79,11 @@ def simulate(**options: Any) -> None:
     )
 
     live = _is_live(options)
+    if options["replay"]:
+        refuse("inflation", "allowed without --replay only; with it --load says how much is asked for")
+    else:
+        for name in ("load", "max_pods"):
+            refuse(name, "allowed with --replay only")
     prepare(all_policies())
     try:
         asked = Options(

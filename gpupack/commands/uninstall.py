@@ -27,7 +27,11 @@ Needed rights: list nodes and pods, get nodes, patch nodes/status.
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and change nothing.")
 @click.option("--force", is_flag=True, help="Also where pods hold GPU memory.")
-@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, in-cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
 @context_option
 @version_option
 def uninstall(

@@ -1,16 +1,20 @@
 """`gpupack why`: why a pod is pending, what it has, what happened to it."""
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from gpupack.commands.asking import ask, output_option, source_of, source_options
 from gpupack.commands.common import version_option
 
+_KINDS: Final = ("pod", "pods", "po")
+"""What stands before a slash where kubectl names a pod."""
+
 WHY_HELP = """Say why a pod waits, and what would let it start; of a running pod what it has.
 
 \b
 As a kubectl plugin:     kubectl gpupack why -n NAMESPACE POD
+The same in one word:    kubectl gpupack why NAMESPACE/POD
 From a file, or a pipe:  kubectl get nodes,pods -A -o json | gpupack why -f - POD
 For scripts:             gpupack why POD -o json
 
@@ -35,6 +39,7 @@ def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
     from gpupack.ask.why import why as why_of
 
     source = source_of(options)
+    pod, namespace = _named(pod, namespace)
 
     async def work() -> str:
         cluster, around = await read_about(source, namespace, pod)
@@ -42,3 +47,19 @@ def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
         return as_json(answer) if output == "json" else why_text(answer)
 
     click.echo(ask(work))
+
+
+def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:
+    """The name and the namespace of POD, also where it is written as kubectl writes it, or as our answers do.
+
+    Raises:
+        BadParameter: two namespaces.
+    """
+    before, _, name = pod.rpartition("/")
+    if not before or before in _KINDS:
+        return name, namespace
+    if namespace not in {None, before}:
+        raise click.BadParameter(
+            f"{pod!r} with --namespace {namespace!r}: allowed is one namespace", param_hint="'POD'"
+        )
+    return name, before

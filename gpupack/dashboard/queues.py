@@ -10,7 +10,7 @@ import msgspec
 from gpupack import queuestatus
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
-from kubeapi.errors import Forbidden, KubeApiError, NotFound
+from kubeapi.errors import Forbidden, KubeApiError, NotFound, unreachable_because
 from kubeapi.paths import segment
 
 EVERY_S: Final = 5.0
@@ -60,7 +60,7 @@ async def _once(ask: Ask) -> dict[str, Any]:
     except Forbidden as error:
         return none(f"The queue cannot be asked: {error}")
     except aiohttp.ClientConnectorError as error:
-        return none(f"No queue answers ({error}); docs/queue.md says what one is for.")
+        return none(f"No queue answers ({unreachable_because(error)}); docs/queue.md says what one is for.")
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
         return none(f"The queue does not answer: {error or type(error).__name__}")
     shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])

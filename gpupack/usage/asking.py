@@ -12,7 +12,7 @@ from gpupack.top.records import printable
 from gpupack.usage.prometheus import Prometheus, step_of
 from gpupack.usage.report import By, Report, report
 from gpupack.usage.store import read
-from kubeapi.errors import cut
+from kubeapi.errors import cut, unreachable_because
 
 
 async def from_prometheus(url: str, token: str, by: By, since: float, until: float) -> Report:
@@ -60,7 +60,7 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
             body = await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise InputError(
-            f"no dashboard answers at {url} ({error or type(error).__name__}): start `gpupack dashboard`, "
+            f"no dashboard answers at {url} ({unreachable_because(error)}): start `gpupack dashboard`, "
             "or name --prometheus URL or --history FILE"
         ) from error
     try:

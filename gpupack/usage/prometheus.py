@@ -9,7 +9,7 @@ import msgspec
 
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
-from kubeapi.errors import cut
+from kubeapi.errors import cut, unreachable_because
 
 PROMISED: Final = "gpupack_container_promised_bytes"
 USED: Final = "gpupack_container_used_bytes"
@@ -126,7 +126,7 @@ class Prometheus:
             async with self._session.post(url, data=form, headers=self._headers, timeout=timeout) as answer:
                 body = await answer.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise PrometheusError(f"{self._url} does not answer: {error or type(error).__name__}") from error
+            raise PrometheusError(f"{self._url} does not answer: {unreachable_because(error)}") from error
         try:
             found = msgspec.json.decode(_as_series(body), type=_Answer)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, AttributeError) as error:

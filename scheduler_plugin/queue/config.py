@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from scheduler_plugin.cluster.labels import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.quota import Quota
-from scheduler_plugin.queue.reading import load, read
+from scheduler_plugin.queue.reading import load, read, sound
 
 _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _MOST_UNITS: Final = 1 << 40
@@ -181,9 +181,9 @@ def parse_config(name: str, text: str) -> QueueConfig:
     except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
         line = " ".join((str(error) or type(error).__name__).split())
         raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
-    document = read(raw, _Document, "", faults)
-    if document is None:
-        raise QueueConfigError(name, faults)
+    # With faults of its own the document is still looked into, so that all faults are told at once.
+    whole = read(raw, _Document, "", faults)
+    document = whole or _Document(**{"queues": [], **sound(raw, _Document)})
     queues = _all(document.queues, QueueForm, "queues", faults)
     cohorts = _all(document.cohorts, CohortForm, "cohorts", faults)
     slots = read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
@@ -197,7 +197,8 @@ def parse_config(name: str, text: str) -> QueueConfig:
             ("gang_within", "gangWithin"),
         )
     }
-    faults += _together(queues, cohorts, slots)
+    if whole is not None:
+        faults += _together(queues, cohorts, slots)
     if faults or locality is None:
         raise QueueConfigError(name, faults)
     return QueueConfig(

@@ -53,6 +53,17 @@ def read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | Non
     return None
 
 
+def sound(raw: Any, form: type[Form]) -> dict[str, Any]:
+    """Those values of a mapping that a form has a field for and finds no fault with, by the field's name."""
+    if not isinstance(raw, dict):
+        return {}
+    return {
+        field.name: raw[field.encode_name]
+        for field in msgspec.structs.fields(form)
+        if field.encode_name in raw and not any(_faults(raw[field.encode_name], field.type, ""))
+    }
+
+
 def shown(value: object) -> str:
     """A value as a message shows it."""
     match value:

@@ -222,7 +222,7 @@ def write_json(target: str, text: str) -> None:
     try:
         Path(target).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise SettingsError(f"JSON file {target}: {error}") from error
+        raise SettingsError(f"JSON file {target}: {error.strerror or error}") from error
 
 
 def _to_stderr(line: str) -> None:

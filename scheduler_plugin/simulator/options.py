@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from allocator.errors import AllocatorError
@@ -102,7 +103,12 @@ class Options:
         Raises:
             SettingsError: lists every fault, one a line.
         """
-        faults = [*self._policy_faults(), *self._number_faults(), *self._queue_faults()]
+        faults = [
+            *self._policy_faults(),
+            *self._number_faults(),
+            *self._queue_faults(),
+            *self._output_faults(),
+        ]
         if faults:
             raise SettingsError("\n".join(faults))
 
@@ -155,6 +161,25 @@ class Options:
         except QueueConfigError as error:
             return str(error).splitlines()
         return []
+
+    def _output_faults(self) -> list[str]:
+        """Where results cannot be written: told before the runs, which may take hours."""
+        faults = []
+        try:
+            if self.json not in {None, "-"}:
+                file = Path(str(self.json))
+                if file.is_dir() or not file.parent.is_dir():
+                    faults.append(f"JSON file {self.json!r}: allowed is a file in a folder that exists, or -")
+            if self.plot is not None:
+                folder = Path(self.plot).absolute()
+                there = next(path for path in (folder, *folder.parents) if path.exists())
+                if not there.is_dir():
+                    faults.append(
+                        f"plot {self.plot!r}: {there} is a file; allowed is a folder, made if needed"
+                    )
+        except OSError as error:
+            faults.append(f"{error.filename}: {error.strerror}; allowed is a place that can be written")
+        return faults
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -105,12 +105,14 @@ class QueuedReplaying(Replaying):
     Attributes:
         evicted: Pods that were evicted for a lender.
         kept: Times that cards were kept free for a pod that waited long.
+        cluster_units: Units of all cards.
     """
 
     def __init__(self, cluster: Cluster, placer: Placer, replay: Replay, config: QueueConfig) -> None:
         super().__init__(cluster, placer, replay.arrivals)
         self.shares: list[Share] = []
         self.evicted = self.kept = 0
+        self.cluster_units = cluster.units
         self.queues = [queue_of(arrival.pod, config) for arrival in replay.arrivals]
         self.tenants = {
             name: SimTenant(

@@ -36,7 +36,8 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
         what it waited until the end; `fairness`, the mean of Jain's index over the time that counts, of what
         each queue has by its weight, over the queues that have or want something, None where nobody ever had
         anything; `fairness_series [[day, index]]`, likewise; `evicted`, pods that went for
-        lenders; `room_kept`, times that cards were kept free for a pod that waited long.
+        lenders; `room_kept`, times that cards were kept free for a pod that waited long; `quota_units` and
+        `cluster_units`, what all nominal quotas and all cards add up to.
     """
     waits: dict[str, list[float]] = {name: [] for name in config.queues}
     pods, never = (dict.fromkeys(config.queues, 0) for _ in range(2))
@@ -65,6 +66,8 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
         "fairness": None if np.isnan(fair).all() else round(float(np.nanmean(fair)), 4),
         "evicted": replaying.evicted,
         "room_kept": replaying.kept,
+        "quota_units": sum(form.nominal_quota or 0 for form in config.queues.values()),
+        "cluster_units": replaying.cluster_units,
         "fairness_series": [
             [round(float(day), 4), None if np.isnan(value) else round(float(value), 4)]
             for day, value in zip(days, fair, strict=True)
@@ -99,6 +102,8 @@ def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "fairness": _fair([run["fairness"] for run in mine]),
             "evicted": round(fmean(run["evicted"] for run in mine), 1),
             "room_kept": round(fmean(run["room_kept"] for run in mine), 1),
+            "quota_units": mine[0]["quota_units"],
+            "cluster_units": round(fmean(run["cluster_units"] for run in mine), 1),
             "queues": {name: _queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]},
         }
     return result
@@ -139,6 +144,11 @@ def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{label:<40}{name:<20}{row}"
     if any(each["never_started"] for mean in means.values() for each in mean["queues"].values()):
         yield "pods that never started count with what they waited until the end"
+    for quota, units in dict.fromkeys(
+        (each["quota_units"], each["cluster_units"]) for each in means.values()
+    ):
+        if quota:
+            yield f"nominal quotas add up to {quota} units, the cluster's cards to {units:.0f}"
     yield ""
     for label, mean in means.items():
         busy = f"{mean['allocated_percent']:.2f} % of the GPUs allocated"

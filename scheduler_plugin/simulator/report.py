@@ -25,9 +25,9 @@ def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
     for policy, mean in means.items():
         yield ""
         free, lost = mean["free_percent"], mean["unavoidable_percent"]
-        share = f"{100 * lost / free:.0f} % of that" if free else "nothing"
         yield f"{policy}: {free:.2f} % of the GPUs are free at the end"
-        yield f"  no placement of the same pods could have used {share}"
+        if free:
+            yield f"  of that, no placement of the same pods could have used {100 * lost / free:.0f} %"
         if mean["whole_percent"] is not None:
             yield f"  cards whole when half of the GPUs had been asked for: {mean['whole_percent']:.1f} %"
         yield f"  pods dropped: {_listed(mean['failed'], '.1f', '')}"

@@ -209,7 +209,8 @@ def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, st
             for row in reader:
                 yield f"{path}:{reader.line_num}", row
     except (OSError, UnicodeError, csv.Error) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise TraceError(f"{path}: cannot be read: {reason}") from error
 
 
 def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, str]:

@@ -226,3 +226,28 @@ def test_the_namespace_is_that_of_the_context(run, tmp_path):
 
     assert status == 0
     assert out.startswith("Pod team-a/inference")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (404, 'services "gpupack-queue" not found', "no queue here: the Service gpupack-queue in namespace"),
+        (503, "no endpoints available for service", "is a pod of the queue Ready? (GET /api"),
+    ],
+)
+def test_where_no_queue_runs_it_says_so(run, tmp_path, status, message, said):
+    """What the API server says of its proxy means nothing to who has installed no queue."""
+
+    async def asked():
+        async def intercept(_request):
+            body = {"kind": "Status", "code": status, "message": message}
+            return web.json_response(body, status=status)
+
+        async with ApiServer() as api:
+            api.http.intercept = intercept
+            config = api.kubeconfig(tmp_path / "kubeconfig")
+            return await asyncio.to_thread(run, "queue", "status", "--kubeconfig", config)
+
+    code, out, err = asyncio.run(asked())
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert said in err

@@ -59,6 +59,7 @@ def folder():
     }
     (path / "kubeconfig").write_text(json.dumps(kubeconfig))
     (path / "rubbish").write_text("rubbish: : [")
+    (path / "text").write_text("hello")
     (path / "empty").write_text("")
     yield path
     shutil.rmtree(path)
@@ -137,13 +138,25 @@ def test_no_command_shows_the_help(run):
         (["bogus"], "no such command 'bogus'"),
         (["--bogus"], "no such option '--bogus'"),
         (["node"], "missing option '--node-name'"),
-        (["node", "--unit-mib", "half"], "'--unit-mib': 'half' is not a valid integer"),
+        (["node", "--unit-mib", "half"], "'--unit-mib': 'half': allowed is a whole number;"),
+        (["node", "--quiet-s", "1m"], "'--quiet-s': '1m': allowed is a number;"),
+        (["fit", "8Gi"], "'UNITS': '8Gi': allowed is a whole number;"),
+        (["migrate", "--gpu-gib", "10Gi"], "'10Gi': allowed is a whole number from 1 to 4096;"),
+        (["migrate", "--unit-mib", "1Gi"], "'1Gi': allowed is a whole number from 1;"),
+        (
+            ["queue", "status", "-n"],
+            "queue status: option '-n' requires an argument; see gpupack queue status",
+        ),
+        (["migrate", "-f", "-", "--scheduler-name", "A B"], "'A B': allowed are lower case letters"),
         (["node", "--ignored-xids", "13,x"], "XID 'x': allowed are whole numbers"),
-        (["scheduler", "--shortlist"], "'--shortlist' requires an argument"),
+        (
+            ["scheduler", "--shortlist"],
+            "scheduler: option '--shortlist' requires an argument; see gpupack scheduler",
+        ),
         (["scheduler", "--node-policy-parameter", "alpha"], "'alpha': allowed is NAME=VALUE"),
         (["scheduler", "surplus"], "unexpected extra argument (surplus)"),
         (["top", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json'"),
-        (["demo", "--seed", "one"], "'--seed': 'one' is not a valid integer"),
+        (["demo", "--seed", "one"], "'--seed': 'one': allowed is a whole number;"),
     ],
 )
 def test_options_that_do_not_parse(run, arguments, said):
@@ -167,6 +180,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"kubeconfig": "{folder}/nowhere"}, "/nowhere': allowed is a file that exists"),
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"kubeconfig": "{folder}/empty"}, "/empty cannot be used: "),
+        ({"kubeconfig": "{folder}/text"}, "/text cannot be used: allowed is YAML with lists of clusters"),
         ({"device_plugin_dir": "{folder}/nowhere"}, "allowed is a folder that exists"),
         ({"node_name": ""}, "--node-name '': allowed is the name of a Node object"),
         ({"node_name": "a b"}, "--node-name 'a b': allowed is the name of a Node object, lower case letters"),
@@ -305,3 +319,26 @@ def test_the_module_is_the_command():
     )
     assert done.returncode == 2
     assert done.stderr == "gpupack node: missing option '--node-name'; see gpupack node --help\n"
+
+
+def test_strict_says_that_nothing_is_written(run, folder):
+    """In a pipe to kubectl apply an empty output would look like success."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}}
+    manifest = folder / "quota.json"
+    manifest.write_text(json.dumps({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "4"}}}))
+    status, out, err = run("migrate", "-f", manifest, "--strict")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("gpupack migrate: nothing is written: ")
+
+
+def test_a_full_disk_is_said_in_a_line():
+    """As where a report is written to one: `gpupack usage ... > report.csv`."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpupack", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "gpupack: No space left on device\n")

@@ -7,10 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
 from gpupack.audit import cards_of, environment_faults, faults, over_committed, views
+from gpupack.cli import cli
 from gpupack.demo import play as demo
 from gpupack.demo.load import WAITING, Load
 from gpupack.demo.play import DemoFailedError, play
@@ -116,6 +118,11 @@ def test_the_demo(default):
     assert 1 <= len(refused) == min(int(failed), 3)
     assert lines[-5].startswith("Every check held")
     assert lines[-1] == "  kubectl label node NODE gpupack.io/node=true"
+
+
+def test_a_port_without_the_dashboard_is_refused():
+    result = CliRunner().invoke(cli, ["demo", "--port", "3"])
+    assert (result.exit_code, "--port: allowed with --dashboard only" in result.output) == (2, True)
 
 
 def test_a_seed_repeats_the_demo_and_another_changes_it(default):

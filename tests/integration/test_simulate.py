@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
+from gpupack.cli import cli
 from scheduler_plugin.errors import SettingsError, TraceError
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
@@ -77,7 +79,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     told = json.loads(path.read_text())
     assert told["runs"][0]["card_policy"] == "least-used"
     assert lines[0].startswith("GPUs allocated, %")
-    assert any("no placement of the same pods could have used" in line for line in lines)
+    assert any("of that, no placement of the same pods could have used" in line for line in lines)
     assert any(line.startswith("  cards whole when half of the GPUs had been asked for: ") for line in lines)
     run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
     out, err = capsys.readouterr()
@@ -110,11 +112,33 @@ def test_curves_are_means_over_shared_percents():
 
 
 def test_files_that_cannot_be_written(trace, tmp_path):
-    with pytest.raises(SettingsError, match=r"JSON file .*nowhere/out\.json"):
-        run(Options(*trace, json=str(tmp_path / "nowhere" / "out.json")), lambda _: None, lambda *_: None)
-    pytest.importorskip("matplotlib")
-    with pytest.raises(SettingsError, match=r"plot .*allocation\.png"):
-        run(Options(*trace, plot=trace[0]), lambda _: None, lambda *_: None)
+    """It is told before the first run: those of a large trace take hours."""
+    nowhere, folder, file = str(tmp_path / "nowhere" / "out.json"), str(tmp_path), trace[0]
+    for place, said in (
+        ({"json": nowhere}, r"JSON file '.*nowhere/out\.json': allowed is a file in a folder that exists"),
+        ({"json": folder}, r"JSON file '.*': allowed is a file in a folder that exists"),
+        ({"plot": file}, r"plot '.*nodes\.csv': .*nodes\.csv is a file; allowed is a folder"),
+        ({"plot": f"{file}/curves"}, r"plot '.*curves': .*nodes\.csv is a file; allowed is a folder"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            simulate(Options(*trace, **place), pytest.fail, pytest.fail)
+
+
+def test_a_place_that_nobody_may_write(trace, tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.write_text", lambda *_args, **_more: (tmp_path / "no" / "x").touch())
+    with pytest.raises(SettingsError, match=r"JSON file .*out\.json: No such file or directory"):
+        run(Options(*trace, json=str(tmp_path / "out.json")), lambda _: None, lambda *_: None)
+
+
+def test_options_that_would_be_ignored_are_refused(trace):
+    nodes, pods = trace
+    for arguments, said in (
+        (["--load", "2"], "--load: allowed with --replay only"),
+        (["--max-pods", "2"], "--max-pods: allowed with --replay only"),
+        (["--replay", "--inflation", "2"], "--inflation: allowed without --replay only"),
+    ):
+        result = CliRunner().invoke(cli, ["simulate", "--nodes", nodes, "--pods", pods, *arguments])
+        assert (result.exit_code, said in result.output) == (2, True)
 
 
 def test_odd_rows_are_told_and_the_run_goes_on(trace, tmp_path, capsys):

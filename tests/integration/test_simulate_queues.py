@@ -156,6 +156,7 @@ def test_report_json_and_pictures(trace):
     text = "\n".join(lines)
     assert re.search(r"best-fit, borrowing +a +1 +8 +0 +", text)
     assert "best-fit, own quota only: 50.00 % of the GPUs allocated, Jain's index 1.000" in text
+    assert text.count("nominal quotas add up to 4000 units, the cluster's cards to 4000") == 1
     for name in ("queue-fairness.png", "queue-waiting.png", "replay-allocation.png"):
         assert (trace / name).read_bytes().startswith(b"\x89PNG")
     mean = json.loads((trace / "out.json").read_text())["mean"]

@@ -137,7 +137,8 @@ class History(QueueWorld):
             if entry.phase is not Phase.GATED and entry.wants is not None:
                 ungated[entry.ticket.queue] += entry.wants.units
         for name, units in ungated.items():
-            room = self.queue.tenants.headroom(name)
+            cohort = self.queue.tenants.cohort(name)
+            room = None if cohort is None else cohort.headroom(name)
             assert self.queue.tenants[name].units == units, f"{name}: who is not bound may be bound any time"
             assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
         idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
@@ -146,17 +147,22 @@ class History(QueueWorld):
     def _decide(self) -> None:
         decisions = self.queue.decide(self.now)
         while True:
-            near = [task.uid for _, task in self._admissible() if self._fits(task, near=True)]
+            # With slots a node is offered, without them the whole cluster.
+            offers = list(self.state.nodes.rows) if self.slots else [""]
+            near = {
+                offer: [task.uid for _, task in self._admissible() if self._fits(task, near=True, on=offer)]
+                for offer in offers
+            }
             release = next(decisions, None)
             if release is None:
                 return
-            self._check_locality(release, near)
+            self._check_locality(release, near[release.members[0].node if self.slots else ""])
             for member in release.members:
                 self.change(member.uid, spec={"schedulingGates": []})
 
     def _check_locality(self, release: Release, near: list[str]) -> None:
-        """Without slots the whole cluster is offered: data is passed by only when nobody is near it."""
-        if release.relaxed and not self.slots and not isinstance(release.task.wants, GangWants):
+        """Data is passed by only when nobody is near it, or needs none."""
+        if release.relaxed and not isinstance(release.task.wants, GangWants):
             assert not near, f"{release.task.uid} goes far from its data and {near} would not"
 
     def _pods(self, count: int = 1, gang: str = "") -> None:
@@ -182,13 +188,19 @@ class History(QueueWorld):
                 tasks = tasks[:1]
             for task in tasks:
                 single = not isinstance(task.wants, GangWants)
-                if single and tenant.is_open and self.queue.tenants.allows(tenant.name, task.wants.units):
+                if (
+                    single
+                    and tenant.is_open
+                    and self.queue.tenants.allows(tenant.name, task.wants.units, task.uid)
+                ):
                     yield tenant, task
 
-    def _fits(self, task: Task[Needs], *, near: bool = False) -> bool:
-        """Whether a card can take a task now, by the scalar code; `near`: one near its data."""
+    def _fits(self, task: Task[Needs], *, near: bool = False, on: str = "") -> bool:
+        """Whether a card can take a task now, by the scalar code; `near`: one near its data; `on` a node."""
         assert isinstance(task.wants, Wants)
         for name, row in self.state.nodes.rows.items():
+            if on not in {"", name}:
+                continue
             if self.slots and not any(self.queue.slots.idle(name, kind) for kind in Kind):
                 continue
             if near and task.data and not self.queue.locality.near(name, task.data):

@@ -6,6 +6,7 @@ the code and with values.yaml.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpu
 SCHEMA: Final = CHART / "values.schema.json"
 
 ADMISSION_LISTS: Final = ("schedulerNames", "nodePolicies", "cardPolicies", "visibleDevicesNamespaces")
+
+_CHOICE: Final = re.compile(r"[a-z-]+(\|[a-z-]+)+")
+"""How an option that takes a few words writes them, as auto|off|require."""
 
 _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
@@ -50,6 +54,8 @@ def arguments(command: str) -> dict[str, Any]:
 def _kind(option: click.Option) -> dict[str, Any]:
     if option.is_flag:
         return {"type": ["boolean", "null"]}
+    if _CHOICE.fullmatch(option.metavar or ""):
+        return {"enum": [*(option.metavar or "").split("|"), None]}
     plain = {"integer": "integer", "float": "number"}.get(option.type.name, "string")
     if option.multiple:
         return {"type": ["array", "string", "null"], "items": {"type": plain}}

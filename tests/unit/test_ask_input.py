@@ -25,6 +25,8 @@ def run(*arguments, text=None):
         ("team-a", "nobody", 'the file has no pod "nobody" in namespace "team-a"'),
         ("team-b", "inference", "pods of that name are in team-a: use -n"),
         ("team-z", "nobody", "and no pod at all in that namespace"),
+        ("team-a", "inferense", 'in namespace "team-a"; did you mean "inference"?'),
+        ("team-a", "chat", 'in namespace "team-a"; did you mean "chat-1", "chat-2"?'),
     ],
 )
 def test_a_pod_that_is_not_there(namespace, name, said):
@@ -33,6 +35,21 @@ def test_a_pod_that_is_not_there(namespace, name, said):
     assert result.exit_code == 2
     assert said in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_a_pod_as_kubectl_and_our_own_answers_write_it():
+    """`why` says "Pod team-a/inference": that can be pasted, and so can kubectl's pod/inference."""
+    plain = run("why", "inference", "-n", "team-a")
+
+    assert plain.exit_code == 0
+    for arguments in (
+        ["team-a/inference"],
+        ["team-a/inference", "-n", "team-a"],
+        ["pod/inference", "-n", "team-a"],
+    ):
+        assert run("why", *arguments).output == plain.output
+    two = run("why", "team-a/inference", "-n", "team-b")
+    assert (two.exit_code, "'team-a/inference' with --namespace 'team-b'" in two.output) == (2, True)
 
 
 @pytest.mark.parametrize(

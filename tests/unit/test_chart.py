@@ -20,6 +20,14 @@ def test_the_schema_is_that_of_the_code() -> None:
     assert chart.SCHEMA.read_text() == chart.text(), "run: make reference"
 
 
+def test_a_misspelt_choice_is_refused_by_helm() -> None:
+    """Else the release is installed, and its pods end with an error again and again."""
+    arguments = chart.schema()["properties"]["node"]["properties"]["args"]["properties"]
+    assert arguments["memory-limits"]["enum"] == ["auto", "off", "require", None]
+    assert arguments["log-format"]["enum"] == ["text", "json", None]
+    assert "enum" not in arguments["profile"]  # NAME|FILE
+
+
 def test_every_value_is_in_the_schema() -> None:
     def check(values: Any, schema: Any, path: str) -> None:
         for key, value in values.items():

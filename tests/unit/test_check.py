@@ -4,12 +4,14 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from deviceplugin.check import Finding, check, served
+from deviceplugin.errors import GpuError
 from deviceplugin.gpus.limits import Support
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.mps.folder import CardFolder, State
@@ -67,6 +69,7 @@ def test_a_node_that_has_everything(settings: Settings) -> None:
     findings = found(settings, lambda command: says.get(command[0]))
     assert findings["driver"].found == "570.86.15, simulated"
     assert findings["memory of 2 cards"].found == "enforced by the driver"
+    assert findings["memory of 2 cards"].uses.endswith("its limit, simulated as the cards are")
     assert findings["cgroups"].verdict == "ok"
     assert findings["dmem controller"].uses == "limits by the kernel"
     assert findings["pods' cgroups"].found.endswith("kubepods.slice, named by systemd")
@@ -84,7 +87,6 @@ def test_a_node_that_has_everything(settings: Settings) -> None:
         ({"device_plugin_dir": Path("/none")}, "kubelet", "bad", "no folder /none"),
         ({"container_logs": Path("/none")}, "container logs", "less", "no /none"),
         ({"cgroup_root": Path("/none")}, "cgroups", "less", "nothing at /none"),
-        ({"profile": "/none.yaml"}, "driver", "bad", "none that can be used"),
         ({"unit_mib": 20_000}, "card GPU-00000074-0000-4000-8000-000000000000", "bad", "Tesla T4"),
     ],
 )
@@ -93,6 +95,19 @@ def test_what_is_missing(
 ) -> None:
     finding = found(changed(settings, **change))[what]
     assert (finding.verdict, says in finding.found) == (verdict, True)
+
+
+def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Settings) -> NoReturn:
+        raise GpuError("NVML cannot start")
+
+    monkeypatch.setattr("deviceplugin.check.gpu_source", fails)
+    driver = found(settings)["driver"]
+    assert (driver.verdict, driver.found, driver.uses) == (
+        "bad",
+        "none that can be used",
+        "NVML cannot start",
+    )
 
 
 def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Path) -> None:
@@ -167,6 +182,7 @@ def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_s
         ([*CHECK, "--kubeconfig", "/none"], "--kubeconfig '/none'"),
         ([*CHECK, "--card-policy", "foo"], "foo"),
         ([*CHECK, "--log-level", "loud"], "--log-level 'loud'"),
+        (["--check", "--gpus=simulated", "--profile=9xt4"], "profile 9xt4: cannot be read: No such file"),
         ([], "Missing option '--node-name'"),
     ],
 )

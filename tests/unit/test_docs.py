@@ -1,8 +1,11 @@
 """docs/: every page is linked from the index, every link works, the reference says what the code does."""
 
 import ast
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -67,6 +70,21 @@ def sources() -> list[tuple[Path, ast.Module]]:
 @pytest.fixture(scope="module")
 def page() -> str:
     return reference.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_simulator_runs_as_it_is_written(tmp_path: Path) -> None:
+    """A reader without a trace copies it from the page into a shell."""
+    text = (DOCS / "policies" / "choosing.md").read_text(encoding="utf-8")
+    example = next(block for block in FENCE.findall(text) if "cat > nodes.csv" in block)
+    script = "set -e\n" + example.strip().removeprefix("```console").removesuffix("```")
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(re.findall("^least-requested  ", done.stdout, re.MULTILINE)) == script.count(
+        "gpupack simulate"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -225,14 +243,17 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 
 def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
     page = (DOCS / "install.md").read_text(encoding="utf-8")
-    overlay, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:2])
+    overlay, runtime, pod = (yaml.safe_load(text) for text in HEREDOC.findall(page)[:3])
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     folder = tmp_path / "manifests/overlays/mine"
     folder.mkdir()
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    built = build(folder)
+    daemon = next(one for one in built if one["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    assert (runtime["kind"], runtime["metadata"]["name"]) == ("RuntimeClass", daemon["runtimeClassName"])
     images = {
         container["image"].split(":")[0]
-        for one in build(folder)
+        for one in built
         if one["kind"] in {"DaemonSet", "Deployment"}
         for container in one["spec"]["template"]["spec"]["containers"]
     }

@@ -239,9 +239,11 @@ async def test_a_lost_connection_says_that_it_may_have_happened(server, client) 
 
 async def test_a_refused_connection_says_that_it_did_not_happen(server, client) -> None:
     await server.runner.cleanup()
-    with pytest.raises(errors.Unreachable, match=server.url) as caught:
+    with pytest.raises(errors.Unreachable) as caught:
         await client.post("/x", {})
     assert not caught.value.maybe_done
+    assert server.url in caught.value.message
+    assert caught.value.message.endswith(": Connection refused")  # no Python, no TLS
 
 
 async def test_a_server_that_is_not_http(tmp_path) -> None:

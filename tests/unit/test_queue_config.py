@@ -46,6 +46,19 @@ def test_everything_is_read() -> None:
     assert (config.mode, config.reclaim, config.plain_launch) == ("batch", "evict", True)
 
 
+def test_faults_of_the_document_hide_none_of_its_parts() -> None:
+    """Who mends a file wants all of its faults at once."""
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config(
+            "f",
+            "mode: bach\nqueues: [{name: a, weigth: 3}, {name: b}]\ncohorts: 5\nbindWithin: -1m\n"
+            "slots: {per: x}\nlocality: {enabled: maybe}\n",
+        )
+    for path in ("mode", "queues[0].weigth", "cohorts", "bindWithin", "slots.per", "locality.enabled"):
+        assert f"f: {path}: " in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 6
+
+
 def test_what_is_left_out_has_defaults() -> None:
     config = parse_config("f", "queues: [{name: a}]")
     queue = config.queues["a"]

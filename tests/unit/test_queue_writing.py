@@ -35,6 +35,7 @@ class Api:
         return self._answer("patch", path)
 
     async def post(self, path: str, body: Any, *, timeout_s: float = 0) -> bytes:
+        assert body["deleteOptions"] == {"preconditions": {"uid": "uid-p"}}, "the pod's own grace holds"
         return self._answer("post", path)
 
     def _answer(self, verb: str, path: str) -> bytes:
