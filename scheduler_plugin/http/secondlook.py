@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
@@ -46,8 +47,28 @@ STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 log = structlog.get_logger(__name__)
 
 
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Pod(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode = msgspec.json.Decoder(_Pod).decode
+
+
 class PatchApi(Protocol):
     """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
 
     async def patch(
         self, path: str, body: Mapping[str, object], content_type: str = ..., *, timeout_s: float = ...
@@ -129,7 +150,7 @@ class SecondLooks:
                 continue
             self._refused.move_to_end(uid)
             pod = self._passing(uid, refused)
-            if pod is not None and not await self._have_it_tried(pod):
+            if pod is not None and not await self._have_it_tried(pod, known=bool(refused.among.bits)):
                 self._refused.setdefault(uid, refused)
                 return
 
@@ -160,8 +181,11 @@ class SecondLooks:
         del self._refused[uid]
         return pod
 
-    async def _have_it_tried(self, pod: PodRecord) -> bool:
+    async def _have_it_tried(self, pod: PodRecord, *, known: bool) -> bool:
         """Change the pod, upon which kube-scheduler tries it again.
+
+        Where it is not `known` that the pod was refused, the pod is asked: kube-scheduler has not come to it
+        yet, or another scheduler has it, where its status does not say so.
 
         `lastProbeTime` of the condition that says why it waits is a field that kube-scheduler leaves empty
         and empties again: nothing of this stays. It may change the status of pods, as kube-scheduler may.
@@ -169,18 +193,19 @@ class SecondLooks:
         Returns:
             Whether this is done with; False where it may work later.
         """
-        name = f"{pod.namespace}/{pod.name}"
-        self.fits(pod.uid)
-        log.info("pod fits by now, and is tried again", pod=name)
+        name, path = f"{pod.namespace}/{pod.name}", pod_path(pod.namespace, pod.name)
         probed = {
             "type": "PodScheduled",
             "lastProbeTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
-        path = f"{pod_path(pod.namespace, pod.name)}/status"
         try:
-            await self._api.patch(path, body, STRATEGIC_PATCH, timeout_s=WRITE_S)
-        except KubeApiError as error:
+            if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):
+                return True
+            self.fits(pod.uid)
+            log.info("pod fits by now, and is tried again", pod=name)
+            await self._api.patch(f"{path}/status", body, STRATEGIC_PATCH, timeout_s=WRITE_S)
+        except (KubeApiError, msgspec.MsgspecError) as error:
             log.info("pod is not tried again", pod=name, error=str(error))
             # Gone, or another pod of the name, to which the API server says 422; else it may work later.
             return isinstance(error, NotFound | Invalid | Conflict)
@@ -189,3 +214,9 @@ class SecondLooks:
     def _settled(self, pod: PodRecord) -> None:
         """A pod was seen bound, or is gone."""
         self._refused.pop(pod.uid, None)
+
+
+def _was_refused(body: bytes) -> bool:
+    """Tell whether a pod says that it could not be scheduled."""
+    conditions = _decode(body).status.conditions or ()
+    return any(each.type == "PodScheduled" and each.status == "False" for each in conditions)

@@ -1,5 +1,6 @@
 """A second look at refused pods: kube-scheduler may not ask again for one that fits by now."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,12 @@ class Api:
         self.content_type = ""
         self.error: KubeApiError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
+        self.scheduled = "False"
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        assert path.startswith("/api/v1/namespaces/default/pods/")
+        condition = {"type": "PodScheduled", "status": self.scheduled}
+        return json.dumps({"status": {"conditions": [condition] if self.scheduled else None}}).encode()
 
     async def patch(
         self, path: str, body: Mapping[str, object], content_type: str = "", *, timeout_s: float = 0
@@ -192,6 +199,14 @@ async def test_pods_that_a_predecessor_refused_are_looked_at(setup: Setup) -> No
     setup.since = 200.0
     assert await setup.look() == []
     assert await setup.look() == ["p"]
+
+
+async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(setup: Setup) -> None:
+    setup.world.state.apply_pod(pod("p", 8, version=50), 0)
+    setup.use(0)
+    setup.api.scheduled = ""
+    for _ in range(3):
+        assert await setup.look() == []
 
 
 async def test_the_nodes_asked_about_are_kept_while_there_are_the_same(setup: Setup) -> None:

@@ -1,0 +1,78 @@
+"""A file in the place of the kubelet's book that is none, and what is answered until there is one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from allocator.ledger import Ledger
+from deviceplugin.errors import BookError, RefusedError, TornBookError
+from deviceplugin.kubelet.book import BOOK_NAME, MOST_BYTES, BookReader
+from deviceplugin.node.account import BOOK_WAIT_S, Account
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE, cards, ids, pod
+
+
+class Node:
+    """An account that found a torn book; every look at the clock costs `step_s`."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.book, self.now_s, self.step_s = FakeBook(), 100.0, step_s
+        self.book.problem, self.book.torn = "torn", True
+        self.ledger = Ledger(cards(8))
+        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, view_wait_s=0.0)
+        self.ledger.pod_changed(pod("x", 3, "c0"), self.clock())
+        self.free = sorted(ids("c0", *range(3, 8)))
+
+    def clock(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / BOOK_NAME
+
+
+@pytest.mark.parametrize("data", [b"[]", b'{"Data": null, "Checksum": 7}'])
+def test_another_layout_is_no_torn_book(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    with pytest.raises(BookError) as caught:
+        BookReader(path.parent).read()
+    assert not isinstance(caught.value, TornBookError)
+    path.write_bytes(b'{"Data"')
+    with pytest.raises(TornBookError, match=f"{path}: torn"):
+        BookReader(path.parent).read()
+
+
+def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
+        BookReader(path.parent).read()
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(BookError, match=f"it has {MOST_BYTES + 1} bytes, allowed are {MOST_BYTES}"):
+        BookReader(path.parent).read()
+
+
+async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
+    node = Node()
+    asking = asyncio.create_task(node.account.preferred(node.free, (), 3))
+    giving = asyncio.create_task(node.account.allocate(("c0::3",)))
+    await asyncio.sleep(0)
+    assert (node.account.book_torn, asking.done(), giving.done()) == (True, False, False)
+    node.book.problem = None
+    node.book.write("other", ids("c0", *range(3)))
+    node.account.refresh()
+    assert len(await asking) == 3
+    await giving
+    assert not node.account.book_torn
+
+
+async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use() -> None:
+    node = Node(step_s=BOOK_WAIT_S)
+    for asked in (node.account.preferred(node.free, (), 3), node.account.allocate(("c0::3",))):
+        with pytest.raises(RefusedError, match="torn; delete this pod") as caught:
+            await asked
+        assert caught.value.kind == "not-ready"
