@@ -342,7 +342,7 @@ class Daemon:
 
     async def _register(self, registrar: Registrar) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
-        await self._reconciler.read.wait()
+        await self._reconciler.registrable.wait()
         await registrar.run()
 
     async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:

@@ -10,6 +10,7 @@ DevicePluginError
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
 └── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
+    └── TornBookError            it is no whole JSON
 """
 
 from typing import Literal
@@ -96,3 +97,7 @@ class RegistrationError(DevicePluginError):
 
 class BookError(DevicePluginError):
     """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
+
+
+class TornBookError(BookError):
+    """The kubelet's checkpoint is no whole JSON: no kubelet believes it; it writes one when we register."""

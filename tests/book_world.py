@@ -1,7 +1,7 @@
 """A kubelet's book for unit tests: says what it is told to."""
 
 from allocator.ledger import BookEntry
-from deviceplugin.errors import BookError
+from deviceplugin.errors import BookError, TornBookError
 from tests.ledger_world import RESOURCE
 
 
@@ -19,12 +19,13 @@ class FakeBook:
         self.written: dict[tuple[str, str, str], frozenset[str]] = {}
         self.contents: Contents | None = None
         self.problem: str | None = None
+        self.torn = False
         self.reads = 0
 
     def read(self) -> Contents | None:
         self.reads += 1
         if self.problem is not None:
-            raise BookError(self.problem)
+            raise (TornBookError if self.torn else BookError)(self.problem)
         return self.contents
 
     def write(

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from allocator.ledger import BookEntry
-from deviceplugin.errors import BookError
+from deviceplugin.errors import BookError, TornBookError
 from deviceplugin.kubelet.sockets import FolderWatch
 
 BOOK_NAME: Final = "kubelet_internal_checkpoint"
@@ -28,6 +28,8 @@ BOOK_NAME: Final = "kubelet_internal_checkpoint"
 _SETTLED_NS: Final = 50_000_000
 _LAYOUT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
 _MESSAGE_CHARS: Final = 256
+MOST_BYTES: Final = 64 * 2**20
+"""A kubelet's book of 50 000 IDs, and a thousand pods that hold all of them, takes a tenth of it."""
 
 
 class Stamp(NamedTuple):
@@ -120,17 +122,21 @@ class BookReader:
             None when there is no such file: the kubelet has no entries, or lost them at its last start.
 
         Raises:
-            BookError: the file cannot be read, is torn, or has an unknown layout.
+            TornBookError: the file is no whole JSON.
+            BookError: the file cannot be read, or has an unknown layout.
         """
         try:
             found = self._path.stat()
             if self._book is not None and self._settled and _stamp(found) == self._book.stamp:
                 return self._book
-            if stat.S_ISFIFO(found.st_mode):
-                # To open it would wait for a writer, and everything else with it.
-                raise BookError(f"{self._path} cannot be read: it is a pipe"[:_MESSAGE_CHARS])
+            if not stat.S_ISREG(found.st_mode):
+                # To open a pipe would wait for a writer, to read a device may never end.
+                raise BookError(f"{self._path} cannot be read: it is no regular file"[:_MESSAGE_CHARS])
             with self._path.open("rb") as file:
                 stamp = _stamp(os.fstat(file.fileno()))
+                if stamp.size > MOST_BYTES:
+                    what = f"it has {stamp.size} bytes, allowed are {MOST_BYTES}"
+                    raise BookError(f"{self._path} cannot be read: {what}"[:_MESSAGE_CHARS])
                 data = file.read()
         except FileNotFoundError:
             self._book = None
@@ -141,7 +147,7 @@ class BookReader:
             try:
                 self._book, self._entries = _decode(data, stamp, self._entries)
             except BookError as error:
-                raise BookError(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
+                raise type(error)(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
         self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
         self._data = b"" if self._settled else data
         return self._book
@@ -190,6 +196,8 @@ def _decode(
         texts = [bytes(raw) for raw in decoded.PodDeviceEntries or ()]
         found = {text: known.get(text) or _read(text, at) for at, text in enumerate(texts)}
     except (ValueError, RecursionError) as error:
+        if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+            raise TornBookError(f"torn: {error}"[:_MESSAGE_CHARS]) from error
         raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
     entries = sorted((found[text] for text in texts), key=_KEY)
     if len(set(map(_KEY, entries))) < len(entries):

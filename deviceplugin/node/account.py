@@ -14,7 +14,7 @@ from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ledger import Ask, BookEntry, Grant, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME
-from deviceplugin.errors import BookError, RefusedError
+from deviceplugin.errors import BookError, RefusedError, TornBookError
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.handover import Handover
 from deviceplugin.gpus.vendor import UNNAMED
@@ -39,6 +39,9 @@ CROWDED: Final = f"containers of pods that were deleted still run on this node's
 
 _BARE: Final = Handover(UNNAMED)
 _NOT_READ: Final = "the kubelet's book was not read yet"
+
+BOOK_WAIT_S: Final = 5.0
+"""How long the first container waits for a book that was torn when we came: the kubelet is writing it."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +80,7 @@ class Account:
 
     Attributes:
         book_problem: why the book cannot be read, None while it can.
+        book_torn: it is no whole JSON.
         want_list: asks for a complete list of this node's pods that begins now.
         others: the pods that hold another unit.
         extras: say what else a container is given, by its units on each card's UUID.
@@ -97,6 +101,7 @@ class Account:
     ) -> None:
         self.ledger = ledger
         self.book_problem: str | None = _NOT_READ
+        self.book_torn = False
         self.want_list: Callable[[], None] = lambda: None
         self.others = OtherUnits(resource)
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
@@ -121,10 +126,13 @@ class Account:
 
     def changed(self) -> None:
         """Tell everybody that the ledger may have changed."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._wake()
         for follower in self._followers:
             follower()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def now_s(self) -> float:
         """Seconds by the ledger's clock."""
@@ -145,12 +153,12 @@ class Account:
         except BookError as error:
             if self.book_problem != str(error):
                 log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
-            self.book_problem = str(error)
+            self.book_problem, self.book_torn = str(error), isinstance(error, TornBookError)
             self._settle()
             return
         if self.book_problem not in {None, _NOT_READ}:
             log.info("the kubelet's book can be read again")
-        self.book_problem = None
+        self.book_problem, self.book_torn = None, False
         if contents is self._last:
             self._settle()
             return
@@ -160,6 +168,8 @@ class Account:
         before = self.state()
         ours = {self._resource, PERCENT_RESOURCE}
         self.ledger.read_book([e for e in entries if e.resource in ours], self.now_s())
+        # Whoever waits for the first book that can be read.
+        self._wake()
         if self.state() != before:
             self.changed()
 
@@ -229,7 +239,7 @@ class Account:
         Raises:
             RefusedError: no card has room.
         """
-        self.refresh()
+        await self._first_book()
         ledger, asked_at = self.ledger, self.ledger.mark(self.now_s())
         ask = ledger.ask(available, must_include, size)
 
@@ -272,7 +282,7 @@ class Account:
         Raises:
             RefusedError: the IDs do not belong together.
         """
-        self.refresh()
+        await self._first_book()
         try:
             grant = self.ledger.allocate(ids, self.now_s())
         except LedgerError as error:
@@ -280,6 +290,16 @@ class Account:
         log.info("allocated", cards=dict(grant.shares))
         self.changed()
         return self._describe(grant)
+
+    async def _first_book(self) -> None:
+        """Read the book; wait for the first that can be read.
+
+        Raises:
+            RefusedError: none came, so nobody knows what is in use.
+        """
+        self.refresh()
+        if not await self._until(lambda: self.ledger.facts.read > 0, BOOK_WAIT_S):
+            raise RefusedError("not-ready", f"{self.book_problem}; {AGAIN}")
 
     async def _until(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Wait until the ledger is `ready`, or the limit has passed; tells which."""

@@ -55,7 +55,8 @@ class Reconciler:
         pace: waits.
 
     Attributes:
-        read: set once the book has been read for the first time.
+        registrable: set once the book has been read for the first time, or is torn: then the kubelet, which
+            believes it no more than we do, writes it anew when it has our list of devices.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Reconciler:
         self._pace = pace
         self._wake = asyncio.Event()
         self._view: object = None
-        self.read = asyncio.Event()
+        self.registrable = asyncio.Event()
         account.follow(self._on_change)
 
     def kubelet_restarted(self) -> None:
@@ -133,8 +134,9 @@ class Reconciler:
 
     def _refresh(self) -> None:
         self._account.refresh()
-        if self._account.book_problem is None and not self._account.others.pods:
-            self.read.set()
+        legible = self._account.book_problem is None or self._account.book_torn
+        if legible and not self._account.others.pods:
+            self.registrable.set()
 
     def _unsettled(self) -> bool:
         return bool(self._account.others.pods) or self._account.ledger.unsettled()

@@ -127,7 +127,7 @@ class Admission:
         pods = self.amounts.members(task.wants, task.uid)
         taken: list[Member] = []
         amounts: list[int] = []
-        headroom = self.tenants.headroom(choice.tenant)
+        headroom = self.tenants.headroom(choice.tenant, task.uid)
         for uid, wants in pods:
             if row is not None and not taken:
                 node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
@@ -147,6 +147,7 @@ class Admission:
             self.tenants.hold(choice.tenant, member.uid, units)
         tenant.waiting.remove(task.uid)
         self.room.kept.give_up(task.uid)
+        self.tenants.keep_no_more(choice.tenant, task.uid)
         return Release(
             tenant=choice.tenant,
             task=task,
@@ -220,7 +221,7 @@ class Look:
         self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, Group[Needs] | None] = {}
-        self._keeping = admission.room.kept.tasks
+        self._keeping = frozenset(admission.room.kept.tasks)
         self.able = self._able()
 
     def _able(self) -> set[Needs]:
@@ -248,7 +249,7 @@ class Look:
             if row is not None:
                 return self._admission.locality.near(name, data)
             wants = self._first(group.key.wants)
-            key = (wants, data, self._most(tenant.name, wants))
+            key = (wants, data, self._most(tenant.name, group))
             found = self._near_somewhere.get(key)
             if found is None:
                 found = bool((self._where(tenant.name, group)[0] & self.near_rows(data)).any())
@@ -278,9 +279,8 @@ class Look:
         for tenant in self._order:
             for kind in Kind:
                 for group in tenant.waiting.groups(kind, self.able):
-                    wants = self._first(group.key.wants)
-                    alike = (kind, group.key.wants, self._most(tenant.name, wants))
-                    known = alike in seen and not self._admission.room.kept.tasks
+                    alike = (kind, group.key.wants, self._most(tenant.name, group))
+                    known = alike in seen and not self._admission.room.kept
                     if not known and self._is_admissible(tenant.name, group):
                         seen.add(alike)
                         rows[kind] |= self._where(tenant.name, group)[0]
@@ -296,7 +296,7 @@ class Look:
         if not self._is_next(tenant, group):
             return False
         least = self._admission.amounts.least(group.key.wants)
-        return self._admission.tenants.allows(tenant, least)
+        return self._admission.tenants.allows(tenant, least, group.oldest().uid)
 
     def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
@@ -313,15 +313,17 @@ class Look:
         room = self._admission.room
         wants = self._first(group.key.wants)
         uid = group.oldest().uid if room.kept else ""
-        return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, wants))
+        return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, group))
 
     def _first(self, needs: Needs) -> Wants:
         """What a task needs; of a gang its first pod."""
         return needs if isinstance(needs, Wants) else self._admission.amounts.members(needs, "")[0][1]
 
-    def _most(self, tenant: str, wants: Wants) -> int | None:
+    def _most(self, tenant: str, group: Group[Needs]) -> int | None:
         """The most units that quotas allow, for pods that count for different ones on different rows."""
-        return self._admission.tenants.headroom(tenant) if wants.percent else None
+        if not self._first(group.key.wants).percent:
+            return None
+        return self._admission.tenants.headroom(tenant, group.oldest().uid)
 
     def _fit(self, wants: Wants, holder: str, most: int | None) -> tuple[BoolArray, bool]:
         found = self._fits.get((wants, holder, most))

@@ -24,6 +24,7 @@ STAGE_LOOKED_AT: Final = 64
 
 
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
+KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
 
 
@@ -191,6 +192,8 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
     for needs in least:
         if cohort is not None and not cohort.allows(tenant.name, needs):
             return Reason.QUOTA, _quota(cohort, tenant, needs)
+        if not queue.tenants.allows(tenant.name, needs, entry.gang or entry.uid):
+            return Reason.QUOTA, KEPT_QUOTA
     lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
     if lack:
         return Reason.ROOM, lack

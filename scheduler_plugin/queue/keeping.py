@@ -1,6 +1,7 @@
 """For whom room is kept free: pods and gangs that waited too long, one task of each tenant. Pure."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from enum import Enum, auto
 from itertools import chain
 from typing import Final
 
@@ -19,7 +20,23 @@ VAIN_S: Final = 60.0
 """For so long it is not asked again whether pods could ever have room, unless nodes or their cards change."""
 
 LOOKED_AT: Final = 16
-"""Tasks for which room is looked for at one time; the queue decides before the next ones."""
+"""So often room is looked for at one time; the queue decides before it goes on."""
+
+
+class _Found(Enum):
+    """What was found for a task."""
+
+    NOTHING = auto()
+    """It needs nothing that could be kept."""
+    QUOTA = auto()
+    """Its quota is to be kept; its room is when it has that."""
+    ROOM = auto()
+    """Its room is kept."""
+    VAIN = auto()
+    """It will never have room."""
+    BEHIND = auto()
+    """Only what is kept for others is in its way. They are released after a while; if somebody younger kept
+    room then, a gang that needs much would never have it."""
 
 
 class RoomKeeper:
@@ -39,6 +56,7 @@ class RoomKeeper:
         self._vain: set[tuple[str, Hashable]] = set()
         self._vain_key: object = None
         self._vain_since = 0.0
+        self._searches = 0
 
     def keep(self, now: float) -> list[tuple[str, str]]:
         """Keep cards free for tasks that waited too long; one for each tenant, the oldest first.
@@ -49,32 +67,71 @@ class RoomKeeper:
         Returns:
             UIDs of the pods for which cards are kept from now on, and their nodes.
         """
-        served = self._served()
+        admission = self._admission
         self._forget_vain(now)
-        kept: list[tuple[str, str]] = []
-        looked = 0
-        lost = self._patience.lost(self._admission.config, self._admission.tenants, now)
-        for uid, name in lost:
-            task = self._may_keep(uid, name) if name not in served else None
-            vain = (name, task.wants if isinstance(task.wants, Wants) else task.wants.shape) if task else None
-            if task is None or vain is None or vain in self._vain or self._has_room(task):
+        self._searches = 0
+        quota, kept = self._served(), []
+        passed: set[str] = set()
+        content: set[tuple[str, Hashable]] = set()
+        for uid, name in self._patience.lost(admission.config, admission.tenants, now):
+            task = None if name in quota or name in passed else self._may_go(uid, name, passed)
+            alike = (name, _shape(task)) if task is not None else None
+            if task is None or alike is None or alike in self._vain or alike in content:
                 continue
-            found = self._find(task, name)
-            for pod, spot in found.items():
-                self._admission.room.kept.put(pod, spot)
-                kept.append((pod, spot.node))
-            if found:
-                served.add(name)
-            elif self._admission.room.kept and self._find(task, name, alone=True):
-                # Only what is kept for others is in its way. They are released after a while; if somebody
-                # younger kept room then, a gang that needs much would never have it.
+            units = admission.amounts.least(task.wants)
+            found = self._look(task, name, units)
+            if found is _Found.NOTHING:
+                content.add(alike)
+            elif found is _Found.VAIN:
+                self._vain.add(alike)
+            elif found is not _Found.BEHIND:
+                quota[name] = (uid, units)
+            if found is _Found.ROOM:
+                kept += [(pod, each.node) for pod, each in admission.room.kept.pods(uid).items()]
+            if found is _Found.BEHIND or self._searches >= LOOKED_AT:
+                # Those that were not looked at keep what they have.
+                quota = self._before(quota, passed) | quota
                 break
-            else:
-                self._vain.add(vain)
-            looked += 1
-            if looked == LOOKED_AT:
-                break
+        admission.tenants.keep({name: each for name, each in quota.items() if self._is_own(name, each[1])})
         return kept
+
+    def _look(self, task: Task[Needs], name: str, units: int) -> "_Found":
+        """Look for what a task lacks, and keep its room."""
+        admission, room = self._admission, self._admission.room
+        known = admission.tenants.kept.get(name) == (task.uid, units)
+        if not admission.tenants.allows(name, units, task.uid):
+            if not self._is_own(name, units):
+                return _Found.NOTHING
+            # Whose room will never be there is not worth that others wait for its quota.
+            return _Found.QUOTA if known or self._find(task, None, alone=True) else _Found.VAIN
+        if isinstance(task.wants, Wants) and room.fits(task.wants).any():
+            return _Found.QUOTA if known else _Found.NOTHING
+        headroom = admission.tenants.headroom(name, task.uid)
+        found = self._find(task, headroom)
+        for pod, spot in found.items():
+            room.kept.put(pod, spot)
+        if found:
+            return _Found.ROOM
+        return _Found.BEHIND if room.kept and self._find(task, headroom, alone=True) else _Found.VAIN
+
+    def _before(
+        self, quota: Mapping[str, tuple[str, int]], passed: Collection[str]
+    ) -> dict[str, tuple[str, int]]:
+        """The quota that is kept for tasks of other tenants, which still wait."""
+        tenants = self._admission.tenants
+        return {
+            name: (uid, units)
+            for name, (uid, units) in tenants.kept.items()
+            if name not in quota
+            and name not in passed
+            and tenants[name].is_open
+            and uid in tenants[name].waiting
+        }
+
+    def _is_own(self, name: str, units: int) -> bool:
+        """Whether a tenant's own quota covers so many units, when nothing else uses it."""
+        form = self._admission.tenants[name].form
+        return form is not None and form.nominal_quota is not None and units <= form.nominal_quota
 
     def _forget_vain(self, now: float) -> None:
         """Nodes, their labels or cards have changed, or perhaps something that is not looked at."""
@@ -86,35 +143,33 @@ class RoomKeeper:
             self._vain.clear()
             self._vain_key, self._vain_since = key, now
 
-    def _has_room(self, task: Task[Needs]) -> bool:
-        """Whether a pod fits now; of a gang it is not known whether all of it does."""
-        return isinstance(task.wants, Wants) and bool(self._admission.room.fits(task.wants).any())
-
-    def _served(self) -> set[str]:
-        """Give up what is kept in vain; names of the tenants for which something is kept still."""
-        served: set[str] = set()
+    def _served(self) -> dict[str, tuple[str, int]]:
+        """Give up what is kept in vain; by tenant for whom something is kept still, and its units."""
+        served: dict[str, tuple[str, int]] = {}
         for uid in self._admission.room.kept.tasks:
             tenant = next((tenant for tenant in self._admission.tenants if uid in tenant.waiting), None)
-            if tenant is not None and self._is_worth_keeping(tenant, uid):
-                served.add(tenant.name)
+            task = None if tenant is None else tenant.waiting.get(uid)
+            if tenant is not None and task is not None and self._is_worth_keeping(tenant, task):
+                served[tenant.name] = (uid, self._admission.amounts.least(task.wants))
             else:
                 self._admission.room.kept.give_up(uid)
         return served
 
-    def _may_keep(self, uid: str, name: str) -> Task[Needs] | None:
-        """The task, where nothing but room keeps it from its release."""
+    def _may_go(self, uid: str, name: str, passed: set[str]) -> Task[Needs] | None:
+        """The task, where order and stage let it go; `passed` takes tenants of which nobody younger may."""
         tenant = self._admission.tenants[name]
         task = tenant.waiting.get(uid) if tenant.is_open else None
-        if task is None or tenant.waiting.is_held(uid) or not _is_next(tenant, task):
+        if task is None or tenant.waiting.is_held(uid):
             return None
-        allows = self._admission.tenants.allows(name, self._admission.amounts.least(task.wants))
-        return task if allows else None
+        if tenant.form is not None and tenant.form.strategy == "StrictFIFO":
+            passed.add(name)
+        return task if _is_next(tenant, task) else None
 
-    def _find(self, task: Task[Needs], name: str, *, alone: bool = False) -> dict[str, Kept]:
-        """Find cards for all pods of a task, within its tenant's quota; empty where there will never be."""
+    def _find(self, task: Task[Needs], headroom: int | None, *, alone: bool = False) -> dict[str, Kept]:
+        """Find cards for all pods of a task, within so much quota; empty where there will never be."""
         admission = self._admission
         pods = admission.amounts.members(task.wants, task.uid)
-        headroom = admission.tenants.headroom(name)
+        self._searches += 1
         clearing = Clearing(admission.room, task.uid, alone=alone)
         if headroom is None or not task.wants.percent:
             return clearing.find(pods)
@@ -137,11 +192,10 @@ class RoomKeeper:
         amounts = self._admission.amounts
         return sum(amounts.on_node(wants, kept[uid].node) or 0 for uid, wants in pods if uid in kept)
 
-    def _is_worth_keeping(self, tenant: TenantState, uid: str) -> bool:
+    def _is_worth_keeping(self, tenant: TenantState, task: Task[Needs]) -> bool:
         """Whether what is kept for a task can serve it still, and only room keeps it from its release."""
-        admission = self._admission
-        task = tenant.waiting.get(uid)
-        if task is None or not tenant.is_open or tenant.waiting.is_held(uid) or not _is_next(tenant, task):
+        admission, uid = self._admission, task.uid
+        if not tenant.is_open or tenant.waiting.is_held(uid) or not _is_next(tenant, task):
             return False
         pods, kept = admission.amounts.members(task.wants, uid), admission.room.kept.pods(uid)
         if kept.keys() != {pod for pod, _ in pods}:
@@ -152,6 +206,11 @@ class RoomKeeper:
             # What is its own comes back to it when borrowers end; what it would borrow may not.
             return False
         return Clearing(admission.room, uid).serves(pods)
+
+
+def _shape(task: Task[Needs]) -> Hashable:
+    """What tasks have in common that find room alike."""
+    return task.wants if isinstance(task.wants, Wants) else task.wants.shape
 
 
 def _is_next(tenant: TenantState, task: Task[Needs]) -> bool:

@@ -1,6 +1,6 @@
 """The tenants: their waiting tasks, what they have, and what they may have. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from scheduler_plugin.queue.config import QueueConfig, QueueForm
@@ -74,6 +74,8 @@ class Tenants:
     def __init__(self, config: QueueConfig) -> None:
         self._known: dict[str, TenantState] = {}
         self._cohorts: dict[str, Cohort] = {}
+        self._kept: dict[str, tuple[str, int]] = {}
+        self._kept_in: dict[int, int] = {}
         self.configure(config)
 
     def __getitem__(self, name: str) -> TenantState:
@@ -101,6 +103,7 @@ class Tenants:
             accounts.setdefault(root, {})[name] = Account(config.queues[name].quota, self[name].units)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
+        self.keep({})
 
     def forget(self, name: str) -> None:
         """Drop a tenant that is not configured and has nothing: pods may name what they like."""
@@ -112,15 +115,55 @@ class Tenants:
         """The cohort of a configured tenant."""
         return self._cohorts.get(name)
 
-    def allows(self, name: str, units: int) -> bool:
-        """Whether quotas let a tenant have so many units more."""
-        cohort = self._cohorts.get(name)
-        return cohort is not None and cohort.allows(name, units)
+    def allows(self, name: str, units: int, task: str = "") -> bool:
+        """Whether quotas let a task of a tenant have so many units more, see `headroom`."""
+        if name not in self._cohorts:
+            return False
+        most = self.headroom(name, task)
+        return most is None or units <= most
 
-    def headroom(self, name: str) -> int | None:
-        """The most units that quotas let a configured tenant have more; None: no limit."""
+    def headroom(self, name: str, task: str = "") -> int | None:
+        """The most units that quotas let a task of a configured tenant have more; None: no limit.
+
+        Args:
+            name: The tenant.
+            task: UID of the task: what is kept for it is its own.
+        """
         cohort = self._cohorts.get(name)
-        return None if cohort is None else cohort.headroom(name)
+        most = None if cohort is None else cohort.headroom(name)
+        if cohort is None or most is None or not self._kept:
+            return most
+        uid, mine = self._kept.get(name, ("", 0))
+        others = self._kept_in.get(id(cohort), 0) - mine
+        if uid != task:
+            most -= mine
+        if others:
+            # What is its own a tenant has whatever others wait for.
+            account = cohort.accounts[name]
+            most = min(most, max(cohort.free(name) - others, (account.quota.nominal or 0) - account.used))
+        return most
+
+    @property
+    def kept(self) -> Mapping[str, tuple[str, int]]:
+        """For whom quota is kept: by tenant a task that waits long, and its units."""
+        return self._kept
+
+    def keep(self, kept: Mapping[str, tuple[str, int]]) -> None:
+        """Keep quota for these tasks only, from others of the same tenant and from borrowers.
+
+        Args:
+            kept: By tenant with a nominal quota the UID of a task, and units that are within that quota.
+        """
+        self._kept = {name: each for name, each in kept.items() if name in self._cohorts}
+        self._kept_in = {}
+        for name, (_, units) in self._kept.items():
+            cohort = id(self._cohorts[name])
+            self._kept_in[cohort] = self._kept_in.get(cohort, 0) + units
+
+    def keep_no_more(self, name: str, task: str) -> None:
+        """Keep no quota for a task, if that was done."""
+        if self._kept.get(name, ("", 0))[0] == task:
+            self.keep({other: each for other, each in self._kept.items() if other != name})
 
     def hold(self, name: str, uid: str, units: int) -> None:
         """Count a released pod of a tenant."""

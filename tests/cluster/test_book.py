@@ -196,6 +196,29 @@ def test_a_spoilt_book_forgets_running_pods(cluster, spoil):
     assert not entries(cluster, uid)
 
 
+def test_a_torn_book_keeps_no_daemon_from_starting(cluster):
+    """The kubelet, also one that starts with it, writes its book when it gets our list, and not before."""
+    cluster.create(w.pod("running", w.container(gib=5)))
+    cluster.wait_running("running")
+    cluster.wait_used([0, 5])
+    floor = cluster.state().used
+    with words_never_below(cluster, floor):
+        for round_, restarted in enumerate((False, True)):
+            since = time.time()
+            cluster.daemon.kill()
+            if restarted:
+                cluster.host.kill_kubelet()
+            tear(cluster)
+            cluster.daemon.start(ready=False)
+            if restarted:
+                cluster.host.start_kubelet()
+            cluster.wait_registered(since)
+            until(cluster.node_ready, "node ready", 60)
+            cluster.create(w.pod(f"new-{round_}", w.container(gib=3)))
+            cluster.wait_running(f"new-{round_}")
+        cluster.wait_used([3, 8])
+
+
 def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
     """The kubelet admits its first batch against the book as it was: nothing may be promised out of it."""
     for name in ("a", "b"):

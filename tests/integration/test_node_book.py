@@ -59,7 +59,7 @@ async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():
         whole = book_path(world).read_bytes()
         book_path(world).write_bytes(whole[:40])
         await until(lambda: world.daemon.account.book_problem)
-        assert f"{book_path(world)}: unknown layout" in await not_ready(world, session)
+        assert f"{book_path(world)}: torn" in await not_ready(world, session)
         assert world.daemon.account.ledger.used() == (3,)
         book_path(world).write_bytes(whole)
         await until(lambda: world.daemon.account.book_problem is None)
@@ -82,4 +82,17 @@ async def test_before_the_first_readable_book_nothing_is_offered_nor_published()
         book_path(world).write_bytes(whole)
         await until(world.daemon.ready.is_set)
         await world.settled([0], set())
+        assert await not_ready(world, session) == ""
+
+
+async def test_a_daemon_that_finds_a_torn_book_has_the_kubelet_write_it_anew():
+    async with node_world(8) as world, aiohttp.ClientSession() as session:
+        uid = await world.run("a", 3, on=0)
+        await world.settled([3], {uid})
+        await world.stop_daemon()
+        book_path(world).write_bytes(b"")
+        await world.start_daemon()
+        await until(world.daemon.ready.is_set)
+        other = await world.run("b", 5, on=0)
+        await world.settled([8], {uid, other})
         assert await not_ready(world, session) == ""

@@ -309,7 +309,7 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
         world.api.delete_node(NODE)
         await world.start_daemon()
         await until(lambda: world.daemon._node_view.missing)
-        await until(world.daemon._reconciler.read.is_set)
+        await until(world.daemon._reconciler.registrable.is_set)
         assert world.kubelet.allocatable()[GIB] == 8
         readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
         async with session.get(readyz) as answer:

@@ -35,6 +35,13 @@ def test_pods_that_ask_for_percent_are_released_and_served() -> None:
         run(seed, STEPS, percent=0.5)
 
 
+@pytest.mark.parametrize("mode", ["gate", "batch"])
+def test_gangs_among_other_pods(mode: str) -> None:
+    """Half of the pods are of one: some gangs have a pod too many, some are bound half and removed."""
+    served = [run(seed, STEPS, mode=mode, gangs=0.5).served for seed in range(HISTORIES)]
+    assert any(served), "no gang was ever bound whole"
+
+
 class NoFence(Replica):
     """A new leader decides at once: it does not know what the one before has sent."""
 

@@ -137,7 +137,8 @@ class History(QueueWorld):
             if entry.phase is not Phase.GATED and entry.wants is not None:
                 ungated[entry.ticket.queue] += entry.wants.units
         for name, units in ungated.items():
-            room = self.queue.tenants.headroom(name)
+            cohort = self.queue.tenants.cohort(name)
+            room = None if cohort is None else cohort.headroom(name)
             assert self.queue.tenants[name].units == units, f"{name}: who is not bound may be bound any time"
             assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
         idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
@@ -187,7 +188,11 @@ class History(QueueWorld):
                 tasks = tasks[:1]
             for task in tasks:
                 single = not isinstance(task.wants, GangWants)
-                if single and tenant.is_open and self.queue.tenants.allows(tenant.name, task.wants.units):
+                if (
+                    single
+                    and tenant.is_open
+                    and self.queue.tenants.allows(tenant.name, task.wants.units, task.uid)
+                ):
                     yield tenant, task
 
     def _fits(self, task: Task[Needs], *, near: bool = False, on: str = "") -> bool:

@@ -13,6 +13,9 @@ KEPT_AFTER = 10
 RUNS = 3
 """Steps that a pod runs at most; steps are seconds."""
 
+LONG = 12
+"""The same where few of them end at a time."""
+
 CONFIG = f"queues: [{{name: a}}, {{name: b}}]\nkeepRoomAfter: {KEPT_AFTER}s"
 
 
@@ -21,6 +24,9 @@ class Busy:
     """A cluster that small pods keep busy: more come than fit.
 
     Attributes:
+        small: Units that small pods ask for, one of these.
+        queues: Names of the queues that they come to.
+        runs: Steps that pods run at least and at most.
         ends: When each released pod ends, by UID.
         released: Names of those that were released, in order.
     """
@@ -28,6 +34,8 @@ class Busy:
     rng: random.Random
     world: QueueWorld
     small: tuple[int, ...] = (4, 5)
+    queues: str = "ab"
+    runs: tuple[int, int] = (RUNS - 1, RUNS)
     ends: dict[str, int] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
@@ -36,7 +44,10 @@ class Busy:
         world.now = step
         for _ in range(coming):
             world.pod(
-                f"s{world.version}", self.rng.choice(self.small), queue=self.rng.choice("ab"), created=step
+                f"s{world.version}",
+                self.rng.choice(self.small),
+                queue=self.rng.choice(self.queues),
+                created=step,
             )
         for uid in [uid for uid, end in self.ends.items() if end <= step]:
             del self.ends[uid]
@@ -45,7 +56,7 @@ class Busy:
         for release in world.decide():
             for member in release.members:
                 world.bind(member.uid)
-                self.ends[member.uid] = step + self.rng.randint(RUNS - 1, RUNS)
+                self.ends[member.uid] = step + self.rng.randint(*self.runs)
                 self.released.append(world.name(member.uid))
 
 
@@ -117,3 +128,34 @@ def test_two_gangs_that_need_the_same_cards_do_not_stop_each_other(seed: int) ->
             assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
             return
     pytest.fail("a gang was never released")
+
+
+QUOTAS = """queues:
+- {name: a, cohort: x, nominalQuota: 64}
+- {name: b, cohort: x, nominalQuota: 64}
+"""
+
+
+@pytest.mark.parametrize("small_of", ["ab", "b"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_nobody_starves_for_quota(small_of: str, size: int) -> None:
+    """Small pods of the same queue use its quota as soon as some is free, or those of another one borrow it.
+
+    So quota is kept too: from younger ones of the queue, and from borrowers. Its own nobody is denied.
+    """
+    cluster = busy(size, nodes=8, config=f"{QUOTAS}keepRoomAfter: {KEPT_AFTER}s")
+    cluster.queues, cluster.runs = small_of, (LONG // 2, LONG)
+    large = [f"g{number}" for number in range(size)]
+    for step in range(100):
+        if step == 10:
+            for name in large:
+                more = {"gang": "G", "size": size} if size > 1 else {"annotations": {"gpupack.io/cards": "2"}}
+                cluster.world.pod(name, 16, queue="a", created=step, **more)
+        cluster.step(step, coming=16 if step < 2 else 5)
+        if set(large) <= set(cluster.released):
+            assert step <= 10 + KEPT_AFTER + 2 * (LONG + 1)
+            assert "G" not in str(cluster.world.queue.tenants.kept), "nothing more is kept for it"
+            return
+        if step > LONG:
+            assert cluster.world.queue.tenants["b"].units >= 64 - 16, "its own is used"
+    pytest.fail("it was never released")

@@ -11,7 +11,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.account import CROWDED, NOT_OURS, TAKEN, Account
+from deviceplugin.node.account import BOOK_WAIT_S, CROWDED, NOT_OURS, TAKEN, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -294,6 +294,31 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
         node.account.refresh()
     assert node.account.book_problem is None
     assert [line["event"] for line in logs] == ["the kubelet's book can be read again"]
+
+
+async def test_the_first_container_waits_for_a_book_that_can_be_read():
+    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+    node.book.problem, node.book.torn = "torn", True
+    node.bind(pod("x", 3, "c0"))
+    asking = asyncio.create_task(node.preferred(3))
+    giving = asyncio.create_task(node.account.allocate(("c0::0",)))
+    await asyncio.sleep(0)
+    assert (node.account.book_torn, asking.done(), giving.done()) == (True, False, False)
+    node.book.problem = None
+    node.book.write("other", ids("c0", *range(3)))
+    node.account.refresh()
+    assert len(await asking) == 3
+    await giving
+    assert not node.account.book_torn
+
+
+async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use():
+    node = Node(8, step_s=BOOK_WAIT_S)
+    node.book.problem = "torn"
+    for asked in (node.preferred(3), node.account.allocate(("c0::0",))):
+        with pytest.raises(RefusedError, match="torn; delete this pod") as caught:
+            await asked
+        assert caught.value.kind == "not-ready"
 
 
 def test_nothing_is_complete_before_the_first_readable_book():

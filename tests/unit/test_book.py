@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.errors import BookError
-from deviceplugin.kubelet.book import BOOK_NAME, BookEntry, BookReader, Stamp, decode
+from deviceplugin.errors import BookError, TornBookError
+from deviceplugin.kubelet.book import BOOK_NAME, MOST_BYTES, BookEntry, BookReader, Stamp, decode
 from tests.kubelet_world import until
 
 SAMPLES = Path(__file__).with_name("books")
@@ -212,8 +212,19 @@ def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
 @given(st.integers(0), st.sampled_from(sorted(SAMPLES.glob("*.json"))))
 def test_a_torn_book_is_refused(at: int, sample: Path) -> None:
     whole = sample.read_bytes().rstrip()
-    with pytest.raises(BookError):
+    with pytest.raises(TornBookError):
         decode(whole[: at % len(whole)], STAMP)
+
+
+@pytest.mark.parametrize("data", [b"[]", changed("Data", None), changed("Checksum", "7")])
+def test_another_layout_is_no_torn_book(data: bytes, path: Path) -> None:
+    replace(path, data)
+    with pytest.raises(BookError) as caught:
+        BookReader(path.parent).read()
+    assert not isinstance(caught.value, TornBookError)
+    replace(path, json.dumps(LAYOUT).encode()[:-1])
+    with pytest.raises(TornBookError, match=f"{path}: torn"):
+        BookReader(path.parent).read()
 
 
 KEYS = st.tuples(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
@@ -250,13 +261,24 @@ def test_no_file_is_no_book(path: Path) -> None:
 
 def test_an_unreadable_file_is_not_an_empty_book(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(BookError, match="cannot be read: Is a directory"):
+    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
         BookReader(path.parent).read()
 
 
 def test_a_pipe_in_the_place_of_the_book_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(BookError, match="cannot be read: it is a pipe"):
+    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
+        BookReader(path.parent).read()
+
+
+def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
+        BookReader(path.parent).read()
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(BookError, match=f"it has {MOST_BYTES + 1} bytes, allowed are {MOST_BYTES}"):
         BookReader(path.parent).read()
 
 

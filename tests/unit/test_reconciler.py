@@ -100,7 +100,7 @@ class Bench:
 
 async def running(bench: Bench) -> asyncio.Task[None]:
     task = asyncio.create_task(bench.reconciler.run())
-    await until(bench.reconciler.read.is_set)
+    await until(bench.reconciler.registrable.is_set)
     return task
 
 
@@ -114,7 +114,7 @@ async def test_a_book_reaches_the_ledger_and_is_told_once():
     bench.book.write("a", ids("c0", 0, 1, 2))
     await bench.reconciler._once()
     assert (bench.promised, bench.told) == (3, 1)
-    assert bench.reconciler.read.is_set()
+    assert bench.reconciler.registrable.is_set()
     await bench.reconciler._once()
     assert bench.told == 1
 
@@ -123,10 +123,18 @@ async def test_nothing_counts_as_read_before_the_book_could_be():
     bench = Bench()
     bench.book.problem = "torn"
     await bench.reconciler._once()
-    assert not bench.reconciler.read.is_set()
+    assert not bench.reconciler.registrable.is_set()
     bench.book.problem = None
     await bench.reconciler._once()
-    assert bench.reconciler.read.is_set()
+    assert bench.reconciler.registrable.is_set()
+
+
+async def test_a_torn_book_is_written_anew_by_a_kubelet_that_we_register_with():
+    bench = Bench()
+    bench.book.problem, bench.book.torn = "torn", True
+    await bench.reconciler._once()
+    assert bench.reconciler.registrable.is_set()
+    assert not bench.account.ledger.complete
 
 
 async def test_a_book_that_cannot_be_read_any_more_releases_nothing():
@@ -232,9 +240,9 @@ async def test_the_book_counts_as_read_once_pods_of_another_unit_are_known_to_ha
     bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     running = asyncio.create_task(bench.reconciler.run())
     await until(lambda: len(bench.cgroups.asked) > 1)
-    assert not bench.reconciler.read.is_set()
+    assert not bench.reconciler.registrable.is_set()
     bench.view.replace([], "7")
-    await until(bench.reconciler.read.is_set)
+    await until(bench.reconciler.registrable.is_set)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -255,7 +263,7 @@ async def test_a_book_that_becomes_readable_counts_as_read_at_once():
     following = asyncio.create_task(bench.reconciler.follow_book())
     bench.book.problem = None
     bench.book.news.set()
-    await until(bench.reconciler.read.is_set)
+    await until(bench.reconciler.registrable.is_set)
     await end(following)
 
 

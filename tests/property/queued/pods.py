@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allocator.names import POD_PLANNED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import POD_GANG, POD_PLANNED, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cluster.objects import NodeLite
 from scheduler_plugin.queue.pods import QueueNode, QueuePod
 from tests.property.undercount.world import ModelPod, World
@@ -47,6 +47,11 @@ class GatedPod(ModelPod):
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]
         return msgspec.convert(raw, QueuePod)
+
+    @property
+    def gang(self) -> str:
+        """Name of its gang, empty for none."""
+        return dict(self.annotations).get(POD_GANG, "")
 
     def units(self, size: int) -> int:
         """Units that it asks for over all its cards, where each is of that size."""
@@ -94,9 +99,17 @@ def _node_in(value: Any) -> str:
     return next((name for part in parts if (name := _node_in(part))), "")
 
 
-def gate(world: World, pod: ModelPod, queue: str) -> None:
-    """The pod that was created last belongs to a queue and is born gated; nobody has seen it yet."""
+def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str]) -> None:
+    """The pod that was created last belongs to a queue and is born gated; nobody has seen it yet.
+
+    Args:
+        world: The world.
+        pod: The pod.
+        queue: Its queue.
+        notes: Annotations beside its own.
+    """
     fields = {name: getattr(pod, name) for name in ModelPod.__dataclass_fields__}
+    fields["annotations"] = tuple((dict(pod.annotations) | dict(notes)).items())
     gated = GatedPod(**fields, queue=queue)
     world.pods[pod.name] = gated
     world.pod_events[-1] = replace(world.pod_events[-1], pod=gated)

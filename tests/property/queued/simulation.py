@@ -1,8 +1,10 @@
 """Clusters of the model behind the queue: gated pods, releases, take-backs, restarts, a lost Lease."""
 
+from collections import Counter
 from types import MappingProxyType
 from typing import Any, Final
 
+from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.queue import explain
@@ -23,6 +25,7 @@ queues:
 mode: {mode}
 reclaim: {reclaim}
 bindWithin: {within}s
+gangWithin: {within}s
 keepRoomAfter: 720h
 """
 ROUNDS: Final = 60
@@ -48,6 +51,10 @@ class QueuedSimulation(Simulation):
         percent: Likewise.
         replica: The queue's process, or a mutant of it.
         mode: `gate` or `batch`; empty: either.
+        gangs: Share of the pods that belong to a gang of two.
+
+    Attributes:
+        served: Gangs of which both pods were bound at once.
     """
 
     def __init__(
@@ -58,8 +65,11 @@ class QueuedSimulation(Simulation):
         percent: float = 0.0,
         replica: type[Replica] = Replica,
         mode: str = "",
+        gangs: float = 0.0,
     ) -> None:
         self.replicas: list[Replica] = []
+        self.gangs = gangs
+        self.served: set[str] = set()
         self.given: set[str] = set()
         # Nobody else binds gated pods. At times all are slow, and much is released, not bound and not known.
         haste, quickness = (0.05, 0.15) if seed % 2 else (1.0, 1.0)
@@ -116,7 +126,19 @@ class QueuedSimulation(Simulation):
         if self.world.version != before:
             pod = self.world.pod_events[-1].pod
             assert pod is not None
-            gate(self.world, pod, self.random.choice("ab"))
+            queue, notes = self.random.choice("ab"), {}
+            if self.gangs and self.random.random() < self.gangs:
+                notes = {POD_GANG: self._some_gang(queue), POD_GANG_SIZE: "2"}
+            gate(self.world, pod, queue, notes)
+
+    def _some_gang(self, queue: str) -> str:
+        """A gang that lacks a pod as a rule, at times one that has all of its own."""
+        pods = Counter(
+            pod.gang for pod in self._gated_pods() if pod.queue == queue and pod.gang and not pod.ended
+        )
+        rare = self.random.random() < 0.05
+        found = sorted(gang for gang, count in pods.items() if count < 2 or rare)
+        return self.random.choice(found) if found else f"{queue}{self.world.version}"
 
     def _schedule(self) -> None:
         ready = self._unbound()
@@ -236,6 +258,8 @@ class QueuedSimulation(Simulation):
             if idle and self._pauses():
                 self._pass(30.0)
             elif idle and not any(self._has_room(pod) for pod in self._unbound()):
+                bound = Counter(pod.gang for pod in self._gated_pods() if pod.node and not pod.ended)
+                self.served |= {gang for gang, count in bound.items() if gang and count == 2}
                 self._check_waiting()
                 return
         super().quiesce()
@@ -244,8 +268,11 @@ class QueuedSimulation(Simulation):
 
     def _unbound(self) -> list[GatedPod]:
         """Pods that were released and have no node."""
-        pods = [pod for pod in self.world.pods.values() if isinstance(pod, GatedPod)]
-        return [pod for pod in pods if not pod.gated and not pod.node and not pod.ended]
+        return [pod for pod in self._gated_pods() if not pod.gated and not pod.node and not pod.ended]
+
+    def _gated_pods(self) -> list[GatedPod]:
+        """Pods that were born gated."""
+        return [pod for pod in self.world.pods.values() if isinstance(pod, GatedPod)]
 
     def _pauses(self) -> bool:
         """Whether a pod waits only because it, or one like it, was refused a moment ago."""
@@ -272,6 +299,9 @@ class QueuedSimulation(Simulation):
             why = explain.why(queue, entry, self.now)
             if why.reason is Reason.QUOTA:
                 continue
+            if entry.gang and why.reason in {Reason.GANG, Reason.ROOM}:
+                # Its others are missing, or have no room.
+                continue
             if why.reason is not Reason.ROOM or self._has_room(waiting[uid]):
                 self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
 
@@ -292,7 +322,7 @@ class QueuedSimulation(Simulation):
                 break
         self.quiesce()
         for pod in self.world.pods.values():
-            if not isinstance(pod, GatedPod) or not self._has_room(pod):
+            if not isinstance(pod, GatedPod) or not self._has_room(pod) or pod.gang:
                 continue
             if pod.units(LARGEST) <= self.most[pod.queue]:
                 self._fail(f"{pod.uid} was never served")
