@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from allocator.cards import Card
-from allocator.errors import RequestError
+from allocator.errors import RequestError, shown
 from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
 from allocator.place import place
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
+from allocator.selector import Selector
 from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.groups import OFFERED
@@ -112,7 +113,13 @@ def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
     if selector.admits_all or any(at >= 0 and selector.admits_model(nodes.model_names[at]) for at in present):
         return []
     there = offered(nodes, selector, rows, OFFERED)
-    return [f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"]
+    said = f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"
+    wider = [f"*{model}*" for model in selector.models if "*" not in model]
+    models = [nodes.model_names[at] for at in present if at >= 0]
+    found = [one for one in wider if any(map(Selector((one,)).admits_model, models))]
+    if found:
+        said += f"; {shown(', '.join(found))} would match: a pattern without stars is the whole name"
+    return [said]
 
 
 def need_words(cluster: Cluster) -> None:

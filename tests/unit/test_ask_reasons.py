@@ -198,6 +198,8 @@ def test_a_model_that_no_card_is_of_is_told_beside_those_that_there_are():
     assert (answer.pods, answer.notes) == (0, said)
     assert advise_start(cluster, FitAsk(8, model="*L40S*")).notes == said
     assert fit(cluster, FitAsk(8, model="*t4*")).notes == ()
+    (starless,) = fit(cluster, FitAsk(8, model="T4,L40S")).notes
+    assert starless.endswith('; "*t4*" would match: a pattern without stars is the whole name')
 
 
 @pytest.mark.parametrize(
