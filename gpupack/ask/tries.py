@@ -78,11 +78,9 @@ class Trial:
         return place_with(policy, nodes, nodes.rows[node], self.query)
 
     def _busy(self, leaving: Collection[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-        """Rows where another pod is starting that could be mistaken; none once those have gone."""
+        """Rows where another pod is starting that could be mistaken, besides those that are gone."""
         state = self.cluster.state
-        names = state.busy_nodes(self.query.wanted)
-        gone = {state.pods[uid].node for uid in leaving if uid in state.pods}
-        return busy_rows(state.nodes, {name for name in names if name not in gone} if gone else names)
+        return busy_rows(state.nodes, state.busy_nodes(self.query.wanted, leaving))
 
 
 def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:

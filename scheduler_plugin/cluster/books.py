@@ -1,8 +1,11 @@
 """What is known by node name, and the arrays that follow from it."""
 
+from collections.abc import Collection
+
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cluster.pods import Shape, Size
 from scheduler_plugin.cluster.rules import Claim, NodeRecord, Rules
-from scheduler_plugin.cluster.shapeindex import ShapeIndex
+from scheduler_plugin.cluster.shapeindex import ShapeIndex, mistakable
 from scheduler_plugin.cluster.signals import Signal
 
 
@@ -42,6 +45,16 @@ class Books:
         """Note that a book changed, and that time will change it."""
         self._changed.add(name)
         self._expiring.add(name)
+
+    def busy(self, wanted: frozenset[tuple[Size, Shape]], leaving: Collection[str]) -> set[str]:
+        """Names of nodes as of `ShapeIndex.busy`, with the claims of some pods left out."""
+        found = self.shapes.busy(wanted)
+        if leaving:
+            for name in [name for name in found if not self.by_name[name].pods.keys().isdisjoint(leaving)]:
+                staying = [each for each in self.rules.claims(self.by_name[name]) if each.uid not in leaving]
+                if not any(mistakable(wanted, claim.request) for claim in staying):
+                    found.discard(name)
+        return found
 
     def settle(self, now: float, *, expire: bool = False) -> None:
         """Recompute what depends on the books that changed.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from allocator.request import PodRequest
 from scheduler_plugin.cluster.pods import Shape, Size, shapes
 from scheduler_plugin.cluster.rules import Claim, NodeRecord
 
@@ -37,3 +38,9 @@ class ShapeIndex:
                 if other != shape:
                     found |= names
         return found
+
+
+def mistakable(wanted: frozenset[tuple[Size, Shape]], request: PodRequest) -> bool:
+    """Tell whether the kubelet could take a pod that asks for this for one of these shapes."""
+    claimed = shapes(request)
+    return any(units == size and shape != other for units, shape in wanted for size, other in claimed)

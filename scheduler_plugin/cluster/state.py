@@ -1,6 +1,6 @@
 """The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -367,9 +367,14 @@ class ClusterState:
 
     # What follows.
 
-    def busy_nodes(self, wanted: frozenset[tuple[Size, Shape]]) -> set[str]:
-        """Names of nodes where the kubelet could take one of the claims for a pod of these shapes."""
-        return self._books.shapes.busy(wanted)
+    def busy_nodes(self, wanted: frozenset[tuple[Size, Shape]], leaving: Collection[str] = ()) -> set[str]:
+        """Names of nodes where the kubelet could take one of the claims for a pod of these shapes.
+
+        Args:
+            wanted: Of `pods.shapes`.
+            leaving: UIDs of bound pods whose claims are left out.
+        """
+        return self._books.busy(wanted, leaving)
 
 
 class Parse(Protocol):
