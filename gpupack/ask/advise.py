@@ -63,7 +63,7 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
         return _nothing(cluster, now.pods, notes)
     plan, changed = found
     then = count(changed, request, wish).pods if plan.moves else now.pods
-    text = _told_start(now.pods, then, pods, len(plan.moves))
+    text = _told_start(now.pods, then, pods, plan)
     plan.notes += notes
     return _advice(cluster, plan, then - now.pods, now.pods, then, text)
 
@@ -178,7 +178,10 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
             text = f"No pod is left on {what} after {_moves(len(plan.moves))}"
             notes.append("keep new pods off it first: gpupack cordon, see docs/ask.md")
         else:
-            text = f"Not every pod on {what} finds another place"
+            found = (
+                "finds another place" if plan.optimal else "found another place in the lists that were tried"
+            )
+            text = f"Not every pod on {what} {found}"
         plan.notes += notes
         return _advice(cluster, plan, len(cards) if plan.moves else 0, len(there), left, text)
     return _nothing(cluster, len(there))
@@ -192,10 +195,11 @@ def _pods(number: int) -> str:
     return f"{number or 'No'} such {'pods fit' if number > 1 else 'pod fits'}"
 
 
-def _told_start(now: int, then: int, wanted: int, moves: int) -> str:
-    if not moves:
-        return f"{_pods(now)} now, and no list of moves lets another one start"
-    said = f"{_pods(now)} now, {then} after {_moves(moves)}"
+def _told_start(now: int, then: int, wanted: int, plan: Plan) -> str:
+    if not plan.moves:
+        found = "no list of moves" if plan.optimal else "of the lists of moves that were tried none"
+        return f"{_pods(now)} now, and {found} lets another one start"
+    said = f"{_pods(now)} now, {then} after {_moves(len(plan.moves))}"
     return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
 
 

@@ -7,7 +7,7 @@ from gpupack.ask.advise import move_of, plan_start
 from gpupack.ask.answers import WayOut
 from gpupack.ask.fit import count
 from gpupack.ask.movers import Movers
-from gpupack.ask.planning import Limits
+from gpupack.ask.planning import TOGETHER, Limits
 from gpupack.ask.tries import Held, Trial
 
 STEPS = 3_000
@@ -36,7 +36,8 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
         return None
     moves = tuple(move_of(cluster, mover, target) for mover, target in plan.moves)
     what = "one move lets" if len(moves) == 1 else f"{len(moves)} moves let"
-    return WayOut("moves", f"{what} it start on node {node[0]}:", node=node[0], moves=moves)
+    how = "".join(f" ({note})" for note in plan.notes if note == TOGETHER)
+    return WayOut("moves", f"{what} it start on node {node[0]}{how}:", node=node[0], moves=moves)
 
 
 def _too_large(trial: Trial) -> bool:

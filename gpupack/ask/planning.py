@@ -31,6 +31,8 @@ MOST_SITES: Final = 200
 NEAR_NODES: Final = 48
 """Nodes that a pod is tried on, best first; a cluster with more is not searched completely."""
 
+TOGETHER: Final = "some of these pods trade places: end them together, not one by one"
+
 Moves = list[tuple[Mover, Target]]
 
 
@@ -68,7 +70,7 @@ class Planner:
         self._search = Search(table, self._near, goal.reached, goal.loss, limits.steps)
         names = [name for name, row in cluster.state.nodes.rows.items() if cluster.state.nodes.usable[row]]
         self._names = sorted(names)
-        self._all = len(names) <= NEAR_NODES
+        self._all = table.all_choices = len(names) <= NEAR_NODES
 
     def start(self, wanted: int, now: int) -> Plan:
         """Let pods start; fewer than wanted, where no more can."""
@@ -79,12 +81,13 @@ class Planner:
         if len(everyone) > MOST_MOVERS:
             built, reached = self._build(goal, places, now, wanted)
             self._undo(built)
-            least = places.least_moves(reached - now)
+            least = self._least(places, reached - now)
             return self._plan(built, optimal=False, least=least, most=reached >= wanted)
-        complete = True
+        self._table.movable = frozenset(mover.uid for mover in everyone)
+        complete = not self._movers.refused
         for target in range(min(wanted, self._most(goal, everyone)), now, -1):
             goal.wanted = target
-            least = places.least_moves(target - now)
+            least = self._least(places, target - now)
             built, reached = self._build(goal, places, now, target)
             self._undo(built)
             most = len(everyone)
@@ -99,6 +102,15 @@ class Planner:
                 return self._plan(best, optimal=tried, least=least, most=complete)
             complete &= tried
         return Plan([], complete, 0, [])
+
+    @property
+    def _complete(self) -> bool:
+        """Whether nothing was left out of the search so far, so that what it did not find is not there."""
+        return self._all and not self._table.cut and not self._movers.refused
+
+    def _least(self, places: Sites, more: int) -> int:
+        """Moves that any list needs at least; pods that may not move where they would might elsewhere."""
+        return min(more, 1) if self._movers.refused else places.least_moves(more)
 
     def _most(self, goal: Start, everyone: Sequence[Mover]) -> int:
         """Pods that could start if nobody who may move were there."""
@@ -117,6 +129,7 @@ class Planner:
             for mover in self._movers.on(name)
             if mover.uid not in {each.uid for each in there}
         ]
+        self._table.movable = frozenset(mover.uid for mover in [*there, *others])
         complete = True
         for helpers in range(len(others) + 1):
             if comb(len(others), helpers) > MOST_SETS:
@@ -127,10 +140,10 @@ class Planner:
                 found = self._search.seats([*there, *more])
                 if found is not None:
                     self._undo(found)
-                    return self._plan(found, optimal=complete and self._all, least=len(there))
+                    return self._plan(found, optimal=complete and self._complete, least=len(there))
                 if self._search.gave_up:
                     return Plan([], False, len(there) + helpers, [])
-            complete &= self._all
+            complete &= self._complete
         return Plan([], complete, len(there), [])
 
     def _shortest(self, everyone: Sequence[Mover], least: int, most: int) -> tuple[Moves | None, bool]:
@@ -144,10 +157,10 @@ class Planner:
                 found = self._search.seats(group)
                 if found is not None:
                     self._undo(found)
-                    return found, self._all
+                    return found, self._complete
                 if self._search.gave_up:
                     return None, False
-        return None, self._all
+        return None, self._complete
 
     def _build(self, goal: Start, places: Sites, now: int, wanted: int) -> tuple[Moves, int]:
         """Build a list, one site after the other: not always the shortest. Left done in the table.
@@ -201,7 +214,7 @@ class Planner:
         optimal = optimal or 0 < len(moves) <= least
         ordered, singly = in_order(self._table, moves)
         self._undo(ordered)
-        notes = [] if singly else ["some of these pods trade places: end them together, not one by one"]
+        notes = [] if singly else [TOGETHER]
         if moves and not most:
             notes.append("a list with which more of them start may exist: not all were tried")
         return Plan(ordered, optimal, least, notes)

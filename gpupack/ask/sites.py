@@ -125,7 +125,9 @@ class Sites:
         """Moves that any list needs at least so that so many more pods start.
 
         As if every pod that leaves found a place that costs nothing: each card's cheapest ways to one more,
-        two more and so on, of which the cheapest are added up. A pod on several cards helps them all.
+        two more and so on, of which the cheapest are added up. A pod on several cards helps them all. Where
+        the node's sum or its number of pods holds pods off cards that have room, a pod less there counts as
+        nothing.
         """
         if more <= 0:
             return 0
@@ -138,6 +140,7 @@ class Sites:
             if movers:
                 widest = max(widest, *(len(mover.units) for mover in movers))
                 steps += self._steps(node, movers, more)
+                steps += [0.0] * min(more, max(0, sum(self._goal.slots(node)) - self._goal.on(node)))
         steps.sort()
         return max(1, ceil(sum(steps[:more]) / widest - 1e-9))
 

@@ -4,14 +4,18 @@ A table knows what filter and kube-scheduler would say after some pods have ende
 it finds is asked of them again before anybody sees it (`moved`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from allocator.cards import Card as DeviceCard
 from allocator.names import PERCENT_RESOURCE
-from allocator.place import Placement, place, placed
+from allocator.place import Placement, place
+from allocator.selector import Selector
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.movers import Mover
+from gpupack.ask.seats import choices
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.query import Query
 
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 
 Card = tuple[str, int]
 """A node and the position of a card."""
+
+MOST_CHOICES: Final = 400
+"""Choices of cards that are tried for a pod on a node; more are pods on many cards that all differ."""
 
 NOTHING: Final[frozenset[Card]] = frozenset()
 
@@ -51,8 +58,18 @@ class _Pod:
         trial = mover.trial(cluster)
         self.query: Query = trial.query
         self.wish: Wish = trial.wish
-        self.near = cluster.hosts.neighbours.blocked(mover.pod, {mover.uid})
+        self.offers = self.once_gone(cluster, frozenset({mover.uid}))
         self.offered: dict[str, bool] = {}
+
+    def once_gone(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
+        """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
+        near = cluster.hosts.neighbours.blocked(self.wish.pod, gone) if self.wish.pod is not None else None
+        busy = cluster.state.busy_nodes(self.query.wanted, gone)
+        return lambda node: (
+            node not in busy
+            and cluster.hosts.lets(self.wish, node, gone)
+            and (near is None or not near(node, cluster.nodes[node]))
+        )
 
 
 class Table:
@@ -64,10 +81,17 @@ class Table:
 
     Attributes:
         touched: Names of nodes that pods went from or to.
+        all_choices: Whether pods on several cards may go to any, for a search that is to be complete.
+        movable: UIDs of the pods that such a search moves.
+        cut: Whether places were left out, so that finding nothing means nothing.
     """
 
     def __init__(self, cluster: Cluster, closed: frozenset[Card] = NOTHING) -> None:
         self.cluster = cluster
+        self.cut = False
+        self.all_choices = True
+        self.movable: frozenset[str] = frozenset()
+        self._names: dict[str, tuple[bool, ...]] = {}
         self.closed = closed
         self._taken: dict[str, list[int]] = {}
         self._left: dict[str, Left] = {}
@@ -165,15 +189,17 @@ class Table:
         """Tell whether a node is one for a pod that has ended, whatever is left there."""
         pod = self._pod(mover)
         if node not in pod.offered:
-            nodes, hosts = self.cluster.state.nodes, self.cluster.hosts
+            nodes = self.cluster.state.nodes
             row = nodes.rows[node]
-            pod.offered[node] = bool(
+            usable = bool(
                 nodes.usable[row]
                 and nodes.uuids[row]
                 and (not pod.query.request.percent or nodes.percent[row])
-                and hosts.lets(pod.wish, node, frozenset({mover.uid}))
-                and (pod.near is None or not pod.near(node, self.cluster.nodes[node]))
             )
+            pod.offered[node] = usable and pod.offers(node)
+            if usable and not pod.offered[node] and self.movable and not self.cut:
+                # Pods that move too are seen where they are now: their ports, and what keeps others off.
+                self.cut = pod.once_gone(self.cluster, self.movable)(node)
         return pod.offered[node]
 
     def has_host(self, mover: Mover, node: str) -> bool:
@@ -192,8 +218,8 @@ class Table:
     def targets(self, mover: Mover, nodes: Iterable[str]) -> Iterator[Target]:
         """Give the places on these nodes for a pod that has ended; not those that it comes from.
 
-        A pod that asks for one card may go to any card; of one that asks for more the card policy chooses.
-        Cards of a node that do not differ are one place.
+        A pod may go to any cards; without `all_choices` those of one that asks for more than one are chosen
+        by the card policy. Cards of a node that do not differ are one place.
         """
         for node in nodes:
             if self.offered(mover, node) and self.has_host(mover, node):
@@ -209,22 +235,34 @@ class Table:
             for at, card in enumerate(cards_of(arrays, row))
         )
         request = query.request
-        if len(request.demands) > 1 or request.cards > 1:
+        own = mover.units if node == mover.node else {}
+        several = len(request.demands) > 1 or request.cards > 1
+        found: Iterable[Placement]
+        if several and not self.all_choices:
             placement = place(cards, request, query.ask.card_policy)
-            if placement is not None and (node != mover.node or placement.charge != mover.units):
+            found = () if placement is None else (placement,)
+        else:
+            found = choices(cards, request, own, self._named)
+        for number, placement in enumerate(found):
+            if number == MOST_CHOICES:
+                self.cut = True
+                return
+            if placement.charge != own:
                 yield Target(node, placement)
-            return
-        demand = request.demands[0]
-        sizes = [card.size_units for card in cards]
-        seen: set[tuple[int, int, str]] = set()
-        for at, card in enumerate(cards):
-            kind = (card.free_units, card.size_units, card.model)
-            if card.free_units < demand.units_on(card.size_units) or kind in seen:
-                continue
-            if (node == mover.node and at in mover.units) or not request.selector.admits(card):
-                continue
-            seen.add(kind)
-            yield Target(node, placed(request, [(at,)], sizes))
+
+    def _named(self, card: DeviceCard) -> Hashable:
+        """Which of the pods that name cards by UUID could have this one."""
+        known = self._names.get(card.uuid)
+        if known is None:
+            known = self._names[card.uuid] = tuple(each.admits_uuid(card.uuid) for each in self._naming)
+        return known
+
+    @cached_property
+    def _naming(self) -> list[Selector]:
+        """What pods say that name cards by UUID."""
+        requests = {id(pod.request): pod.request for pod in self.cluster.state.pods.values()}.values()
+        selectors = {each.selector for each in requests if each is not None}
+        return [each for each in selectors if each.uuids or each.excluded_uuids]
 
     def _is_open(self, node: str, card: int) -> bool:
         nodes = self.cluster.state.nodes

@@ -11,6 +11,7 @@ from allocator.names import DEFAULT_CARD_POLICY
 from gpupack.ask import FitAsk, fit, why
 from gpupack.ask.advise import advise_empty, advise_start
 from gpupack.ask.fit import one_by_one, request_of
+from gpupack.ask.planning import TOGETHER
 from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, most_pods, offered, seats
 
 MODELS = ("NVIDIA A100", "NVIDIA L40S")
@@ -118,7 +119,7 @@ def _taken(world, pod, way):
     if way.kind == "pods-end":
         return world.without(*(each.pod for each in way.pods)), pod
     assert way.kind == "moves"
-    return _moved(world, way.moves), pod
+    return _moved(world, way.moves, together=TOGETHER in way.text), pod
 
 
 def _fewer_ends(world, pod, most):
@@ -134,17 +135,31 @@ def _fewer_ends(world, pod, most):
     return False
 
 
-def _moved(world, moves):
-    for move in moves:
-        pod = world.pod(move.pod)
-        goes = world.node(move.target.node)
+def _moved(world, moves, *, together):
+    """The world after moves, of which each must be possible once those before it are done.
+
+    Pods that trade places are last: they are ended together, and only where the answer says so.
+    """
+    moving = {move.pod: world.pod(move.pod) for move in moves}
+    for at, move in enumerate(moves):
+        pod = moving[move.pod]
         assert (pod.node, pod.cards) == (move.source.node, move.source.cards)
+        if pod in world.pods and not _goes(world.without(pod.name), pod, move):
+            assert together, move
+            together = False
+            world = world.without(*(each.pod for each in moves[at:]))
         world = world.without(pod.name)
-        assert offered(goes, pod, world), move
-        assert move.target.cards in seats(goes, pod, world.free(goes)), move
-        assert goes.name in by_extender(world, pod), move
-        world = world.but(replace(pod, node=goes.name, cards=move.target.cards))
+        assert _goes(world, pod, move), move
+        assert move.target.node in by_extender(world, pod), move
+        # It runs there before the next one is moved.
+        world = world.but(replace(pod, node=move.target.node, cards=move.target.cards, held=True))
+    assert not together
     return world
+
+
+def _goes(world, pod, move):
+    goes = world.node(move.target.node)
+    return offered(goes, pod, world) and move.target.cards in seats(goes, pod, world.free(goes))
 
 
 @settings(max_examples=50, deadline=None)
@@ -186,7 +201,7 @@ def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pod
     advice = advise_start(world.cluster, FitAsk(units), pods)
 
     assert advice.before.pods == _count(world, units)
-    then = _moved(world, advice.moves)
+    then = _moved(world, advice.moves, together=TOGETHER in advice.notes)
     assert advice.after.pods == _count(then, units)
     assert advice.gained == advice.after.pods - advice.before.pods
     assert advice.optimal
@@ -247,7 +262,7 @@ def _seated(world, group, units, wanted):
 def test_the_moves_empty_a_node_or_a_card(world):
     for what in ("n0", "n0/0"):
         advice = advise_empty(world.cluster, what)
-        then = _moved(world, advice.moves)
+        then = _moved(world, advice.moves, together=TOGETHER in advice.notes)
         left = [pod.name for pod in then.pods if pod.node == "n0" and (what == "n0" or 0 in pod.cards)]
         assert advice.after.pods == len(left)
         if advice.moves:

@@ -1,0 +1,60 @@
+"""All choices of cards that a pod has on a node; cards that do not differ count once."""
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from allocator.cards import Card
+from allocator.place import Placement, placed
+from allocator.request import Demand, PodRequest
+
+Kind = Callable[[Card], Hashable]
+"""What tells cards apart besides what is free, their size and their model."""
+
+
+def choices(
+    cards: Sequence[Card], request: PodRequest, last: Collection[int], kind: Kind
+) -> Iterator[Placement]:
+    """Give every choice of cards; of those that differ only in which of the same cards they take, one.
+
+    Args:
+        cards: All cards of a node, by position.
+        request: What the pod asks for.
+        last: Positions that are taken only where no other card of their kind is left.
+        kind: What tells cards apart.
+    """
+    sizes = [card.size_units for card in cards]
+    for chosen in _each(cards, request.demands, request, last, kind):
+        yield placed(request, chosen, sizes)
+
+
+def _each(
+    cards: Sequence[Card], demands: Sequence[Demand], request: PodRequest, last: Collection[int], kind: Kind
+) -> Iterator[list[tuple[int, ...]]]:
+    demand, *rest = demands
+    groups: dict[Hashable, list[int]] = {}
+    for at in sorted(range(len(cards)), key=lambda position: (position in last, position)):
+        card = cards[at]
+        if card.free_units >= demand.units_on(card.size_units) and request.selector.admits(card):
+            key = (card.free_units, card.size_units, card.model, kind(card))
+            groups.setdefault(key, []).append(at)
+    for chosen in _picks(list(groups.values()), demand.cards):
+        if not rest:
+            yield [chosen]
+            continue
+        left = list(cards)
+        for at in chosen:
+            card = cards[at]
+            left[at] = replace(card, used_units=card.used_units + demand.units_on(card.size_units))
+        for more in _each(left, rest, request, last, kind):
+            yield [chosen, *more]
+
+
+def _picks(groups: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
+    """So many positions, the first of each group before its others."""
+    if not count:
+        yield ()
+        return
+    for number, group in enumerate(groups):
+        if group:
+            for rest in _picks([group[1:], *groups[number + 1 :]], count - 1):
+                yield (group[0], *rest)

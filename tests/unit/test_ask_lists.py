@@ -1,0 +1,131 @@
+"""That a list of moves is called the shortest only where it is, and that each of its moves can be made."""
+
+import json
+from dataclasses import replace
+
+from gpupack.ask import Cluster, FitAsk, why
+from gpupack.ask import table as tables
+from gpupack.ask.advise import advise_empty, advise_start
+from gpupack.ask.planning import TOGETHER
+from gpupack.ask.rendering import advice_text
+from tests.ask_world import Node, Pod, World
+from tests.cluster_builders import uuid
+
+CARDS = Node("n", (12, 12, 12))
+
+
+def with_pods(world, **changes):
+    """The cluster of a world, with the named objects changed in place by functions."""
+    everything = json.loads(world.text)
+    for item in everything["items"]:
+        changes.get(item["metadata"]["name"], lambda _: None)(item)
+    return Cluster.read(json.dumps(everything))
+
+
+def test_a_pod_on_two_cards_moves_to_any_two():
+    # What is left of card 0 and 1 without `two` differs: the card policy alone would choose others.
+    single = tuple(Pod(f"s{at}", units, "n", (0,)) for at, units in enumerate((1, 4, 1, 1)))
+
+    advice = advise_start(
+        World((CARDS,), (*single, Pod("two", 2, "n", (1, 2), count=2))).cluster, FitAsk(8), 3
+    )
+
+    assert (advice.before.pods, advice.after.pods, len(advice.moves), advice.optimal) == (2, 3, 2, True)
+
+
+def test_two_pods_on_two_cards_move_to_the_same_ones():
+    pods = (
+        Pod("four", 4, "n", (0,)),
+        Pod("one", 1, "n", (0,)),
+        Pod("first", 2, "n", (0, 1), count=2),
+        Pod("second", 2, "n", (0, 2), count=2),
+    )
+
+    advice = advise_start(World((CARDS,), pods).cluster, FitAsk(8), 3)
+
+    assert (advice.before.pods, advice.after.pods, len(advice.moves), advice.optimal) == (2, 3, 2, True)
+
+
+def test_a_list_that_leaves_choices_of_cards_out_is_not_called_complete(monkeypatch):
+    pods = (Pod("x", 1, "n", (0,)), Pod("y", 2, "n", (1,)), Pod("two", 2, "n", (1, 2), count=2))
+    asked = World((CARDS,), pods).cluster
+    note = "a list with which more of them start may exist: not all were tried"
+    assert note not in advise_start(asked, FitAsk(12), 2).notes
+
+    monkeypatch.setattr(tables, "MOST_CHOICES", 1)
+    advice = advise_start(asked, FitAsk(12), 2)
+
+    assert (len(advice.moves), advice.after.pods) == (1, 1)
+    assert note in advice.notes
+
+
+def test_a_node_that_has_as_many_pods_as_it_may_needs_one_to_go_and_not_more():
+    # On b both would have to go; a has room on its card, and takes no further pod.
+    nodes = (Node("a", (12,)), Node("b", (8,)), Node("c", (7,)))
+    pods = (Pod("p", 1, "a", (0,)), Pod("q", 1, "b", (0,)), Pod("r", 1, "b", (0,)))
+    full = with_pods(World(nodes, pods), a=lambda node: node["status"]["allocatable"].update(pods="1"))
+
+    advice = advise_start(full, FitAsk(8))
+
+    assert ([move.pod for move in advice.moves], advice.optimal, advice.at_least) == (["p"], True, 1)
+
+
+def test_cards_that_another_pod_names_are_not_taken_for_the_same():
+    # `large` is looked at first, and the cards of b differ in nothing but that `small` is for one of them.
+    nodes = (Node("a", (12, 12)), Node("b", (12, 12)))
+    pods = (Pod("large", 9, "a", (0,)), Pod("small", 8, "a", (1,)))
+    for card in (0, 1):
+        named = {"gpupack.io/gpu-uuid": uuid("b", card)}
+        asked = with_pods(
+            World(nodes, pods), small=lambda pod, named=named: pod["metadata"]["annotations"].update(named)
+        )
+
+        advice = advise_empty(asked, "a")
+
+        assert ({move.pod for move in advice.moves}, advice.optimal) == ({"large", "small"}, True)
+
+
+def apart(pod):
+    term = {"topologyKey": "host", "labelSelector": {"matchLabels": {"app": "x"}}}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    pod["spec"]["affinity"] = {"podAntiAffinity": required}
+
+
+def test_a_list_is_not_called_complete_where_pods_that_move_keep_each_other_off():
+    # `p` has room on b alone, where `q` keeps it off until that has moved to c: this is not followed.
+    nodes = tuple(
+        Node(name, (size,), labels=(("host", name),)) for name, size in (("a", 12), ("b", 11), ("c", 3))
+    )
+    labels = (("app", "x"),)
+    pods = (Pod("p", 9, "a", (0,), labels=labels), Pod("q", 2, "b", (0,), labels=labels))
+
+    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitAsk(12))
+    alone = advise_start(World(nodes, pods).cluster, FitAsk(12))
+
+    assert (advice.moves, advice.optimal) == ((), False)
+    tried = "of the lists of moves that were tried none lets another one start"
+    assert tried in advice_text(advice)
+    assert ([move.pod for move in alone.moves], alone.optimal) == (["p"], True)
+
+
+def test_no_pod_moves_to_where_another_is_starting_that_is_mistaken_for_it():
+    nodes = (Node("a", (8,)), Node("b", (8,)), Node("c", (8,), foreign=(2,)))
+    pods = (Pod("starts", 4, "b", (0,), model="NVIDIA A100", held=False, owned=False), Pod("p", 4, "a", (0,)))
+    waits = World(nodes, (*pods, Pod("w", 8)))
+
+    (way,) = [way for way in why(waits.cluster, "default", "w").ways_out if way.kind == "moves"]
+
+    assert [(move.pod, move.target.node) for move in way.moves] == [("p", "c")]
+    only_b = replace(waits, nodes=nodes[:2])
+    assert "moves" not in {way.kind for way in why(only_b.cluster, "default", "w").ways_out}
+
+
+def test_why_says_that_pods_trade_places():
+    # Each has room only where the other is.
+    nodes = (Node("a", (8,)), Node("b", (10,)))
+    pods = (Pod("p", 8, "b", (0,)), Pod("q", 5, "a", (0,)), Pod("w", 5))
+
+    (way,) = [way for way in why(World(nodes, pods).cluster, "default", "w").ways_out if way.kind == "moves"]
+
+    assert {move.pod for move in way.moves} == {"p", "q"}
+    assert way.text == f"2 moves let it start on node b ({TOGETHER}):"
