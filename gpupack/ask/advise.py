@@ -19,6 +19,7 @@ from gpupack.errors import InputError
 from scheduler_plugin.placement.reasons import memory
 
 _TRIES: Final = 5
+_HALVED: Final = 3
 _TAINTS: Final = 3
 
 
@@ -91,11 +92,11 @@ def plan_start(
     Returns:
         The moves and the cluster after them, as filter sees it; None: none was found.
     """
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
         table = Table(cluster)
         goal = Start(table, request, wish, before)
         plan = Planner(cluster, table, goal, movers, limits).start(pods, sum(before.values()))
-        found = _checked(cluster, plan, movers)
+        found = _checked(cluster, plan, movers, number)
         if found is not None:
             return plan, found
     return None
@@ -167,11 +168,11 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
         )
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
         table = Table(cluster, cards)
         goal = Empty(table, cards)
         plan = Planner(cluster, table, goal, movers, limits).empty(there)
-        if _checked(cluster, plan, movers) is None:
+        if _checked(cluster, plan, movers, number) is None:
             continue
         left = 0 if plan.moves else len(there)
         if plan.moves:
@@ -203,13 +204,14 @@ def _told_start(now: int, then: int, wanted: int, plan: Plan) -> str:
     return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
 
 
-def _checked(cluster: Cluster, plan: Plan, movers: Movers) -> Cluster | None:
+def _checked(cluster: Cluster, plan: Plan, movers: Movers, number: int) -> Cluster | None:
     """Ask filter and kube-scheduler's rules whether the moves can be; None: look for others."""
     if not plan.moves:
         return cluster
     then = after(cluster, plan.moves)
     refused = objections(cluster, then, plan.moves)
-    movers.refused.update(refused)
+    # Of two that keep each other off a node one may go there: half of them stay, at last all.
+    movers.refused.update(refused[: (len(refused) + 1) // 2] if number < _HALVED else refused)
     return None if refused else then
 
 

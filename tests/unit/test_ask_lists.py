@@ -129,3 +129,17 @@ def test_why_says_that_pods_trade_places():
 
     assert {move.pod for move in way.moves} == {"p", "q"}
     assert way.text == f"2 moves let it start on node b ({TOGETHER}):"
+
+
+def test_of_two_pods_that_keep_each_other_off_one_moves_and_the_list_is_not_called_complete():
+    # Both could go to c by its cards, but not both together; to d neither.
+    nodes = tuple(
+        Node(name, (size,), labels=(("host", name),))
+        for name, size in (("a", 12), ("b", 12), ("c", 8), ("d", 2))
+    )
+    pods = tuple(Pod(name, 3, node, (0,), labels=(("app", "x"),)) for name, node in (("p", "a"), ("q", "b")))
+
+    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitAsk(12), 2)
+
+    assert (advice.before.pods, advice.after.pods, len(advice.moves)) == (0, 1, 1)
+    assert "a list with which more of them start may exist: not all were tried" in advice.notes
