@@ -20,6 +20,16 @@ settings.load_profile("gpupack")
 
 @pytest.fixture(autouse=True)
 def _plain_logs() -> Iterator[None]:
-    """Undo the log set-up of a command run in this process: its stream is gone when the test ends."""
+    """Undo the log set-up of a command run in this process: its stream is gone when the test ends.
+
+    Without one structlog draws tracebacks with rich where that is installed, which takes a second each.
+    """
+    _log_plainly()
     yield
+    _log_plainly()
+
+
+def _log_plainly() -> None:
     structlog.reset_defaults()
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
