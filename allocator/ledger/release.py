@@ -62,7 +62,7 @@ def is_over(facts: Facts, one: PodFacts, now_s: float) -> bool:
 
 
 def is_void(facts: Facts, grant: Grant, now_s: float) -> bool:
-    """Whether nothing will come of an Allocate: the book never shows it, and nobody is about to run with it."""
+    """Whether nothing comes of an Allocate: the book never shows it, and nobody is about to run with it."""
     if grant.writes < WRITES or now_s < grant.at.at_s + LOST_GRANT_S:
         return False
     return not any(may_be_of(grant, one) for one in facts.open.values())
@@ -71,8 +71,8 @@ def is_void(facts: Facts, grant: Grant, now_s: float) -> bool:
 def may_be_of(grant: Grant, one: PodFacts) -> bool:
     """Whether an Allocate that the book does not show may be of a pod that was deleted since.
 
-    The kubelet may have dropped the entry before anybody read it, and started the containers all the same. Once
-    one of them was seen the pod is charged itself; one that failed the kubelet has refused.
+    The kubelet may have dropped the entry before anybody read it, and started the containers all the same.
+    Once one of them was seen the pod is charged itself; one that failed the kubelet has refused.
     """
     if one.over is None or not one.bound or one.since is not None or one.ran or one.pod.terminal:
         return False
