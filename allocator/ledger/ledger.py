@@ -310,11 +310,7 @@ class Ledger:
         facts = self._facts
         for uid in [uid for uid, one in facts.open.items() if release.is_over(facts, one, now_s)]:
             facts.drop(uid)
-        facts.grants = [
-            grant
-            for grant in facts.grants
-            if grant.writes < release.WRITES or now_s < grant.at.at_s + release.LOST_GRANT_S
-        ]
+        facts.grants = [grant for grant in facts.grants if not release.is_void(facts, grant, now_s)]
 
     # What can be asked.
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from allocator.ledger import charges
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import Mark, PodFacts
+from allocator.ledger.pods import Grant, Mark, PodFacts
 
 SETTLE_S: Final = 10.0
 """A container that the kubelet is about to start has its cgroup by then."""
@@ -56,7 +56,28 @@ def is_over(facts: Facts, one: PodFacts, now_s: float) -> bool:
     """Whether nothing more can come of a pod: its charge ends now, or it has none and its turn is past."""
     if charges.is_charged(one):
         return is_dead(one) and is_unlisted(one)
-    return one.over is not None and not waits_its_turn(facts, one, now_s)
+    if one.over is None or any(may_be_of(grant, one) for grant in facts.grants):
+        return False
+    return not waits_its_turn(facts, one, now_s)
+
+
+def is_void(facts: Facts, grant: Grant, now_s: float) -> bool:
+    """Whether nothing comes of an Allocate: the book never shows it, and nobody is about to run with it."""
+    if grant.writes < WRITES or now_s < grant.at.at_s + LOST_GRANT_S:
+        return False
+    return not any(may_be_of(grant, one) for one in facts.open.values())
+
+
+def may_be_of(grant: Grant, one: PodFacts) -> bool:
+    """Whether an Allocate that the book does not show may be of a pod that was deleted since.
+
+    The kubelet may have dropped the entry before anybody read it, and started the containers all the same.
+    Once one of them was seen the pod is charged itself; one that failed the kubelet has refused.
+    """
+    if one.over is None or not one.bound or one.since is not None or one.ran or one.pod.terminal:
+        return False
+    ends_s = max(one.over.at_s, grant.at.at_s) + SETTLE_S
+    return one.death is None or one.death.order < one.over.order or one.death.at_s < ends_s
 
 
 def lingering(facts: Facts) -> list[PodFacts]:
@@ -90,5 +111,5 @@ def stale(facts: Facts, now_s: float) -> bool:
     A daemon that starts need not ask: the kubelet answers its first list of devices with a write.
     """
     return any(one.book and looks_dead(one) for one in facts.open.values()) or any(
-        now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
+        grant.writes < WRITES and now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )

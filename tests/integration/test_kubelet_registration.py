@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from pytest_mock import MockerFixture
 
 from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from standins.kubelet.devices import DeviceManager
 from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, until, world
 
 
@@ -166,15 +168,17 @@ async def _registered_by_hand(here: World, endpoint: str) -> AsyncIterator[Devic
         await server.stop(None)
 
 
-async def test_double_registration_takes_the_new_one_down_before_1_37() -> None:
+async def test_double_registration_takes_the_new_one_down_before_1_37(mocker: MockerFixture) -> None:
     """The trap itself, as measured on a real kubelet: with nobody watching, allocatable stays 0."""
     async with (
         world(registrar=False, by_resource=True) as here,
         _registered_by_hand(here, "old.sock") as plugin,
     ):
         await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
+        listed = mocker.spy(DeviceManager, "plugin_listed")
         await _register(here, "old.sock")
-        await until(lambda: len(plugin.open_streams) == 2)
+        # A list of the new stream that the kubelet has not read yet could come after the end of the old one.
+        await until(lambda: listed.call_count)
         old, new = plugin.open_streams
         old.stopping = True
         old.wake.set()

@@ -144,6 +144,50 @@ def test_h3_two_writes_are_not_enough_within_two_seconds():
     assert world.promised == [0]
 
 
+def served_and_deleted_unshown() -> World:
+    """The kubelet served pod a, heard of its end, and dropped it before anybody read its book."""
+    world = World.of(8, 8)
+    world.bind(pod("a", 3, "c0"))
+    world.allocate(ids("c0", 0, 1, 2))
+    world.delete("a")
+    world.now += 2
+    world.write()
+    world.write()
+    world.run(pod("b", 2, "c1"))
+    return world
+
+
+def test_h3_an_allocate_may_be_of_a_pod_that_was_deleted_before_the_book_was_read():
+    world = served_and_deleted_unshown()
+    assert world.promised == [3, 2]
+    assert not world.ledger.wants_write(world.now + 60)
+    world.look("b", later=7)
+    assert world.promised == [3, 2]
+    world.look("b", later=1)
+    assert world.promised == [0, 2]
+    assert not world.ledger.unsettled()
+
+
+def test_h3_where_containers_of_it_are_found_it_is_charged_itself():
+    world = served_and_deleted_unshown()
+    world.look("a", "b", later=5)
+    world.ledger.settle(world.now + 60)
+    assert world.promised == [3, 2]
+    world.look("b", later=60)
+    assert world.promised == [0, 2]
+
+
+def test_h3_a_pod_that_failed_was_refused():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.allocate(ids("c0", 0, 1, 2))
+    world.change("a", terminal=True)
+    world.now += 2
+    world.write()
+    world.write()
+    assert world.promised == [0]
+
+
 def test_h3_time_alone_drops_no_allocate():
     world = World.of(8)
     world.allocate(ids("c0", 0, 1, 2))

@@ -113,7 +113,8 @@ class ModelKubelet:
     def take_list(self) -> None:
         """Take a list of devices from a plugin that registers, which always writes the book."""
         now = Counter(self._snapshot().entries)
-        if self.unwritten is None and now != Counter(self.file.entries if self.file is not None else ()):
+        there = Counter(self.file.entries if self.file is not None else ())
+        if self.unwritten is None and (self.torn or now != there):
             self.write()
 
     def clean(self) -> None:

@@ -224,6 +224,14 @@ MUTANTS = (
         fresh_words=True,
     ),
     Mutant(
+        "node: an Allocate that the book never showed may be of who was deleted since",
+        release,
+        "may_be_of",
+        no,
+        seed=19004343,
+        fresh_words=True,
+    ),
+    Mutant(
         "node: a pod that is gone keeps its turn",
         release,
         "waits_its_turn",
