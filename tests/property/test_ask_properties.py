@@ -57,6 +57,18 @@ def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
 
 
 @st.composite
+def mixed(draw, **most):
+    """Plain worlds with taints, and pods that are starting: the kubelet could mistake one for another."""
+    world = draw(worlds(plain=True, **most))
+    nodes = tuple(replace(node, taints=draw(st.sampled_from(((), (), ("gpu",))))) for node in world.nodes)
+    pods = tuple(
+        replace(pod, held=draw(st.booleans()), tolerates=draw(st.sampled_from(((), ("gpu",)))))
+        for pod in world.pods
+    )
+    return replace(world, nodes=nodes, pods=pods)
+
+
+@st.composite
 def waiting(draw):
     count = draw(st.sampled_from((1, 1, 2)))
     return Pod(
@@ -191,12 +203,11 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
     assert answer.largest_units == largest
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    worlds(most_nodes=2, most_cards=3, most_pods=5, plain=True),
-    st.sampled_from((6, 7, 8, 12)),
-    st.integers(1, 3),
-)
+SMALL = {"most_nodes": 2, "most_cards": 3, "most_pods": 5}
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(plain=True, **SMALL) | mixed(**SMALL), st.sampled_from((6, 7, 8, 12)), st.integers(1, 3))
 def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pods):
     advice = advise_start(world.cluster, FitAsk(units), pods)
 
@@ -204,11 +215,14 @@ def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pod
     then = _moved(world, advice.moves, together=TOGETHER in advice.notes)
     assert advice.after.pods == _count(then, units)
     assert advice.gained == advice.after.pods - advice.before.pods
-    assert advice.optimal
     wanted = max(advice.before.pods, min(pods, advice.after.pods))
     shortest = _shortest(world, units, wanted)
-    assert len(advice.moves) == shortest
-    if advice.after.pods < pods:
+    assert advice.at_least <= shortest <= len(advice.moves)
+    most = advice.optimal and not any("not all were tried" in note for note in advice.notes)
+    # Where pods are starting, not all that could be is followed; then it is not said.
+    assert most or not all(pod.held for pod in world.pods)
+    assert not advice.optimal or len(advice.moves) == shortest
+    if most and advice.after.pods < pods:
         assert _shortest(world, units, advice.after.pods + 1) is None
 
 
@@ -219,7 +233,7 @@ def _count(world, units):
             (sum(node.sizes) - sum(each.units for each in world.pods if each.node == node.name)) // units,
         )
         for node in world.nodes
-        if not node.cordoned
+        if not (node.cordoned or node.taints)
     )
 
 
@@ -252,7 +266,8 @@ def _seated(world, group, units, wanted):
         if not offered(node, pod, world):
             continue
         for cards in seats(node, pod, world.free(node)):
-            if _seated(world.but(replace(pod, node=node.name, cards=cards)), rest, units, wanted):
+            then = world.but(replace(pod, node=node.name, cards=cards, held=True))
+            if _seated(then, rest, units, wanted):
                 return True
     return False
 
