@@ -81,6 +81,18 @@ def of_grant(facts: Facts, grant: Grant) -> Units:
     return dict(grant.shares)
 
 
+def forgotten(facts: Facts) -> Units:
+    """Units by card of Allocates that the kubelet has forgotten: it started since, and its book lacks them.
+
+    Most were of the pod that it asks for again now; of others the containers may run.
+    """
+    total: Units = {}
+    for grant in facts.grants:
+        if grant.at.order < facts.restarted:
+            add(total, of_grant(facts, grant))
+    return total
+
+
 def given_again(facts: Facts, one: PodFacts) -> list[Grant]:
     """Allocates of a pod that the book does not show yet: main containers get IDs of init containers again.
 

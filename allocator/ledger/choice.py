@@ -126,9 +126,10 @@ def _cards(ask: Ask) -> tuple[str, ...]:
 
     The best by the card policy, in rounds that respect less and less: first cards where nothing is charged,
     nobody else is expected and others use nothing; then without the others' use. Then the target, whatever
-    may be charged there: nobody knows better than the scheduler. Then where only bound pods are expected,
-    and whatever can be had. At last the same for this container alone, without those that are to share its
-    card. What containers of a pod that is over still run with is never given out a second time.
+    may be charged there: nobody knows better than the scheduler; but sooner where the kubelet has forgotten
+    an Allocate. Then where only bound pods are expected, and whatever can be had. At last the same for this
+    container alone, without those that are to share its card. What containers of a pod that is over still run
+    with is never given out a second time.
     """
     facts, who = ask.facts, ask.whose()
     found = places.places(facts)
@@ -156,7 +157,16 @@ def _cards(ask: Ask) -> tuple[str, ...]:
     if target and all(unheld[uuid] >= alone.units_on(facts.cards[uuid].size_units) for uuid in target):
         return target
     free = _less(unheld, expected)
-    rounds = (_less(free, facts.pressure), free, _only(offered, target), _less(offered, expected), offered)
+    again = dict(free)
+    add(again, charges.forgotten(facts))
+    rounds = (
+        _less(free, facts.pressure),
+        free,
+        {uuid: min(again[uuid], units) for uuid, units in offered.items()},
+        _only(offered, target),
+        _less(offered, expected),
+        offered,
+    )
     for wanted, room in product((demand, alone), rounds):
         chosen = places.by_policy(facts, room, request, wanted)
         if chosen is not None:

@@ -7,7 +7,7 @@ from allocator.ledger import Ledger, Pod
 from allocator.ledger.pods import demand_of
 from allocator.selector import Selector
 from deviceplugin.node.explain import explain
-from tests.ledger_world import World, cards, ids, pod, request
+from tests.ledger_world import World, by_card, cards, ids, pod, request
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
 TWO = [("one", 2, "main"), ("two", 3, "main")]
@@ -186,6 +186,20 @@ def test_h3_a_pod_that_failed_was_refused():
     world.write()
     world.write()
     assert world.promised == [0]
+
+
+def test_h3_what_the_kubelet_has_forgotten_is_given_out_before_what_is_certainly_in_use():
+    """Pod a was being served beside b when the kubelet ended without its book: it asks for a again."""
+    world = World.of(8, 8)
+    world.run(pod("b", 5, "c0"))
+    world.bind(pod("a", 5, "c0"))
+    given = world.choose(5)
+    world.allocate(given)
+    assert by_card(given) == {"c1": 5}
+    world.ledger.kubelet_restarted()
+    world.book.clear()
+    world.write()
+    assert by_card(world.choose(5)) == {"c1": 5}
 
 
 def test_h3_time_alone_drops_no_allocate():

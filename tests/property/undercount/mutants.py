@@ -224,6 +224,9 @@ MUTANTS = (
         fresh_words=True,
     ),
     Mutant(
+        "node: what is forgotten goes first", charges, "forgotten", empty, seed=21001363, fresh_words=True
+    ),
+    Mutant(
         "node: an Allocate that the book never showed may be of who was deleted since",
         release,
         "may_be_of",
