@@ -148,9 +148,14 @@ class PodFacts:
 
     @property
     def may_ask(self) -> bool:
-        """The kubelet may ask for it: it lives, or it is gone and the kubelet may not have heard of that."""
-        unheard = not self.pod.terminal and (self.since is None or bool(self.book))
-        return self.bound and (self.over is None or unheard)
+        """The kubelet may ask for it: it lives, or it is gone and the kubelet may not have heard of that.
+
+        It has heard once it has dropped the pod from its book; not where it had lost the book before.
+        """
+        if self.over is None or not self.bound:
+            return self.bound
+        lost = self.unlisted is not None and self.unlisted.order < self.over.order
+        return not self.pod.terminal and (self.since is None or bool(self.book) or lost)
 
     @cached_property
     def missing(self) -> tuple[ContainerRequest, ...]:

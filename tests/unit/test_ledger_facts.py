@@ -202,6 +202,21 @@ def test_h3_what_the_kubelet_has_forgotten_is_given_out_before_what_is_certainly
     assert by_card(world.choose(5)) == {"c1": 5}
 
 
+def test_a_kubelet_that_lost_its_book_may_ask_for_a_pod_that_is_gone():
+    """Both pods went with its book, not because it heard of the end of one; b runs and is not asked for."""
+    world = World.of(8, 8)
+    world.run(pod("b", 3, "c0"))
+    world.bind(pod("a", 3, "c1"))
+    world.admit("a")
+    world.ledger.kubelet_restarted()
+    world.book.clear()
+    world.write()
+    world.delete("a")
+    found = world.ledger.ask(world.offered(), (), 3).whose()
+    assert found is not None
+    assert found[0].pod.uid == "a"
+
+
 def test_h3_time_alone_drops_no_allocate():
     world = World.of(8)
     world.allocate(ids("c0", 0, 1, 2))

@@ -10,6 +10,7 @@ import pytest
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
+from allocator.ledger.pods import PodFacts
 from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
@@ -24,6 +25,7 @@ from tests.property.undercount.taken_out import (
     first_list_is_late,
     forgotten_at_once,
     give_up_at_once,
+    heard,
     ids_once,
     may_start_until_heard,
     never_out_of_use,
@@ -223,9 +225,8 @@ MUTANTS = (
         seed=16000212,
         fresh_words=True,
     ),
-    Mutant(
-        "node: what is forgotten goes first", charges, "forgotten", empty, seed=21001363, fresh_words=True
-    ),
+    Mutant("node: a lost book heard of nothing", PodFacts, "may_ask", heard, seed=23000438, fresh_words=True),
+    Mutant("node: forgotten goes first", charges, "forgotten", empty, seed=21001363, fresh_words=True),
     Mutant(
         "node: an Allocate that the book never showed may be of who was deleted since",
         release,

@@ -172,6 +172,15 @@ def as_if_nothing_was_remembered(facts: Facts, one: PodFacts) -> Any:
     return _MOVES(facts, replace(one, remembered=None))
 
 
+_MAY_ASK = PodFacts.may_ask.fget
+
+
+@property
+def heard(one: PodFacts) -> bool:
+    """The kubelet is taken to have heard of the end of every pod that its book lacks."""
+    return bool(_MAY_ASK and _MAY_ASK(replace(one, unlisted=None)))
+
+
 _POOLS = places.pools
 _SERVED_ON = choice._served_on
 
