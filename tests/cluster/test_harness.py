@@ -9,6 +9,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, binaries, cgroups, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.node import SYSCTLS
 
 HOLD = """
@@ -77,6 +78,12 @@ def test_killed_test_process_takes_its_cluster_along():
     assert traces(home)["mounts"] == []
     cgroups.remove_orphans()
     assert traces(home) == {"processes": [], "mounts": [], "cgroups": [], "files": []}
+
+
+def test_a_port_is_given_out_once():
+    """Whoever was given one listens later: until then nobody else may have it."""
+    found = [port for _ in range(40) for port in free_ports(8)]
+    assert len(set(found)) == len(found)
 
 
 def test_missing_program_is_named(tmp_path, monkeypatch):

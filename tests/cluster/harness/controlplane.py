@@ -1,6 +1,7 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback ports."""
 
 import base64
+import functools
 import itertools
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,15 +33,21 @@ PORTS_A_WORKER: Final = 750
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of the loopback interface that nobody listens on now.
+    """TCP ports of the loopback interface that nobody listens on now, and that were not given out before.
 
-    Workers of pytest-xdist, which run beside each other, choose from ranges of their own.
+    Who was given one listens some seconds later. Workers of pytest-xdist, which run beside each other, choose
+    from ranges of their own.
     """
+    return list(itertools.islice((port for port in _ports() if _is_free(port)), count))
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """All ports of this worker, again and again, beginning somewhere."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = worker * PORTS_A_WORKER % len(PORTS)
     ports = PORTS[first : first + PORTS_A_WORKER]
-    found = (port for port in random.sample(ports, len(ports)) if _is_free(port))
-    return list(itertools.islice(found, count))
+    return itertools.cycle(random.sample(ports, len(ports)))
 
 
 def _is_free(port: int) -> bool:
