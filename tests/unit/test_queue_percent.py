@@ -184,11 +184,11 @@ def test_a_share_near_its_data_that_another_tenant_can_pay() -> None:
     assert went == {"uid-a0": ("small", True), "uid-b0": ("large", False)}
 
 
-def test_the_policy_of_the_queue_gates_everything_that_is_queued() -> None:
-    # One alone: the API server asks several in any order, and one that did not match at first not again.
-    found = {
-        key: one for key, one in objects("components/queue").items() if key[0] == "MutatingAdmissionPolicy"
-    }
-    ((_, name),) = found
-    assert name == "gpupack-queue"
-    assert f"name.startsWith('{GPU_PREFIX}')" in text_of(found["MutatingAdmissionPolicy", name])
+def test_the_policies_of_the_queue_gate_everything_that_is_queued() -> None:
+    kind = "MutatingAdmissionPolicy"
+    found = {key[1]: text_of(one) for key, one in objects("components/queue").items() if key[0] == kind}
+    assert found.keys() == {"gpupack-queue-name", "gpupack-queue-name-bound", "gpupack-queue-gate"}
+    assert all(f"name.startsWith('{GPU_PREFIX}')" in text for text in found.values())
+    # The API server asks them in any order, and one that did not match at first not again.
+    gates = {name for name, text in found.items() if 'schedulingGates{name: "gpupack.io/queue"}' in text}
+    assert gates == {"gpupack-queue-name", "gpupack-queue-gate"}
