@@ -37,7 +37,7 @@ class Ask:
         those that are gone as long as the kubelet may not have heard of it. Then one whose turn comes later;
         at last a container that starts again in a pod that runs.
         """
-        queue = [one for one in self.facts.queue() if one.pod.request.percent == self.percent and one.may_ask]
+        queue = [one for one in self.facts.queue() if one.pod.request.percent == self.percent]
         if self.fixed:
             queue = [one for one in queue if self.fixed <= one.ids_of(one.ids)] or queue
         begun = [one for one in queue if one.book and not one.ran]

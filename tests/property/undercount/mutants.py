@@ -28,6 +28,7 @@ from tests.property.undercount.taken_out import (
     heard,
     ids_once,
     may_start_until_heard,
+    never_heard,
     never_out_of_use,
     no,
     no_cgroup_is_dead,
@@ -226,6 +227,14 @@ MUTANTS = (
         fresh_words=True,
     ),
     Mutant("node: a lost book heard of nothing", PodFacts, "may_ask", heard, seed=23000438, fresh_words=True),
+    Mutant(
+        "node: a kubelet that starts has heard of every end",
+        Facts,
+        "may_ask",
+        never_heard,
+        seed=23003737,
+        fresh_words=True,
+    ),
     Mutant("node: forgotten goes first", charges, "forgotten", empty, seed=21001363, fresh_words=True),
     Mutant(
         "node: an Allocate that the book never showed may be of who was deleted since",

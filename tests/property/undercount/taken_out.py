@@ -181,6 +181,12 @@ def heard(one: PodFacts) -> bool:
     return bool(_MAY_ASK and _MAY_ASK(replace(one, unlisted=None)))
 
 
+def never_heard(facts: Facts, one: PodFacts) -> bool:
+    """A kubelet that starts is taken to know of those that were deleted by then."""
+    del facts
+    return one.may_ask
+
+
 _POOLS = places.pools
 _SERVED_ON = choice._served_on
 
