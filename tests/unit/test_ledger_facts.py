@@ -218,7 +218,7 @@ def test_a_kubelet_that_lost_its_book_may_ask_for_a_pod_that_is_gone():
 
 
 def test_a_kubelet_that_starts_asks_for_nobody_who_was_gone_by_then():
-    """Pod a had begun and was deleted; the kubelet starts, lists its pods, and asks for the init container of b."""
+    """Pod a had begun and was deleted; the kubelet starts, lists its pods, asks for b."""
     world = World.of(8, 8)
     world.bind(pod("a", [("one", 5, "main"), ("two", 2, "main")], "c0", "c0"))
     world.hand(5, "a", "one")

@@ -71,7 +71,7 @@ class ModelDaemon(Plugin):
             self.account.refresh()
 
     def register(self) -> bool:
-        """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it asks now."""
+        """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it may ask."""
         torn = self.account.book_torn
         legible = self.account.book_problem is None or torn or self.ledger.complete
         if legible and not self.registered and self.kubelet.synced:
