@@ -9,7 +9,7 @@ from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.nvml import AGAIN_S, NvmlGpus
-from tests.unit.test_nvml import LOST, Card, Driver, xid
+from tests.nvml_world import LOST, Card, Driver, xid
 
 CODES = sorted(
     value
