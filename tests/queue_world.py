@@ -20,6 +20,10 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 """The world's clock is at 0; pods are dated in seconds after that."""
 
 ONE_QUEUE = "queues: [{name: a}]"
+TWO_QUEUES = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
+
+UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+"""Status of a pod for which kube-scheduler found no node."""
 
 
 class QueueWorld:
