@@ -1,15 +1,12 @@
 """The objects of `manifests/` as kustomize builds them, and parts of them that tests look at."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cluster.harness.manifests import build
+from tests.cluster.harness.manifests import MANIFESTS, OVERLAYS, build
 
-ROOT = Path(__file__).resolve().parents[1]
-MANIFESTS = ROOT / "manifests"
-OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+ROOT = MANIFESTS.parent
 BUILDS = ["base", *(f"overlays/{name}" for name in OVERLAYS)]
 # Shown to people, not applied.
 SNIPPETS = {MANIFESTS / "overlays/join-existing-scheduler/extenders.yaml"}

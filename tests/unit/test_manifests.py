@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from allocator import names
-from tests.cluster.harness.manifests import build
+from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import (
     BUILDS,
-    MANIFESTS,
     NAMESPACE,
     ROOT,
     SNIPPETS,

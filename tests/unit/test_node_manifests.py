@@ -7,8 +7,8 @@ from deviceplugin.gpus.cdi import FOLDERS
 from deviceplugin.mps.folder import SHM
 from deviceplugin.mps.supervisor import Options as SupervisorOptions
 from deviceplugin.settings import Settings as NodeSettings
-from tests.cluster.harness.manifests import build
-from tests.manifest_objects import MANIFESTS, NAMESPACE, container, objects, pod_template, text_of
+from tests.cluster.harness.manifests import MANIFESTS, build
+from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
 
 
 def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
