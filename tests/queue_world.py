@@ -165,3 +165,16 @@ class QueueWorld:
         pod = msgspec.convert(raw, QueuePod)
         self.state.apply_pod(pod, self.now)
         self.queue.apply_pod(pod, self.now, live=live)
+
+
+def long_runners(config: str = "") -> tuple[QueueWorld, str]:
+    """Pods that have run for ten hours fill the node, and a pod waits that needs a whole card."""
+    world = QueueWorld(f"queues: [{{name: a}}]{config}")
+    world.node("n1", (16, 16))
+    for number in range(4):
+        world.pod(f"s{number}", 8, created=0)
+    assert len(world.released()) == 4
+    for number in range(4):
+        world.bind(f"uid-s{number}")
+        world.change(f"uid-s{number}", status={"startTime": "2026-01-01T00:00:00Z"})
+    return world, world.pod("large", 16, created=36_000)
