@@ -2,13 +2,17 @@
 # ruff: noqa: N802 (the fake driver's methods are named like NVML's functions)
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
+import pytest
 from pytest_mock import MockerFixture
+
+from deviceplugin.gpus.nvml import NvmlGpus
 
 MIB = 1 << 20
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -197,3 +201,15 @@ def xid(card: Any, code: int, **fields: int) -> SimpleNamespace:
     return SimpleNamespace(
         device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=code, **fields
     )
+
+
+@pytest.fixture
+def driver(mocker: MockerFixture) -> Driver:
+    return Driver(mocker)
+
+
+@pytest.fixture
+def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
+    source = NvmlGpus(pci_devices=tmp_path)
+    yield source
+    source.close()

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pytest
 
 from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from allocator.records import dump_assigned
@@ -165,6 +166,14 @@ class QueueWorld:
         pod = msgspec.convert(raw, QueuePod)
         self.state.apply_pod(pod, self.now)
         self.queue.apply_pod(pod, self.now, live=live)
+
+
+@pytest.fixture
+def world() -> QueueWorld:
+    """One node with two cards of 16 units, one queue."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    return world
 
 
 def long_runners(config: str = "") -> tuple[QueueWorld, str]:

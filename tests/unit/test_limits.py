@@ -1,20 +1,14 @@
 """Every container's cgroup gets its limit, whoever made it and whenever; never another pod's."""
 
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.kubelet_world import until
-from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
+from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier, world
 
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
-    found = LimitsWorld(tmp_path)
-    yield found
-    await found.end()
+__all__ = ["world"]
 
 
 async def test_a_container_that_starts_gets_what_its_pod_was_given(world: LimitsWorld) -> None:

@@ -1,20 +1,13 @@
 """Whether the driver holds limits on a card, and what follows for containers and for what is offered."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.limits import HELD, Enforcement, Support
-from tests.limits_world import UID, LimitsWorld
+from tests.limits_world import UID, LimitsWorld, world
 
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
-    found = LimitsWorld(tmp_path)
-    yield found
-    await found.end()
+__all__ = ["world"]
 
 
 async def test_a_driver_that_cannot_is_left_alone(world: LimitsWorld) -> None:

@@ -1,21 +1,14 @@
 """Limits where the driver fails, hangs or refuses, and where somebody changes or removes what was limited."""
 
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from pytest_mock import MockerFixture
 
 from tests.kubelet_world import until
-from tests.limits_world import GIB, OTHER, UID, LimitsWorld
+from tests.limits_world import GIB, OTHER, UID, LimitsWorld, world
 
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
-    found = LimitsWorld(tmp_path)
-    yield found
-    await found.end()
+__all__ = ["world"]
 
 
 async def test_a_limit_that_somebody_changed_is_set_again(tmp_path: Path) -> None:

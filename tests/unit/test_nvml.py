@@ -1,31 +1,19 @@
 """The NVML source against a driver whose functions are patched into pynvml: cards, memory and errors."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pynvml
 import pytest
-from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.nvml import NvmlGpus
-from tests.nvml_world import ABSENT, LOST, Driver, xid
+from tests.nvml_world import ABSENT, LOST, Driver, driver, gpus, xid
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.source import GpuSource
 
-
-@pytest.fixture
-def driver(mocker: MockerFixture) -> Driver:
-    return Driver(mocker)
-
-
-@pytest.fixture
-def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
-    source = NvmlGpus(pci_devices=tmp_path)
-    yield source
-    source.close()
+__all__ = ["driver", "gpus"]
 
 
 def test_enumeration(driver: Driver, gpus: NvmlGpus) -> None:

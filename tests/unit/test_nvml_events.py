@@ -1,8 +1,6 @@
 """XIDs as events of their card, and the thread that waits for them."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -10,19 +8,9 @@ from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.nvml import NvmlGpus
 from deviceplugin.gpus.source import HealthEvent
-from tests.nvml_world import LOST, Card, Driver, xid
+from tests.nvml_world import LOST, Card, Driver, driver, gpus, xid
 
-
-@pytest.fixture
-def driver(mocker: MockerFixture) -> Driver:
-    return Driver(mocker)
-
-
-@pytest.fixture
-def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
-    source = NvmlGpus(pci_devices=tmp_path)
-    yield source
-    source.close()
+__all__ = ["driver", "gpus"]
 
 
 def test_xids_come_as_events_of_their_card(driver: Driver, gpus: NvmlGpus) -> None:

@@ -1,26 +1,13 @@
 """MIG instances in the place of their card: memory, processes and XIDs."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.nvml import NvmlGpus
 from deviceplugin.gpus.source import GpuProcess
-from tests.nvml_world import Card, Driver, process, xid
+from tests.nvml_world import Card, Driver, driver, gpus, process, xid
 
-
-@pytest.fixture
-def driver(mocker: MockerFixture) -> Driver:
-    return Driver(mocker)
-
-
-@pytest.fixture
-def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
-    source = NvmlGpus(pci_devices=tmp_path)
-    yield source
-    source.close()
+__all__ = ["driver", "gpus"]
 
 
 def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -> None:

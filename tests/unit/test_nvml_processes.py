@@ -1,27 +1,15 @@
 """Which processes use a card: what the driver lists, and what it does not show."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
-from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.nvml import NvmlGpus
 from deviceplugin.gpus.source import GpuProcess
-from tests.nvml_world import ABSENT, Driver, process
+from tests.nvml_world import ABSENT, Driver, driver, gpus, process
 
-
-@pytest.fixture
-def driver(mocker: MockerFixture) -> Driver:
-    return Driver(mocker)
-
-
-@pytest.fixture
-def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
-    source = NvmlGpus(pci_devices=tmp_path)
-    yield source
-    source.close()
+__all__ = ["driver", "gpus"]
 
 
 def test_processes_of_all_lists_once_each(driver: Driver, gpus: NvmlGpus) -> None:

@@ -4,15 +4,9 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from scheduler_plugin.queue.queue import FORGOTTEN_FROM
-from tests.queue_world import TWO_QUEUES, QueueWorld
+from tests.queue_world import TWO_QUEUES, QueueWorld, world
 
-
-@pytest.fixture
-def world() -> QueueWorld:
-    """One node with two cards of 16 units, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
+__all__ = ["world"]
 
 
 def test_pods_are_released_by_age_as_long_as_a_card_can_take_them(world: QueueWorld) -> None:

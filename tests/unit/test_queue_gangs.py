@@ -1,21 +1,13 @@
 """Gangs: released whole or not at all, what is bound half, and members that are made again."""
 
-import pytest
-
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.explain import Reason, waiting
-from tests.queue_world import UNSCHEDULABLE, QueueWorld
+from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
+
+__all__ = ["world"]
 
 WITHIN_S = 300.0
 OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
-
-
-@pytest.fixture
-def world() -> QueueWorld:
-    """One node with two cards, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
 
 
 def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:

@@ -3,18 +3,12 @@
 import pytest
 
 from scheduler_plugin.queue.explain import Reason, tenants, waiting
-from tests.queue_world import QueueWorld
+from tests.queue_world import QueueWorld, world
+
+__all__ = ["world"]
 
 HELD = "example.com/other-gate"
 """Another controller's gate: the pod waits for it."""
-
-
-@pytest.fixture
-def world() -> QueueWorld:
-    """One node with two cards of 16 units, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
 
 
 def _gang(world: QueueWorld) -> list[str]:

@@ -1,17 +1,9 @@
 """Releases that come to nothing: a pod that is not bound gives its room back, waits again, or is removed."""
 
-import pytest
-
 from scheduler_plugin.queue import explain
-from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
+from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld, world
 
-
-@pytest.fixture
-def world() -> QueueWorld:
-    """One node with two cards of 16 units, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
+__all__ = ["world"]
 
 
 def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWorld) -> None:
