@@ -8,12 +8,7 @@ from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
-from tests.property.undercount.mutant import (
-    BUSY_WITHOUT_RESTARTS,
-    DEAF_AND_OFTEN_RESTARTED,
-    OTHERS_BIND_TOO,
-    Mutant,
-)
+from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, OTHERS_BIND_TOO, Mutant
 from tests.property.undercount.taken_out import (
     as_if_nothing_was_remembered,
     begun_is_complete,
@@ -68,8 +63,8 @@ MUTANTS = (
         ModelExtender,
         "read_words_anew",
         none,
-        seed=26311183,
-        more=DEAF_AND_OFTEN_RESTARTED,
+        seed=12101165,
+        density=2.0,
         fresh_words=True,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
