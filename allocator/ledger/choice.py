@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, places, release
@@ -78,7 +77,7 @@ class Ask:
             return False
         number, _ = demand_of(found[0].pod.request, found[1].name)
         place = places.places(self.facts).get((found[0].pod.key, number))
-        return place is not None and not place.on_target
+        return place is None or not place.on_target
 
     def is_crowded(self) -> bool:
         """Whether containers of pods that are over may still run."""
@@ -122,92 +121,77 @@ def prefer(ask: Ask) -> tuple[str, ...]:
 
 
 def _cards(ask: Ask) -> tuple[str, ...]:
-    """Choose the cards of one answer: the place of the pod that asks, or the best that is left.
+    """Choose the cards of one answer: where the container belongs, or the best that is left.
 
-    The best by the card policy, in rounds that respect less and less: first cards where nothing is charged,
-    nobody else is expected and others use nothing; then without the others' use. Then the target, whatever
-    may be charged there: nobody knows better than the scheduler; but sooner where the kubelet has forgotten
-    an Allocate. Then where only bound pods are expected, and whatever can be had. At last the same for this
-    container alone, without those that are to share its card. What containers of a pod that is over still run
-    with is never given out a second time.
+    The best by the card policy, in rounds that respect less and less: first what nobody has, none else is
+    expected on and others do not use; then also what others use and what is charged and yet free; at last
+    also where bound pods are expected. What may be in use is never given out a second time.
     """
     facts, who = ask.facts, ask.whose()
     found = places.places(facts)
     request, demand = PodRequest(()), Demand((), ask.size, 1, ask.percent, ask.size)
-    key, mine, target = None, Units(), tuple[str, ...]()
+    key, target = None, tuple[str, ...]()
     if who is not None:
         one, container = who
         request = one.pod.request
         number, demand = demand_of(request, container.name)
-        key, mine = (one.pod.key, number), charges.of_pod(facts, one)
-        target = _served_on(facts, one, container, demand) or _planned(found, key, demand)
-        target = target or facts.target(one.pod, demand) or ()
+        key = (one.pod.key, number)
+        target = _belongs_on(facts, one, container, demand, found.get(key))
     # What this container takes of each card; the demand may be of several containers.
     each = ask.size // demand.cards
     alone = replace(demand, per_card=each, least=each)
-    offered, charged, expected = (
-        _offered(ask, each),
-        charges.charged(facts),
-        places.expected(found, key),
-    )
-    unheld = {
-        uuid: min(units, facts.cards[uuid].size_units - charged[uuid] + mine.get(uuid, 0))
-        for uuid, units in offered.items()
-    }
+    offered, others = _offered(ask, each), charges.charged(facts, but=who[0] if who is not None else None)
+    unheld = {uuid: min(n, facts.cards[uuid].size_units - others[uuid]) for uuid, n in offered.items()}
     if target and all(unheld[uuid] >= alone.units_on(facts.cards[uuid].size_units) for uuid in target):
         return target
-    free = _less(unheld, expected)
-    again = dict(free)
-    add(again, charges.forgotten(facts))
-    rounds = (
+    free, again = _less(unheld, places.expected(found, key)), _given_back(facts)
+    for room in (
         _less(free, facts.pressure),
-        free,
-        {uuid: min(again[uuid], units) for uuid, units in offered.items()},
-        _only(offered, target),
-        _less(offered, expected),
-        offered,
-    )
-    for wanted, room in product((demand, alone), rounds):
-        chosen = places.by_policy(facts, room, request, wanted)
+        {uuid: min(units, free[uuid] + again[uuid]) for uuid, units in offered.items()},
+        {uuid: min(units, unheld[uuid] + again[uuid]) for uuid, units in offered.items()},
+    ):
+        chosen = places.by_policy(facts, room, request, demand)
         if chosen is not None:
             return chosen
     none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
-    asked = f"{each} percent of it free" if ask.percent else f"{each} free units"
-    raise LedgerError(f"{none} {asked}, by card they have {shown(list(offered.values()))}")
+    asked = f"{demand.per_card} percent of it free" if ask.percent else f"{demand.per_card} free units"
+    raise LedgerError(f"{none} {asked}, by card they have {shown([max(0, n) for n in room.values()])}")
 
 
-def _planned(found: Mapping[places.Key, places.Place], key: places.Key, demand: Demand) -> tuple[str, ...]:
-    """Cards where a demand has its place, also by the policy: the words have reserved that and no other."""
-    place = found.get(key)
-    return place.cards if place is not None and len(place.cards) == demand.cards else ()
+def _belongs_on(
+    facts: Facts, one: PodFacts, container: ContainerRequest, demand: Demand, place: places.Place | None
+) -> tuple[str, ...]:
+    """Tell on which cards a container belongs.
 
-
-def _only(room: Mapping[str, int], cards: Collection[str]) -> Units:
-    return {uuid: room[uuid] for uuid in cards}
-
-
-def _less(room: Mapping[str, int], taken: Mapping[str, int]) -> Units:
-    return {uuid: units - taken.get(uuid, 0) for uuid, units in room.items()}
-
-
-def _served_on(facts: Facts, one: PodFacts, container: ContainerRequest, demand: Demand) -> tuple[str, ...]:
-    """Tell on which cards a demand has been served in part, or was before the kubelet lost its book.
-
-    Newest knowledge first: the book; what it showed once; where the book is behind, what was granted last,
-    for the kubelet admits one pod at a time; what an admitted pod is charged with.
+    Where the book is behind, those that were granted last, for the kubelet admits one pod at a time; else
+    its place, which the words have reserved; of an admitted pod what it is charged with.
     """
-    in_book = (one.book.get(name, frozenset()) for name in demand.containers)
     before = one.pod.request.containers[: one.pod.request.containers.index(container)]
     behind = one.pod.request.shared and any(earlier.name not in one.book for earlier in before)
     for cards in (
-        facts.count(frozenset().union(*in_book)),
-        facts.count(one.ids_of(demand.containers)),
         dict(facts.grants[-1].shares if facts.grants and behind else ()),
+        place.units if place is not None else {},
         charges.of_pod(facts, one) if one.admitted is not None else {},
     ):
         if len(cards) == demand.cards:
             return tuple(cards)
     return ()
+
+
+def _given_back(facts: Facts) -> Units:
+    """Units by card that are charged and yet free if the kubelet offers them.
+
+    What it has forgotten, and what it drops before it asks, if that has ended: it writes its book after that.
+    """
+    total = {**dict.fromkeys(facts.cards, 0), **charges.forgotten(facts)}
+    for one in facts.open.values():
+        if release.is_dead(one):
+            add(total, charges.of_pod(facts, one))
+    return total
+
+
+def _less(room: Mapping[str, int], taken: Mapping[str, int]) -> Units:
+    return {uuid: units - taken.get(uuid, 0) for uuid, units in room.items()}
 
 
 def _offered(ask: Ask, each: int) -> Units:
@@ -232,15 +216,11 @@ def _offered(ask: Ask, each: int) -> Units:
 
 
 def _pick(ask: Ask, cards: Collection[str]) -> tuple[str, ...]:
-    """Take as many IDs on each card: those that must be in, then those that nobody is charged with."""
-    facts = ask.facts
-    taken = frozenset().union(
-        *(ids for one in facts.open.values() for ids in one.ids.values()), *(g.ids for g in facts.grants)
-    )
+    """Take as many IDs on each card, those that must be in first."""
     each = ask.size // len(cards)
     answer: list[str] = []
     for uuid in cards:
-        mine = [text for text in facts.ids_on(uuid, percent=ask.percent) if text in ask.offered]
-        mine.sort(key=lambda text: (text not in ask.fixed, text in taken or text in facts.settled.ids))
+        mine = [text for text in ask.facts.ids_on(uuid, percent=ask.percent) if text in ask.offered]
+        mine.sort(key=lambda text: text not in ask.fixed)
         answer.extend(mine[:each])
     return tuple(answer)

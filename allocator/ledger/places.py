@@ -24,7 +24,7 @@ class Place:
     """Where a demand will be served.
 
     Attributes:
-        units: still to come, by card; every card that could take it where nobody can say.
+        units: still to come, by card.
         on_target: the cards are those of its pool, or where it has something already.
     """
 
@@ -117,10 +117,6 @@ class Draft:
         if cards is not None:
             self._settle(one, self._units(one, cards), on_target=False)
 
-    def on_every_card(self, one: Waiting) -> None:
-        """Nobody can say."""
-        self._settle(one, self.facts.eligible(one.owner.pod.request, one.demand), on_target=False)
-
     def _settle(self, one: Waiting, units: Units, *, on_target: bool) -> None:
         self.settled[one.key] = Place(units, on_target)
         for uuid, count in units.items():
@@ -130,16 +126,11 @@ class Draft:
         return {uuid: one.demand.units_on(self.facts.cards[uuid].size_units) for uuid in cards}
 
 
-STEPS = (
-    Draft.where_it_has_something,
-    Draft.a_target_of_its_pool,
-    Draft.by_the_card_policy,
-    Draft.on_every_card,
-)
+STEPS = (Draft.where_it_has_something, Draft.a_target_of_its_pool, Draft.by_the_card_policy)
 
 
 def places(facts: Facts) -> dict[Key, Place]:
-    """Tell where each waiting demand will be served: the first of `STEPS` that knows."""
+    """Tell where each waiting demand will be served: the first of `STEPS` that knows, if any does."""
     queue = waiting(facts)
     if not queue:
         return {}  # as a rule; the rest takes long with many pods
@@ -175,7 +166,7 @@ def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
 def by_policy(
     facts: Facts, room: Mapping[str, int], request: PodRequest, demand: Demand
 ) -> tuple[str, ...] | None:
-    """Choose cards by the policy that the scheduler uses, from free units by card; None if it does not fit.
+    """Choose cards by the scheduler's policy, from free units by card; None if it does not fit.
 
     A cordon keeps new pods away; who was bound before it, or not by us, may have to go there.
     """

@@ -22,23 +22,23 @@ def is_dead(one: PodFacts) -> bool:
     A pod that is over and has no cgroup may be one whose containers the kubelet is about to start: where
     none was ever seen, some time must pass before the look, see `may_start_until`.
     """
-    if one.over is None or one.death is None or not looks_dead(one):
-        return False
-    return one.ran or one.death.at_s >= may_start_until(one, one.over)
+    look = last_look(one)
+    return look is not None and (one.ran or look.at_s >= may_start_until(one))
 
 
-def looks_dead(one: PodFacts) -> bool:
-    """Whether a look at the cgroups that began after the pod was over found nothing of it."""
-    return one.over is not None and one.death is not None and one.death.order >= one.over.order
+def last_look(one: PodFacts) -> Mark | None:
+    """When a look at the cgroups began that found nothing of a pod after it was over; None if none did."""
+    found = one.over is not None and one.death is not None and one.death.order >= one.over.order
+    return one.death if found else None
 
 
-def may_start_until(one: PodFacts, over: Mark) -> float:
+def may_start_until(one: PodFacts) -> float:
     """When the first container of a pod that is over has its cgroup at the latest, in seconds.
 
     The kubelet may hear of the end late, and may have waited with the start until then, as for a network that
     was not ready. Once its book lacks the pod it has heard.
     """
-    return SETTLE_S + max(mark.at_s for mark in (over, one.since, one.unlisted) if mark is not None)
+    return SETTLE_S + max(mark.at_s for mark in (one.over, one.since, one.unlisted) if mark is not None)
 
 
 def is_unlisted(one: PodFacts) -> bool:
@@ -76,8 +76,8 @@ def may_be_of(grant: Grant, one: PodFacts) -> bool:
     """
     if one.over is None or not one.bound or one.since is not None or one.ran or one.pod.terminal:
         return False
-    ends_s = max(one.over.at_s, grant.at.at_s) + SETTLE_S
-    return one.death is None or one.death.order < one.over.order or one.death.at_s < ends_s
+    look = last_look(one)
+    return look is None or look.at_s < max(one.over.at_s, grant.at.at_s) + SETTLE_S
 
 
 def lingering(facts: Facts) -> list[PodFacts]:
@@ -111,7 +111,7 @@ def stale(facts: Facts, now_s: float) -> bool:
     A daemon that starts need not ask: the kubelet answers its first list of devices with a write. But it may
     read an older copy, which lacks some containers of a pod that the kubelet has admitted.
     """
-    return any((one.book and looks_dead(one)) or is_behind(facts, one) for one in facts.open.values()) or any(
+    return any((one.book and last_look(one)) or is_behind(facts, one) for one in facts.open.values()) or any(
         grant.writes < WRITES and now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )
 

@@ -324,16 +324,9 @@ def test_h5_a_pod_that_is_gone_does_not_go_where_another_ones_containers_linger(
 
 def test_an_assigned_card_that_the_kubelet_does_not_offer_is_not_tried():
     world = World.of(4, 8)
-    world.allocate(ids("c1", *range(8)))
     world.bind(pod("a", 1, "c0"))
     world.sick.add("c0")
     assert world.hand(1, "a") == {"c1": 1}
-
-
-def test_ids_that_linger_are_taken_last():
-    world = World.of(8)
-    world.allocate(ids("c0", 0, 1))
-    assert world.choose(3) == ids("c0", 2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -246,15 +246,6 @@ def test_targets_are_settled_before_anybody_goes_elsewhere():
     assert where(world) == {"x": ("c1",), "y": ("c2",)}
 
 
-def test_a_waiting_pod_without_any_room_keeps_what_is_left_everywhere():
-    world = World.of(8, 8)
-    world.run(pod("a", 6, "c0"))
-    world.run(pod("b", 6, "c1"))
-    world.bind(pod("x", 4, "c0"))
-    assert where(world) == {"x": ("c0", "c1")}
-    assert world.used == [6, 8]
-
-
 def test_a_pod_that_nobody_assigned_is_counted_by_the_scheduler_everywhere():
     world = World.of(8, 8, 2)
     world.bind(pod("x", 4))

@@ -4,7 +4,7 @@ import pytest
 
 from allocator.errors import LedgerError
 from allocator.selector import Selector
-from tests.ledger_world import World, by_card, ids, pod
+from tests.ledger_world import World, ids, pod
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
 
@@ -69,29 +69,21 @@ def linger(world: World, uid: str, units: int, card: str) -> None:
     world.drop(uid)
 
 
-def test_a_shared_pod_goes_where_the_kubelet_forgot_one_rather_than_where_its_peak_has_no_room():
+def test_where_another_is_expected_goes_before_where_containers_run_that_the_kubelet_forgot():
     world = World.of(8, 8)
-    world.run(pod("x", 5, "c0"))
-    world.run(pod("z", 6, "c1"))
-    world.drop("z")
-    world.bind(pod("a", INIT_AND_MAIN))
-    assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
-
-
-def test_of_cards_where_others_linger_the_one_that_nobody_waits_for_is_taken():
-    world = World.of(8, 8)
-    linger(world, "y", 8, "c0")
     world.run(pod("z", 8, "c1"))
     world.drop("z")
     world.bind(pod("w", 6, "c0", selector=Selector.parse(None, "c0")))
-    assert world.hand(4) == {"c1": 4}
+    assert world.hand(4) == {"c0": 4}
+    with pytest.raises(LedgerError, match=r"no card has 5 free units, by card they have \[4, 0\]"):
+        world.choose(5)
 
 
-def test_a_shared_pod_that_fits_nowhere_is_served_for_its_first_container():
-    """Nobody knows better: its last container may be refused, but the first is what the kubelet asks for."""
+def test_a_shared_pod_that_fits_nowhere_is_refused_with_its_first_container():
     world = World.of(4, 4)
     world.bind(pod("a", INIT_AND_MAIN))
-    assert by_card(world.choose(2)) == {"c0": 2}
+    with pytest.raises(LedgerError, match=r"no card has 5 free units, by card they have \[4, 4\]"):
+        world.choose(2)
 
 
 def test_no_card_with_room_is_refused_with_the_numbers():

@@ -231,6 +231,9 @@ def test_a_grant_that_a_restarted_kubelet_has_forgotten_takes_no_room():
     world = World(8)
     world.bind("a", share(100), main=[("c0", 8)])
     world.ledger.allocate(world.ask(100), 0.0)
+    with pytest.raises(LedgerError, match=r"no card has 100 percent of it free, by card they have \[0\]"):
+        world.ask(100)
+    world.ledger.kubelet_restarted()
     assert len(world.ask(100)) == 100
 
 

@@ -288,7 +288,7 @@ MUTANTS = (
     Mutant(
         "node: where the book is behind, a pod goes on where it was served last",
         choice,
-        "_served_on",
+        "_belongs_on",
         without_grants,
         seed=510231,
     ),

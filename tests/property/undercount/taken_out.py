@@ -10,7 +10,7 @@ import pytest
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
-from allocator.ledger.pods import Mark, Pod, PodFacts, Units, add, shape
+from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add, shape
 from tests.property.undercount.extender import ModelExtender
 
 
@@ -52,14 +52,23 @@ def book_is_all(ledger: Ledger, entries: Any, now_s: float) -> None:
         ledger.facts.put(replace(one, ids=one.book, units=ledger.facts.of_containers(one.book.values())))
 
 
-def ids_once(facts: Facts) -> Units:
+def ids_once(facts: Facts, but: PodFacts | None = None) -> Units:
     """Over pods the union, as over the containers of one."""
-    pods = facts.pods.values()
+    pods = [one for one in facts.pods.values() if one is not but]
     ids = frozenset().union(*(one.ids_of(one.ids) for one in pods), *(g.ids for g in facts.grants))
     total = {**dict.fromkeys(facts.cards, 0), **facts.by_card(ids)}
     for one in pods:
         add(total, {u: n - one.units.get(u, 0) for u, n in charges.of_pod(facts, one).items()})
     return total
+
+
+_CHARGED = charges.charged
+
+
+def charged_with_all(facts: Facts, but: PodFacts | None = None) -> Units:
+    """Also with what the pod has that is to get devices."""
+    del but
+    return _CHARGED(facts)
 
 
 _ALLOCATE = Ledger.allocate
@@ -127,9 +136,9 @@ def dead_whenever_looked(one: PodFacts) -> bool:
     return one.over is not None and one.death is not None and one.death.order >= one.over.order
 
 
-def may_start_until_heard(one: PodFacts, over: Mark) -> float:
+def may_start_until_heard(one: PodFacts) -> float:
     """The kubelet is taken to hear of every end at once."""
-    return _MAY_START_UNTIL(replace(one, unlisted=None), over)
+    return _MAY_START_UNTIL(replace(one, unlisted=None))
 
 
 _MAY_START_UNTIL = release.may_start_until
@@ -168,6 +177,29 @@ def nobody_uses_up_his_own(facts: Facts) -> Any:
     return left
 
 
+_BY_POLICY = places.by_policy
+
+
+def never_on_cordoned(facts: Facts, room: Any, *of: Any) -> tuple[str, ...] | None:
+    return _BY_POLICY(facts, {u: n for u, n in room.items() if not facts.cards[u].cordoned}, *of)
+
+
+def ids_add_up(ledger: Ledger, entries: Any, now_s: float) -> None:
+    """What a container was given before it was given others counts too."""
+    before = {uid: one.ids for uid, one in ledger.facts.pods.items()}
+    _READ_BOOK(ledger, entries, now_s)
+    for uid, one in list(ledger.facts.pods.items()):
+        kept = {name: one.ids.get(name, frozenset()) | ids for name, ids in before.get(uid, {}).items()}
+        ids = {**one.ids, **kept}
+        ledger.facts.put(replace(one, ids=ids, units=ledger.facts.of_containers(ids.values())))
+
+
+def void_after_a_time(facts: Facts, grant: Grant, now_s: float) -> bool:
+    """However often the book was written without it."""
+    old = now_s >= grant.at.at_s + release.LOST_GRANT_S
+    return old and not any(release.may_be_of(grant, one) for one in facts.open.values())
+
+
 _MOVES = Facts.moves
 
 
@@ -191,13 +223,13 @@ def never_heard(facts: Facts, one: PodFacts) -> bool:
 
 
 _POOLS = places.pools
-_SERVED_ON = choice._served_on
+_BELONGS_ON = choice._belongs_on
 
 
 def without_grants(facts: Facts, *of: Any) -> tuple[str, ...]:
     kept, facts.grants = facts.grants, []
     try:
-        return _SERVED_ON(facts, *of)
+        return _BELONGS_ON(facts, *of)
     finally:
         facts.grants = kept
 
