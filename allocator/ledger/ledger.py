@@ -153,11 +153,18 @@ class Ledger:
         one = self._facts.pods.get(uid)
         return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())), at)
 
-    def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
+    def ask(
+        self,
+        available: Collection[str],
+        must_include: Collection[str],
+        size: int,
+        taken_up: Collection[tuple[str, str]] | None = None,
+    ) -> Ask:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
         They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
-        cards that this node has no more are not offered.
+        cards that this node has no more are not offered. `taken_up` are namespace and name of the pods that
+        the kubelet had taken up when it asked.
 
         Raises:
             LedgerError: an ID that must be included is not available.
@@ -167,7 +174,7 @@ class Ledger:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
-        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered))
+        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered), taken_up)
 
     def preferred(self, ask: Ask) -> tuple[str, ...]:
         """Answer GetPreferredAllocation.

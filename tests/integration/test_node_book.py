@@ -42,14 +42,14 @@ async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_boo
         world.api.delete_pod("default", "a", 0)
         await until(lambda: not world.api.has_pod("default", "a"))
         world.kubelet._runtime.stop_pod(uid)
-        await until(lambda: world.daemon._cleaner.problem)
+        await until(lambda: world.daemon._pod_resources.problem)
         async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
             assert answer.status == 503
             assert "PodResources" in await answer.text()
         assert (world.used, world.holds) == ([3], {uid})
         await world.kubelet.start()
         await world.settled([0], set())
-        assert world.daemon._cleaner.problem is None
+        assert world.daemon._pod_resources.problem is None
 
 
 async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():
