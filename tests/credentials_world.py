@@ -30,6 +30,11 @@ def write(path, cluster, user) -> str:
     return str(path)
 
 
+def kubeconfig(path, url, **user) -> str:
+    """Of a user at an API server."""
+    return write(path, {"server": url}, user)
+
+
 def plugin(tmp_path, **status) -> dict:
     """A credential plugin that counts its calls and gives token-<n>."""
     script = tmp_path / "plugin.py"

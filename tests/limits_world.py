@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+
+import pytest
 
 from allocator.ledger import Ledger
 from deviceplugin.errors import LimitError
@@ -151,3 +153,10 @@ class LimitsWorld:
         """Wait for a limit."""
         wanted = None if gib is None else gib * GIB
         await until(lambda: self.limit(cgroup, card) == wanted)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
+    found = LimitsWorld(tmp_path)
+    yield found
+    await found.end()

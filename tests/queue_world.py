@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pytest
 
 from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from allocator.records import dump_assigned
@@ -20,6 +21,10 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 """The world's clock is at 0; pods are dated in seconds after that."""
 
 ONE_QUEUE = "queues: [{name: a}]"
+TWO_QUEUES = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
+
+UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+"""Status of a pod for which kube-scheduler found no node."""
 
 
 class QueueWorld:
@@ -161,3 +166,24 @@ class QueueWorld:
         pod = msgspec.convert(raw, QueuePod)
         self.state.apply_pod(pod, self.now)
         self.queue.apply_pod(pod, self.now, live=live)
+
+
+@pytest.fixture
+def world() -> QueueWorld:
+    """One node with two cards of 16 units, one queue."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    return world
+
+
+def long_runners(config: str = "") -> tuple[QueueWorld, str]:
+    """Pods that have run for ten hours fill the node, and a pod waits that needs a whole card."""
+    world = QueueWorld(f"queues: [{{name: a}}]{config}")
+    world.node("n1", (16, 16))
+    for number in range(4):
+        world.pod(f"s{number}", 8, created=0)
+    assert len(world.released()) == 4
+    for number in range(4):
+        world.bind(f"uid-s{number}")
+        world.change(f"uid-s{number}", status={"startTime": "2026-01-01T00:00:00Z"})
+    return world, world.pod("large", 16, created=36_000)

@@ -10,7 +10,7 @@ from allocator.request import PodRequest
 
 def is_lost(one: PodFacts) -> bool:
     """Whether the kubelet has admitted the pod and its book lacks what it was given: the book was lost."""
-    return one.admitted and bool(one.missing)
+    return one.admitted is not None and bool(one.missing)
 
 
 def is_charged(one: PodFacts) -> bool:
@@ -20,7 +20,7 @@ def is_charged(one: PodFacts) -> bool:
 
 def complete(one: PodFacts) -> bool:
     """Whether `charged` contains all that the pod will ever ask for."""
-    return one.admitted or not one.missing
+    return one.admitted is not None or not one.missing
 
 
 def of_pod(facts: Facts, one: PodFacts) -> Units:

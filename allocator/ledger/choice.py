@@ -73,7 +73,7 @@ class Ask:
         found = self.whose()
         if found is None or found[0].ran or not found[0].live:
             return False
-        had = found[0].admitted or found[0].since is not None
+        had = found[0].admitted is not None or found[0].since is not None
         return not had or bool(found[0].book)
 
     def is_displaced(self) -> bool:
@@ -213,7 +213,7 @@ def _served_on(facts: Facts, one: PodFacts, container: ContainerRequest, demand:
         facts.count(frozenset().union(*in_book)),
         facts.count(one.ids_of(demand.containers)),
         dict(facts.grants[-1].shares if facts.grants and behind else ()),
-        charges.of_pod(facts, one) if one.admitted else {},
+        charges.of_pod(facts, one) if one.admitted is not None else {},
     ):
         if len(cards) == demand.cards:
             return tuple(cards)

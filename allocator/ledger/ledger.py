@@ -292,7 +292,7 @@ class Ledger:
             one,
             pod=facts.sized(pod),
             ran=one.ran or pod.ran,
-            admitted=one.admitted or pod.admitted or one.remembered is not None,
+            admitted=one.admitted or (at if pod.admitted or one.remembered is not None else None),
             over=one.over or (at if pod.terminal else None),
         )
         facts.put(one)
@@ -306,10 +306,14 @@ class Ledger:
 
     def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
         """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
+        now = self.mark(mark.at_s)
         for uid in self._facts.pods.keys() & frozenset(uids):
             one = self._facts.pods[uid]
-            found = {"death": None, "ran": True, "admitted": True} if uid in alive else {"death": mark}
-            self._facts.put(replace(one, **found))
+            if uid in alive:
+                one = replace(one, death=None, ran=True, admitted=one.admitted or now)
+            else:
+                one = replace(one, death=mark)
+            self._facts.put(one)
         self.settle(mark.at_s)
 
     def settle(self, now_s: float) -> None:

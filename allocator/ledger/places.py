@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A demand with a container that the book does not show yet."""
+    """A demand with a container that the book does not show yet, or no more."""
 
     owner: PodFacts
     number: int
@@ -61,9 +61,9 @@ def waiting(facts: Facts) -> list[Waiting]:
     return [
         Waiting(one, number, demand)
         for one in facts.queue()
-        if one.may_ask and not charges.complete(one)
+        if one.may_ask and (one.asked_again or not charges.complete(one))
         for number, demand in enumerate(one.pod.request.demands)
-        if any(container.name in demand.containers for container in one.missing)
+        if one.asked_again or any(container.name in demand.containers for container in one.missing)
     ]
 
 
@@ -84,11 +84,18 @@ class Draft:
         self.settled: dict[Key, Place] = {}
 
     def where_it_has_something(self, one: Waiting) -> None:
-        """A demand that was served in part goes on there."""
+        """A demand that was served in part goes on there, and one that is asked for again where it was.
+
+        Not where that card is unhealthy now: the kubelet would not give any of it.
+        """
         mine = one.owner
         sets = [mine.ids.get(name, frozenset[str]()) for name in one.demand.containers]
         again = [grant.ids for grant in charges.given_again(self.facts, mine)]
         got = self.facts.of_containers(sets + [ids for ids in again if any(map(ids.intersection, sets))])
+        if mine.asked_again:
+            got = got or charges.of_pod(self.facts, mine)
+            if not all(self.facts.cards[uuid].healthy for uuid in got):
+                return
         if got:
             most = max(got.values())
             self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)

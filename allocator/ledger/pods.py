@@ -113,7 +113,8 @@ class PodFacts:
         seen: when it first did.
         turn: sorts pods in the order in which the kubelet hears of them.
         over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
-        admitted: the kubelet has admitted it, says its status, a running container, or `holds` of before.
+        admitted: since when its status, a running container or `holds` of before say that the kubelet has
+            admitted it.
         ran: a container of it was seen running.
         death: when a look at the cgroups that found nothing of it began.
         book: device IDs by container as the kubelet's book has them now.
@@ -131,7 +132,7 @@ class PodFacts:
     seen: Mark = Mark(0, 0.0)
     turn: tuple[int, int, str, str] = (0, 0, "", "")
     over: Mark | None = None
-    admitted: bool = False
+    admitted: Mark | None = None
     ran: bool = False
     death: Mark | None = None
     book: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -157,6 +158,12 @@ class PodFacts:
         lost = self.unlisted is not None and self.unlisted.order < self.over.order
         return not self.pod.terminal and (self.since is None or bool(self.book) or lost)
 
+    @property
+    def asked_again(self) -> bool:
+        """The kubelet has lost what it gave this pod, which does not run: it asks for all of it once more."""
+        had = self.since is not None or self.admitted is not None
+        return had and self.live and not self.ran and not self.book
+
     @cached_property
     def missing(self) -> tuple[ContainerRequest, ...]:
         """Containers that the book never showed, in the kubelet's order."""
@@ -170,7 +177,7 @@ class PodFacts:
     @property
     def shows(self) -> Hashable:
         """What others than the ledger work with; see `Facts.version`."""
-        return (tuple(self.ids.items()), self.admitted, self.ran, self.death is None)
+        return (tuple(self.ids.items()), self.admitted is not None, self.ran, self.death is None)
 
     def ids_of(self, containers: Iterable[str]) -> frozenset[str]:
         """IDs that these containers have, each once."""

@@ -108,8 +108,14 @@ def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
 def stale(facts: Facts, now_s: float) -> bool:
     """Whether the kubelet should be made to clean its book and to write it.
 
-    A daemon that starts need not ask: the kubelet answers its first list of devices with a write.
+    A daemon that starts need not ask: the kubelet answers its first list of devices with a write. But it may
+    read an older copy, which lacks some containers of a pod that the kubelet has admitted.
     """
-    return any(one.book and looks_dead(one) for one in facts.open.values()) or any(
+    return any((one.book and looks_dead(one)) or is_behind(facts, one) for one in facts.open.values()) or any(
         grant.writes < WRITES and now_s >= grant.at.at_s + LOST_GRANT_S for grant in facts.grants
     )
+
+
+def is_behind(facts: Facts, one: PodFacts) -> bool:
+    """Whether the book has only a part of an admitted pod, and was not written since that was known."""
+    return bool(one.book and one.missing) and one.admitted is not None and one.admitted.order > facts.read

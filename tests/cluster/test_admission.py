@@ -1,30 +1,21 @@
 """What the API server tells people who ask wrongly: the policies about pods, beside the Python rules."""
 
-import http.client
-import json
-import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 
-from allocator.errors import RequestError
-from allocator.names import POD_NODE_POLICY, RESOURCE_PREFIX, unit_of_resource
-from allocator.request import MAX_UNITS, parse_pod
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from allocator.names import RESOURCE_PREFIX, unit_of_resource
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import scheduler_of, told, warnings_of
+from tests.cluster.harness.asks import TABLE, annotated, python_refuses
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import NODE_TOKEN, PERCENT, RESOURCE
-from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, build_for, path_of
+from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, build_for, path_of
 
 pytestmark = pytest.mark.telling
 
-MANIFESTS = REPOSITORY / "manifests"
 SCHEDULER = "gpupack-scheduler"
 CONFIG_MAP = "/api/v1/namespaces/gpupack-system/configmaps/gpupack-admission"
 
@@ -42,93 +33,6 @@ def start_with_policies(cluster: Cluster) -> None:
 @pytest.fixture(scope="module")
 def cluster(make_cluster) -> Cluster:
     return make_cluster(with_node=False, start=start_with_policies)
-
-
-def told(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """What the API server says to a pod; empty where it takes it."""
-    try:
-        cluster.api.post(PODS, pod, dryRun="All")
-    except ApiError as error:
-        return error.message
-    return ""
-
-
-def annotated(
-    gib: int | str, annotations: dict[str, str], init: int | None = None, **more: Any
-) -> dict[str, Any]:
-    """A pod with annotations under our prefix and, with `init`, an init container that asks."""
-    before = [] if init is None else [w.container("init", gib=init, **more)]
-    own = {f"gpupack.io/{key}": value for key, value in annotations.items()}
-    return w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
-
-
-def python_refuses(pod: dict[str, Any]) -> bool:
-    """Whether the product's own reading of a pod finds a mistake in it."""
-    annotations, spec = pod["metadata"]["annotations"], pod["spec"]
-    try:
-        parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
-    except RequestError:
-        return True
-    fault = read_ticket(msgspec.convert(pod, QueuePod)).fault
-    return bool(fault) or annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
-
-
-AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
-BOUNDS = (str(MAX_UNITS), str(MAX_UNITS + 1))
-VALUES = {
-    "cards": ("1", "2", "3", "02", "0", "64", "65", "100", "-1", "2.0", "two", "", " 2"),
-    "gpu-model": (
-        "*A100*,*H100*",
-        "!*T4*",
-        "! T4 , L40S",
-        "",
-        ",",
-        "a,",
-        "!",
-        "! ",
-        "!!a",
-        "a,!b",
-        "é*",
-        "*",
-    ),
-    "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
-    "node-policy": (*NODE_POLICIES.names(), "bestfit", "", "Best-Fit"),
-    "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
-    "job": ("", "anything"),
-    "card-policy": ("least-used", "most-used", "fragmentation", "most-use", "", "a\nb"),
-}
-GANGS = (
-    ("g", "4"),
-    ("g", "0"),
-    ("g", "1025"),
-    ("g", "many"),
-    ("g", None),
-    ("", "4"),
-    (None, "4"),
-    ("", None),
-)
-TABLE = [
-    *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
-    *(
-        pytest.param(annotated(64, {key: value}), id=f"{key} {value!r:.20}")
-        for key, values in VALUES.items()
-        for value in values
-    ),
-    *(
-        pytest.param(
-            annotated(
-                8, {key: text for key, text in (("gang", gang), ("gang-size", size)) if text is not None}
-            ),
-            id=f"gang {gang!r} of {size}",
-        )
-        for gang, size in GANGS
-    ),
-    pytest.param(annotated(8, {"cards": "2"}, init=2), id="cards beside an init container"),
-    pytest.param(annotated(8, {"cards": "2"}, init=2, sidecar=True), id="cards beside a sidecar"),
-    pytest.param(
-        annotated(8, {"cards": "2"}, init=3, sidecar=True), id="cards that do not divide a sidecar's"
-    ),
-]
 
 
 @pytest.mark.parametrize("pod", TABLE)
@@ -256,19 +160,6 @@ def test_only_what_is_written_to_a_living_pod_is_checked(cluster: Cluster) -> No
     cluster.api.delete(living, grace_s=0)
 
 
-def warnings_of(cluster: Cluster, path: str, body: dict[str, Any]) -> list[str]:
-    """The warnings that kubectl would print, of a dry run that is taken."""
-    server = urlsplit(cluster.api.url)
-    context = ssl.create_default_context(cafile=cluster.api.ca)
-    connection = http.client.HTTPSConnection(server.hostname or "", server.port, timeout=20, context=context)
-    headers = {"Authorization": f"Bearer {cluster.api.token}", "Content-Type": "application/json"}
-    connection.request("POST", f"{path}?dryRun=All", json.dumps(body), headers)
-    answer = connection.getresponse()
-    assert answer.status == 201, answer.read()
-    connection.close()
-    return answer.headers.get_all("Warning") or []
-
-
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"])
 def test_a_workload_whose_pods_would_be_refused_is_warned_of(cluster: Cluster, kind: str) -> None:
     metadata: dict[str, Any] = {"labels": {"app": "x"}, "annotations": {}}
@@ -306,11 +197,6 @@ def changed(cluster: Cluster) -> Iterator[Callable[[str, str], None]]:
     cluster.api.merge(CONFIG_MAP, {"data": before})
     until(lambda: told(cluster, w.pod("p", w.container(gib=1))) == "", "ConfigMap as it was")
     until(lambda: told(cluster, annotated(1, {"node-policy": "mine"})) != "", "ConfigMap as it was")
-
-
-def scheduler_of(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """The scheduler that a pod ends up with."""
-    return str(cluster.api.post(PODS, pod, dryRun="All")["spec"]["schedulerName"])
 
 
 def test_the_lists_of_the_config_map_count(cluster: Cluster, changed: Callable[[str, str], None]) -> None:

@@ -13,8 +13,7 @@ from deviceplugin.errors import BookError
 from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.views import grants
-from tests.cluster.test_restarts import words_never_below
+from tests.cluster.harness.views import grants, words_never_below
 
 pytestmark = pytest.mark.telling
 

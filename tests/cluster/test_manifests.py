@@ -2,67 +2,38 @@
 
 import copy
 import json
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.cluster.harness import Api, ApiError, Cluster, binaries, until
+from tests.cluster.harness import Api, ApiError, Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import denied, refused
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
-from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import apply_all, build, build_for, has_mutating_policies, path_of
+from tests.cluster.harness.installed import (
+    NAMESPACE,
+    OTHER_NODE,
+    SCHEDULER,
+    filter_calls,
+    node_events,
+    start_as_installed,
+)
+from tests.cluster.harness.manifests import (
+    MANIFESTS,
+    OVERLAYS,
+    apply_all,
+    build,
+    build_for,
+    has_mutating_policies,
+    path_of,
+)
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.slowlink import SlowLink
 from tests.cluster.harness.views import wait_agree
 
 pytestmark = pytest.mark.telling
 
-MANIFESTS = REPOSITORY / "manifests"
-OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
-NAMESPACE = "gpupack-system"
-SCHEDULER = "gpupack-scheduler"
-OTHER_NODE = "n2"
 HOST = "kubernetes.io/hostname"
-
-
-def start_as_installed(cluster: Cluster) -> None:
-    """Apply the base, then run daemon, extender and kube-scheduler as the accounts it makes for them."""
-    control = cluster.control
-    control.start_etcd()
-    control.start_api_server()
-    control.start_controllers()
-    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
-    cluster.host.start()
-    until(cluster.node_ready, "node ready", 60)
-    cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
-    for account in ("gpupack-node", SCHEDULER):
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
-        until(lambda path=path: cluster.api.get(path), f"service account {account}")
-    cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
-    scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
-    control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
-    control.start_scheduler(scheduler)
-    cluster.extender.start()
-    cluster.daemon.start()
-    until(cluster.allocatable, "the kubelet's count of units", 20)
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
-
-
-def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> dict:
-    """The configuration of the ConfigMap, with this machine's addresses in it."""
-    text = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{SCHEDULER}")["data"]["scheduler.yaml"]
-    config = yaml.safe_load(text)
-    config["clientConnection"]["kubeconfig"] = str(kubeconfig)
-    (extender,) = config["extenders"]
-    extender["urlPrefix"] = cluster.extender.url
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +45,6 @@ def cluster(make_cluster) -> Cluster:
 def node_daemon(cluster) -> Api:
     """The API server as the node daemon of the real node sees it."""
     return cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
-
-
-def refused(call, *arguments, **options) -> str:
-    """Make a call that a policy must refuse, and return what it says."""
-    with pytest.raises(ApiError) as error:
-        call(*arguments, **options)
-    assert error.value.status in {403, 422}, error.value
-    assert "ValidatingAdmissionPolicy" in error.value.message, error.value
-    return error.value.message
 
 
 def test_applied_twice_is_applied_once(cluster):
@@ -118,16 +80,6 @@ def test_every_overlay_is_accepted(cluster, overlay):
     ]
     stored = apply_all(cluster.api, objects, dry_run=True)
     assert len(stored) > 5
-
-
-@pytest.mark.skipif(shutil.which("go") is None, reason="kustomize must be built and there is no Go")
-@pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
-def test_what_is_applied_here_is_what_kustomize_makes(folder):
-    command = [str(binaries.kustomize()), str(MANIFESTS / folder)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    ours = {(one["kind"], one["metadata"]["name"]): one for one in build(MANIFESTS / folder)}
-    real = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(made)}
-    assert ours == real
 
 
 def test_policies_have_no_type_warnings(cluster):
@@ -192,11 +144,6 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     cluster.api.delete(f"{path}/forgetful")
     cluster.delete("half-1")
     cluster.wait_used([0, 0], 40)
-
-
-def filter_calls(cluster: Cluster) -> float:
-    """How often kube-scheduler has asked the extender for nodes."""
-    return cluster.extender.metric('gpupack_extender_request_duration_seconds_count{verb="filter"}')
 
 
 def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
@@ -360,13 +307,6 @@ def test_daemon_evicts_where_it_may_and_by_uid_only(cluster, node_daemon):
     cluster.wait_gone("evictee")
 
 
-def denied(api: Api, path: str, body: dict) -> str:
-    """What the policy says to a POST; empty while RBAC still refuses it."""
-    with pytest.raises(ApiError) as error:
-        api.post(path, body)
-    return error.value.message if "ValidatingAdmissionPolicy" in error.value.message else ""
-
-
 def test_token_without_a_node_may_write_nothing(cluster):
     homeless = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
     path = f"/api/v1/nodes/{cluster.node_name}/status"
@@ -384,14 +324,6 @@ def test_daemon_has_no_further_rights(cluster, node_daemon):
         with pytest.raises(ApiError) as error:
             call()
         assert error.value.status == 403
-
-
-def node_events(cluster: Cluster, reason: str) -> list[str]:
-    """Messages of the Events about the node, as `kubectl describe node` finds them."""
-    selector = f"involvedObject.kind=Node,involvedObject.name={cluster.node_name},reason={reason}"
-    found = cluster.api.get("/api/v1/namespaces/default/events", fieldSelector=selector)["items"]
-    assert {event["source"]["component"] for event in found} <= {"gpupack-node"}
-    return [event["message"] for event in found]
 
 
 def test_a_daemon_whose_right_to_patch_is_taken_away_is_not_ready(cluster):

@@ -3,10 +3,8 @@
 import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +14,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S
 from tests.cluster.harness.gate import Gate
 from tests.cluster.harness.polling import holds_for
-from tests.cluster.harness.views import grants, wait_agree
+from tests.cluster.harness.views import grants, wait_agree, words_never_below
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +37,6 @@ def two(cluster) -> dict[str, dict[str, int]]:
         cluster.wait_running(name)
     wait_agree(cluster)
     return {name: grants(cluster, name) for name in ("a", "b")}
-
-
-@contextmanager
-def words_never_below(cluster: Cluster, floor: list[int]) -> Iterator[None]:
-    """Look at the words all the while; whenever they can be read, no card may show less than `floor`."""
-    stop, seen = threading.Event(), []
-
-    def look() -> None:
-        while not stop.wait(0.02):
-            try:
-                seen.append(tuple(cluster.state().used))
-            except Exception:  # noqa: BLE001 - an API server that is away has no words
-                continue
-
-    looker = threading.Thread(target=look, daemon=True)
-    looker.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        looker.join()
-    assert seen
-    below = {used for used in seen if any(have < least for have, least in zip(used, floor, strict=True))}
-    assert not below, f"words went below {floor}: {below}"
 
 
 def registered_again(cluster: Cluster, *steps: Callable[[], object]) -> None:

@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
 from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
 from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
@@ -255,3 +258,24 @@ async def node_world(*sizes_gib: int, **kubelet: Any) -> AsyncIterator[NodeWorld
 
 
 __all__ = ["Delays", "NodeWorld", "card", "container", "node_world", "until"]
+
+
+def events(world: NodeWorld) -> dict[str, str]:
+    """Messages of the Events about the Node, by reason."""
+    found = {}
+    for event in world.api.objects("events"):
+        assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}
+        assert event["source"] == {"component": "gpupack-node", "host": NODE}
+        found[event["reason"]] = f"{event['type']} {event['message']}"
+    return found
+
+
+async def metrics(world: NodeWorld) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by the name of the sample and the values of its labels, in order of their names."""
+    url = f"http://127.0.0.1:{world.daemon.http_port}/metrics"
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        for family in text_string_to_metric_families(await answer.text()):
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found

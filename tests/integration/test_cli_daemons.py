@@ -5,12 +5,9 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
-import sys
-import tempfile
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -20,11 +17,8 @@ import yaml
 from allocator.names import NODE_CARDS
 from allocator.packing import read_node
 from allocator.records import load_cards
-from standins.apiserver.server import ApiServer
-from standins.kubelet.node import Kubelet
+from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
 
-NODE = "n1"
-DEADLINE_S = 30.0
 GIB = "gpupack.io/gpu-memory-gib"
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
@@ -32,60 +26,8 @@ MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 @pytest.fixture
 async def world():
     """A folder, an API server with one node, and the node's kubelet."""
-    folder = Path(tempfile.mkdtemp(prefix="gp-"))
-    async with ApiServer() as api:
-        api.add_node(NODE)
-        kubelet = Kubelet(folder, NODE, api.url)
-        await kubelet.start()
-        api.kubeconfig(folder / "kubeconfig")
-        try:
-            yield folder, api, kubelet
-        finally:
-            await kubelet.stop()
-            shutil.rmtree(folder)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-@asynccontextmanager
-async def process(*arguments, stderr=asyncio.subprocess.PIPE, **environment):
-    """The command as a process, where it serves, and what it says; it must end by itself when told."""
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "gpupack", *map(str, arguments), "--http", url.removeprefix("http://")]
-    running = await asyncio.create_subprocess_exec(*command, stderr=stderr, env=os.environ | environment)
-    lines = []
-
-    async def read():
-        while running.stderr is not None and (line := await running.stderr.readline()):
-            lines.append(line.decode())
-
-    reading = asyncio.create_task(read())
-    try:
-        yield running, url, lines
-    finally:
-        if running.returncode is None:
-            running.kill()
-        await running.wait()
-        await reading
-
-
-async def status_of(session, url):
-    try:
-        async with session.get(url) as answer:
-            return answer.status, await answer.text()
-    except aiohttp.ClientConnectionError:
-        return 0, ""
-
-
-async def until(ask, expected):
-    """Ask until the answer is as expected."""
-    end = asyncio.get_running_loop().time() + DEADLINE_S
-    while (answer := await ask()) != expected:
-        assert asyncio.get_running_loop().time() < end, f"{answer} instead of {expected}"
-        await asyncio.sleep(0.05)
+    async with beside_kubelet() as found:
+        yield found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -17,8 +17,9 @@ import gpupack
 from allocator.errors import PackingError
 from allocator.policies import CARD_POLICIES
 from deviceplugin.gpus.profile import shipped_profiles
-from gpupack.cli import cli, main
+from gpupack.cli import cli
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from tests.integration.cli_world import in_process
 
 COMMANDS = sorted(cli.commands)
 ONE_LINE = re.compile(r"\A[^\n]+\n\Z")
@@ -27,17 +28,8 @@ ONE_LINE = re.compile(r"\A[^\n]+\n\Z")
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run the command in this process; returns its exit status, stdout and stderr."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpupack", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_of:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return exit_of.value.code or 0, out, err
-
     handlers = list(logging.getLogger().handlers)
-    yield command
+    yield in_process(monkeypatch, capsys)
     # The command sets up logging on the stderr of this test, which is gone after it.
     logging.getLogger().handlers[:] = handlers
     structlog.reset_defaults()

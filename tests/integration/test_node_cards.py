@@ -6,8 +6,7 @@ import json
 import aiohttp
 
 from allocator.names import NODE_CARDS
-from tests.integration.node_world import NODE, NodeWorld, card, node_world, until
-from tests.integration.test_node_notices import metrics
+from tests.integration.node_world import NODE, NodeWorld, card, metrics, node_world, until
 
 GIB = 2**30
 

@@ -1,8 +1,7 @@
 """`--memory-limits` in a whole daemon: what is offered, what containers are given, what people are told."""
 
 from deviceplugin.gpus.limits import HELD, Support
-from tests.integration.node_world import GIB, NODE, card, node_world, until
-from tests.integration.test_node_notices import events, metrics
+from tests.integration.node_world import GIB, NODE, card, events, metrics, node_world, until
 
 OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
 WHY = f"--memory-limits require, and {OLD}"

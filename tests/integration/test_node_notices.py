@@ -1,32 +1,10 @@
 """What a node's daemon tells people of cards and of neighbours: Events about the Node, metrics, /explain."""
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from allocator.names import NODE_CORDON
-from tests.integration.node_world import NODE, NodeWorld, card, node_world, until
-
-
-def events(world: NodeWorld) -> dict[str, str]:
-    """Messages of the Events about the Node, by reason."""
-    found = {}
-    for event in world.api.objects("events"):
-        assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}
-        assert event["source"] == {"component": "gpupack-node", "host": NODE}
-        found[event["reason"]] = f"{event['type']} {event['message']}"
-    return found
-
-
-async def metrics(world: NodeWorld) -> dict[str, dict[tuple[str, ...], float]]:
-    """Values by the name of the sample and the values of its labels, in order of their names."""
-    url = f"http://127.0.0.1:{world.daemon.http_port}/metrics"
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        for family in text_string_to_metric_families(await answer.text()):
-            for sample in family.samples:
-                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
-    return found
+from tests.integration.node_world import NODE, card, events, metrics, node_world, until
 
 
 async def test_an_xid_a_card_out_of_use_and_its_return_are_events_of_the_node():

@@ -15,8 +15,8 @@ from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
-from tests.integration.test_registrar_trouble import OddKubelet
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
+from tests.odd_kubelet import OddKubelet
 
 FOR_EVER_S = 1e6
 

@@ -4,12 +4,18 @@ import asyncio
 import signal
 
 import aiohttp
+import pytest
 
 from allocator.packing import read_node
 from standins.kubelet.node import Kubelet
-from tests.integration.test_cli_daemons import DEADLINE_S, NODE, process, status_of, until, world
+from tests.integration.daemon_processes import DEADLINE_S, NODE, beside_kubelet, process, status_of, until
 
-__all__ = ["world"]
+
+@pytest.fixture
+async def world():
+    """A folder, an API server with one node, and the node's kubelet."""
+    async with beside_kubelet() as found:
+        yield found
 
 
 def arguments(folder, kubelet, profile="2xt4"):

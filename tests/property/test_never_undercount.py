@@ -16,7 +16,8 @@ import pytest
 from allocator.ledger import charges
 from tests.property.undercount.daemon import ModelDaemon
 from tests.property.undercount.extender import ModelExtender
-from tests.property.undercount.mutants import MUTANTS, Mutant
+from tests.property.undercount.mutant import Mutant
+from tests.property.undercount.mutants import MUTANTS
 from tests.property.undercount.scene import ViolationError
 from tests.property.undercount.simulation import AGAIN, Simulation, run
 from tests.property.undercount.taken_out import none

@@ -8,7 +8,7 @@ from allocator.request import MAX_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.pods import MAX_DATA, MAX_GANG
-from tests.unit.test_manifests import BUILDS, objects, text_of
+from tests.manifest_objects import BUILDS, objects, text_of
 
 
 def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
@@ -66,3 +66,13 @@ def test_the_ways_to_have_the_schedulers_name_set() -> None:
         ours,
         ("MutatingAdmissionPolicyBinding", ours[1]),
     }
+
+
+def test_the_policies_of_the_queue_gate_everything_that_is_queued() -> None:
+    kind = "MutatingAdmissionPolicy"
+    found = {key[1]: text_of(one) for key, one in objects("components/queue").items() if key[0] == kind}
+    assert found.keys() == {"gpupack-queue-name", "gpupack-queue-name-bound", "gpupack-queue-gate"}
+    assert all(f"name.startsWith('{names.GPU_PREFIX}')" in text for text in found.values())
+    # The API server asks them in any order, and one that did not match at first not again.
+    gates = {name for name, text in found.items() if 'schedulingGates{name: "gpupack.io/queue"}' in text}
+    assert gates == {"gpupack-queue-name", "gpupack-queue-gate"}

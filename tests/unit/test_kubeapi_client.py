@@ -12,6 +12,7 @@ from aiohttp import web
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.posting import make_posts
+from tests.credentials_world import kubeconfig
 
 JSON_PATCH = "application/json-patch+json"
 BOUND = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
@@ -49,19 +50,6 @@ async def server():
     server.runner = runner
     yield server
     await runner.cleanup()
-
-
-def kubeconfig(path, url, **user) -> str:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path.write_text(json.dumps(config))
-    return str(path)
 
 
 @pytest.fixture(params=[None, make_posts], ids=["aiohttp", "posting"])

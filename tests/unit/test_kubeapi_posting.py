@@ -10,7 +10,7 @@ import pytest
 from kubeapi import errors, posting
 from kubeapi.client import KubeClient
 from kubeapi.posting import make_posts
-from tests.unit.test_kubeapi_client import kubeconfig
+from tests.credentials_world import kubeconfig
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -12,20 +12,19 @@ import pytest
 import yaml
 
 from allocator import names
-from deviceplugin.gpus.cdi import FOLDERS
-from deviceplugin.mps.folder import SHM
-from deviceplugin.mps.supervisor import Options as SupervisorOptions
-from deviceplugin.settings import Settings as NodeSettings
-from scheduler_plugin.settings import Settings
-from tests.cluster.harness.manifests import build
+from tests.cluster.harness.manifests import MANIFESTS, build
+from tests.manifest_objects import (
+    BUILDS,
+    NAMESPACE,
+    ROOT,
+    SNIPPETS,
+    container,
+    objects,
+    pod_template,
+    port_of,
+    text_of,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-MANIFESTS = ROOT / "manifests"
-OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
-BUILDS = ["base", *(f"overlays/{name}" for name in OVERLAYS)]
-# Shown to people, not applied.
-SNIPPETS = {MANIFESTS / "overlays/join-existing-scheduler/extenders.yaml"}
-NAMESPACE = "gpupack-system"
 CLUSTER_WIDE = {
     "Namespace",
     "ClusterRole",
@@ -35,25 +34,6 @@ CLUSTER_WIDE = {
     "MutatingAdmissionPolicy",
     "MutatingAdmissionPolicyBinding",
 }
-Objects = dict[tuple[str, str], dict[str, Any]]
-
-
-def objects(name: str) -> Objects:
-    return {(one["kind"], one["metadata"]["name"]): one for one in build(MANIFESTS / name)}
-
-
-def pod_template(one: dict[str, Any]) -> dict[str, Any]:
-    return dict(one["spec"]["template"]["spec"])
-
-
-def container(one: dict[str, Any], name: str = "gpupack") -> dict[str, Any]:
-    (found,) = [each for each in pod_template(one)["containers"] if each["name"] == name]
-    return dict(found)
-
-
-def text_of(one: dict[str, Any]) -> str:
-    """The object as text, with quotes as they stand in CEL."""
-    return yaml.safe_dump(one, width=100_000).replace("''", "'")
 
 
 def referenced(folder: Path) -> set[Path]:
@@ -177,38 +157,6 @@ def test_flags_exist(command: str) -> None:
         assert re.search(rf"(?<![\w-]){flag.partition('=')[0]}(?![\w-])", shown), f"{where}: {flag}"
 
 
-def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
-    daemon = objects("base")["DaemonSet", "gpupack-node"]
-    pod, gpupack = pod_template(daemon), container(daemon)
-    assert pod["hostPID"] is True
-    assert pod["priorityClassName"] == "system-node-critical"
-    assert daemon["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    environment = {entry["name"]: entry.get("value") for entry in gpupack["env"]}
-    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
-    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
-    assert "--node-name=$(NODE_NAME)" in gpupack["args"]
-    assert "NODE_NAME" in environment
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-    mounts = {mount["mountPath"]: mount for mount in gpupack["volumeMounts"]}
-    # The daemon's defaults are the host's paths, so each is mounted where it is.
-    assert {mount["mountPath"]: paths[mount["name"]] for mount in mounts.values()} == {
-        path: path
-        for path in (
-            "/var/lib/kubelet/device-plugins",
-            "/var/lib/kubelet/pod-resources",
-            "/sys/fs/cgroup",
-            "/var/log/containers",
-        )
-    }
-    # With the kernel's dmem controller a limit is a file among the cgroups.
-    assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
-    assert mounts["/var/log/containers"]["readOnly"] is True
-    # The kubelet's book is root's, with mode 0600: without capabilities only its owner can read it.
-    rights = gpupack["securityContext"]
-    assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
-    assert mounts["/var/lib/kubelet/device-plugins"].get("readOnly", False) is False
-
-
 @pytest.mark.parametrize("name", BUILDS)
 def test_probes_lead_where_the_command_serves(name: str) -> None:
     for (kind, _), one in objects(name).items():
@@ -251,81 +199,6 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
             assert tls or verbs.startswith("--http=127.0.0.1:")
 
 
-def port_of(one: dict[str, Any], name: str) -> int:
-    (port,) = [port["containerPort"] for port in one["ports"] if port["name"] == name]
-    return int(port)
-
-
-def scheduler_configuration() -> dict[str, Any]:
-    text = objects("base")["ConfigMap", "gpupack-scheduler"]["data"]["scheduler.yaml"]
-    return dict(yaml.safe_load(text))
-
-
-def test_our_kube_scheduler_calls_the_extender_beside_it() -> None:
-    configuration = scheduler_configuration()
-    assert configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
-    assert configuration["kind"] == "KubeSchedulerConfiguration"
-    assert configuration["percentageOfNodesToScore"] == 100
-    assert [profile["schedulerName"] for profile in configuration["profiles"]] == [names.SCHEDULER_NAME]
-    deployment = objects("base")["Deployment", "gpupack-scheduler"]
-    (extender,) = configuration["extenders"]
-    assert f"--http={extender['urlPrefix'].removeprefix('http://')}" in container(deployment)["args"]
-    kube_scheduler = container(deployment, "kube-scheduler")
-    (mount,) = kube_scheduler["volumeMounts"]
-    assert f"--config={mount['mountPath']}/scheduler.yaml" in kube_scheduler["command"]
-    assert deployment["spec"]["replicas"] == 2
-
-
-def test_the_leases_gap_is_longer_than_a_binding_is_waited_for() -> None:
-    election = scheduler_configuration()["leaderElection"]
-    lease_s, renew_s = (int(election[key].removesuffix("s")) for key in ("leaseDuration", "renewDeadline"))
-    assert lease_s - renew_s > Settings().bind_timeout_s
-    assert election["leaderElect"] is True
-    rules = objects("base")["Role", "gpupack-scheduler"]["rules"]
-    assert [rule["resourceNames"] for rule in rules if "resourceNames" in rule] == [
-        [election["resourceName"]]
-    ]
-    assert election["resourceNamespace"] == NAMESPACE
-
-
-def test_a_kube_scheduler_that_is_told_to_end_keeps_its_lease_until_no_binding_can_land() -> None:
-    deployment = objects("base")["Deployment", "gpupack-scheduler"]
-    pause_s = container(deployment, "kube-scheduler")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert "lifecycle" not in container(deployment)
-    assert pause_s > Settings().bind_timeout_s
-    grace_s = deployment["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
-    assert grace_s > 2 * pause_s
-
-
-def test_both_ways_to_join_the_extender_agree() -> None:
-    (snippet,) = SNIPPETS
-    joined = yaml.safe_load(snippet.read_text())
-    (ours,) = scheduler_configuration()["extenders"]
-    (theirs,) = joined["extenders"]
-    assert joined["percentageOfNodesToScore"] == 100
-    tls = {"enableHTTPS", "tlsConfig"}
-    assert {key: value for key, value in theirs.items() if key not in tls | {"urlPrefix"}} == {
-        key: value for key, value in ours.items() if key != "urlPrefix"
-    }
-    service = objects("overlays/join-existing-scheduler")["Service", "gpupack-extender"]["metadata"]
-    host = f"{service['name']}.{service['namespace']}.svc"
-    assert (theirs["urlPrefix"], theirs["tlsConfig"]["serverName"]) == (f"https://{host}", host)
-    resources = (names.resource_name(1024), names.PERCENT_RESOURCE)
-    assert ours["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in resources]
-    assert (ours["filterVerb"], ours["prioritizeVerb"], ours["bindVerb"]) == ("filter", "prioritize", "bind")
-
-
-def test_the_foreign_schedulers_extender_has_a_lease_of_its_own() -> None:
-    found = objects("overlays/join-existing-scheduler")
-    assert ("Deployment", "gpupack-scheduler") not in found
-    args = container(found["Deployment", "gpupack-extender"])["args"]
-    assert {"--leader-elect", f"--lease-namespace={NAMESPACE}"} < set(args)
-    (lease,) = [flag.partition("=")[2] for flag in args if flag.startswith("--lease-name=")]
-    assert lease != scheduler_configuration()["leaderElection"]["resourceName"]
-    rules = found["Role", "gpupack-extender"]["rules"]
-    assert [rule["resourceNames"] for rule in rules if "resourceNames" in rule] == [[lease]]
-
-
 def test_rights_are_few() -> None:
     base, joined = objects("base"), objects("overlays/join-existing-scheduler")
 
@@ -349,34 +222,6 @@ def test_rights_are_few() -> None:
         "events": {"create", "patch"},
     }
     assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
-
-
-def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
-    found = objects("base")
-    account = found["DaemonSet", "gpupack-node"]["spec"]["template"]["spec"]["serviceAccountName"]
-    user = f"system:serviceaccount:{NAMESPACE}:{account}"
-    for name in ("gpupack-node", "gpupack-allocation"):
-        (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
-        assert condition["expression"] == f"request.userInfo.username == '{user}'"
-    node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
-    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
-    assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
-    assert f"key == '{names.POD_ALLOCATION}'" in text_of(
-        found["ValidatingAdmissionPolicy", "gpupack-allocation"]
-    )
-    assert f"name.startsWith('{names.PACKED_PREFIX}')" in text_of(
-        found["ValidatingAdmissionPolicy", "gpupack-pod-request"]
-    )
-    for (kind, name), one in found.items():
-        if kind == "ValidatingAdmissionPolicy":
-            assert one["spec"]["failurePolicy"] == "Fail", name
-        if kind == "ValidatingAdmissionPolicyBinding":
-            expected = ["Warn"] if name.endswith("-warn") else ["Deny"]
-            assert one["spec"]["validationActions"] == expected, name
-        if "paramRef" in one.get("spec", {}):
-            # Else a ConfigMap that is missing would keep every pod of the cluster from being created.
-            assert one["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow", name
-            assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
 
 
 def test_the_overlays_change_what_they_say() -> None:
@@ -412,33 +257,3 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     for folder in ("node", "scheduler", "extender"):
         (image,) = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
         assert image == {"name": "gpupack", "newTag": version[1]}
-
-
-def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> None:
-    built = build(MANIFESTS / "base", MANIFESTS / "components" / "cdi")
-    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
-    args = container(daemon)["args"]
-    assert "--device-list-strategy=cdi-cri" in args
-    mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
-    hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
-    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
-    assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
-
-
-def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
-    objects_there = build(MANIFESTS / "base", MANIFESTS / "components" / "mps")
-    built = {one["metadata"]["name"]: one for one in objects_there if one["kind"] == "DaemonSet"}
-    node, mps = built["gpupack-node"], built["gpupack-mps"]
-    root = str(SupervisorOptions(root=Path("/run/gpupack/mps")).root)
-    assert "--sharing=mps" in container(node)["args"]
-    assert container(mps)["args"] == ["mps", f"--root={root}"]
-    assert NodeSettings(node_name="n1").mps_root == Path(root)
-    for one in (node, mps):
-        (volume,) = [each for each in pod_template(one)["volumes"] if each["name"] == "mps"]
-        mounts = [each for each in container(one)["volumeMounts"] if each["name"] == "mps"]
-        assert volume["hostPath"]["path"] == mounts[0]["mountPath"] == root
-    # Memory that containers share with the servers: the same folder, under the same name in each.
-    assert mounts[1] == {"name": "mps", "mountPath": "/dev/shm", "subPath": SHM}
-    # Never by a rollout: what containers depend on would end.
-    assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
-    assert mps["spec"]["template"]["spec"]["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]

@@ -27,8 +27,8 @@ from deviceplugin.mps.grants import VOLTA, client_limit, why_not
 from deviceplugin.mps.service import MpsService
 from deviceplugin.node.sharing import Sharing
 from deviceplugin.node.supports import Supports
+from tests.account_world import Node
 from tests.ledger_world import RESOURCE, ids, pod
-from tests.unit.test_account import Node
 
 
 @pytest.mark.parametrize(("cuda", "clients"), [(11_050, 48), (13_000, 48), (13_010, 60), (14_000, 60)])

@@ -5,22 +5,18 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.nvml import AGAIN_S, NvmlGpus
-from tests.unit.test_nvml import LOST, Card, Driver, xid
+from tests.nvml_world import LOST, Card, Driver, driver, xid
+
+__all__ = ["driver"]
 
 CODES = sorted(
     value
     for name, value in vars(pynvml).items()
     if name.startswith("NVML_ERROR_") and isinstance(value, int) and value != pynvml.NVML_SUCCESS
 )
-
-
-@pytest.fixture
-def driver(mocker: MockerFixture) -> Driver:
-    return Driver(mocker)
 
 
 @pytest.fixture

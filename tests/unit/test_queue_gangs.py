@@ -1,22 +1,13 @@
-"""Gangs after their release: what is bound half, and members that are made again."""
-
-import pytest
+"""Gangs: released whole or not at all, what is bound half, and members that are made again."""
 
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.explain import Reason, waiting
-from tests.queue_world import QueueWorld
+from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
+
+__all__ = ["world"]
 
 WITHIN_S = 300.0
-UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
-
-
-@pytest.fixture
-def world() -> QueueWorld:
-    """One node with two cards, one queue."""
-    world = QueueWorld()
-    world.node("n1", (16, 16))
-    return world
 
 
 def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
@@ -38,6 +29,51 @@ def _pass_time(world: QueueWorld, seconds: float) -> None:
 
 def _taken_back(world: QueueWorld) -> list[tuple[str, bool]]:
     return sorted((world.name(back.entry.uid), back.remove) for back in world.queue.expire(world.now))
+
+
+def test_a_gang_is_released_whole_or_not_at_all() -> None:
+    """Three pods of 10 units need three cards."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    for i in range(3):
+        world.pod(f"g{i}", 10, gang="g", size=3)
+    world.pod("small", 4)
+    assert world.released() == ["small"]
+    assert [take for uid in ("uid-g0", "uid-g1", "uid-g2") if (take := world.state.taken(uid))] == []
+    world.node("n2", (16,))
+    assert sorted(world.released()) == ["g0", "g1", "g2"]
+
+
+def test_a_gang_waits_for_its_last_pod(world: QueueWorld) -> None:
+    """And is complete with it."""
+    world.pod("g0", gang="g", size=2)
+    assert world.released() == []
+    world.pod("g1", gang="g", size=2)
+    assert sorted(world.released()) == ["g0", "g1"]
+
+
+def test_a_gang_whose_pods_disagree_waits(world: QueueWorld) -> None:
+    """It says on what."""
+    world.pod("g0", gang="g", size=2)
+    world.pod("g1", gang="g", size=3)
+    assert world.released() == []
+    assert "disagree on gpupack.io/gang-size: 2, 3" in world.queue.gangs.get("gang default/g").fault  # type: ignore[union-attr]
+
+
+def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
+    """All of its pods that a controller makes again are removed."""
+    owner = [{"uid": "u", "controller": True}]
+    uids = [world.pod(f"g{i}", 16, gang="g", size=2) for i in range(2)]
+    for uid in uids:
+        world.change(uid, metadata={"ownerReferences": owner})
+    world.decide()
+    world.bind(uids[0])
+    world.now = 299
+    assert world.queue.expire(world.now) == []
+    world.now = 300
+    back = world.queue.expire(world.now)
+    assert {(each.entry.uid, each.remove) for each in back} == {(uid, True) for uid in uids}
+    assert "1 of 2 pods of its gang are bound" in back[0].why
 
 
 def test_of_a_half_bound_gang_of_bare_pods_only_those_without_a_node_lose_their_room(

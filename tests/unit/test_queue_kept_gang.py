@@ -8,8 +8,7 @@ from scheduler_plugin.queue.admission import Look
 from scheduler_plugin.queue.explain import waiting
 from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
-from tests.queue_world import ONE_QUEUE, QueueWorld
-from tests.unit.test_queue_patience import long_runners
+from tests.queue_world import ONE_QUEUE, QueueWorld, long_runners
 
 LONG = 1000.0
 """A pod has waited for longer than `keepRoomAfter`."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.records import Assignment
 from scheduler_plugin.queue.explain import waiting
 from tests.queue_world import QueueWorld
 
@@ -30,6 +31,37 @@ def _lose(world: QueueWorld, node: str) -> None:
     world.version += 1
     world.state.delete_node(node, str(world.version), world.now)
     world.queue.set_node(node, None)
+
+
+def book_cards(uuids: tuple[str, ...], assigned: Assignment | None) -> list[int]:
+    """Positions of the cards that a pod was bound with."""
+    return [uuids.index(uuid) for shares in (assigned or {}).values() for uuid, _ in shares]
+
+
+def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
+    """Small pods that come and go do not starve a large one; before that they pass it."""
+    world = QueueWorld()
+    world.node("n1", (16, 16))
+    small = [world.pod(f"s{i}", 8, created=i) for i in range(4)]
+    assert len(world.released()) == 4
+    for uid in small:
+        world.bind(uid)
+    large = world.pod("large", 16, created=5)
+    world.delete(small.pop())
+    world.pod("s4", 8, created=6)
+    assert world.released() == ["s4"], "it passes while there is time"
+    world.now = 600
+    ((entry, node),) = world.queue.keep_room(world.now)
+    assert (entry.uid, node) == (large, "n1")
+    world.bind("uid-s4")
+    book = world.state.books["n1"]
+    (held,) = world.queue.room.kept.pods(large)[large].cards
+    inside = [uid for uid, pod in book.pods.items() if held in book_cards(book.uuids, pod.assigned)]
+    world.delete(inside[0])
+    world.pod("s5", 8, created=7)
+    assert world.released() == [], "the room on the kept card is not for s5"
+    world.delete(inside[1])
+    assert world.released() == ["large"]
 
 
 def test_kept_room_moves_when_its_node_is_cordoned() -> None:

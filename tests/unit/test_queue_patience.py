@@ -1,19 +1,6 @@
 """When room begins to be kept for a pod that fits nowhere."""
 
-from tests.queue_world import QueueWorld
-
-
-def long_runners(config: str = "") -> tuple[QueueWorld, str]:
-    """Pods that have run for ten hours fill the node, and a pod waits that needs a whole card."""
-    world = QueueWorld(f"queues: [{{name: a}}]{config}")
-    world.node("n1", (16, 16))
-    for number in range(4):
-        world.pod(f"s{number}", 8, created=0)
-    assert len(world.released()) == 4
-    for number in range(4):
-        world.bind(f"uid-s{number}")
-        world.change(f"uid-s{number}", status={"startTime": "2026-01-01T00:00:00Z"})
-    return world, world.pod("large", 16, created=36_000)
+from tests.queue_world import QueueWorld, long_runners
 
 
 def kept_at(world: QueueWorld, hours: float) -> list[str]:

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from allocator.names import GPU_PREFIX, POD_CARDS
+from allocator.names import POD_CARDS
 from scheduler_plugin.queue import explain
 from scheduler_plugin.queue.controller import planned
 from scheduler_plugin.queue.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
-from tests.unit.test_manifests import objects, text_of
 
 COHORT = "queues: [{name: a, cohort: x, nominalQuota: 16}, {name: b, cohort: x, nominalQuota: 16}]"
 
@@ -182,13 +181,3 @@ def test_a_share_near_its_data_that_another_tenant_can_pay() -> None:
         ask(world, f"{queue}0", 50, queue=queue, data="d")
     went = {m.uid: (m.node, each.relaxed) for each in world.decide() for m in each.members}
     assert went == {"uid-a0": ("small", True), "uid-b0": ("large", False)}
-
-
-def test_the_policies_of_the_queue_gate_everything_that_is_queued() -> None:
-    kind = "MutatingAdmissionPolicy"
-    found = {key[1]: text_of(one) for key, one in objects("components/queue").items() if key[0] == kind}
-    assert found.keys() == {"gpupack-queue-name", "gpupack-queue-name-bound", "gpupack-queue-gate"}
-    assert all(f"name.startsWith('{GPU_PREFIX}')" in text for text in found.values())
-    # The API server asks them in any order, and one that did not match at first not again.
-    gates = {name for name, text in found.items() if 'schedulingGates{name: "gpupack.io/queue"}' in text}
-    assert gates == {"gpupack-queue-name", "gpupack-queue-gate"}

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.queue.quota import Account, Cohort, Quota, cohorts_of
+from tests.queue_world import TWO_QUEUES, UNSCHEDULABLE, QueueWorld
 
 
 def cohort(**quotas: Quota) -> Cohort:
@@ -69,3 +70,53 @@ def test_what_is_allowed_never_exceeds_what_there_is(
             own = account.quota.lending_limit
             if own is not None and account.used < (account.quota.nominal or 0) - own:
                 assert both.allows(name, 1), "what is not lent is always there"
+
+
+def test_idle_quota_is_lent_and_no_more() -> None:
+    """a has 16 of its own and 16 that b does not use; the lending limit of b keeps 4."""
+    world = QueueWorld(TWO_QUEUES.replace("}]", ", lendingLimit: 12}]"))
+    world.node("n1", (16, 16))
+    for i in range(10):
+        world.pod(f"p{i}", 4, queue="a")
+    releases = world.decide()
+    assert len(releases) == 7
+    assert [release.borrowed for release in releases] == [0, 0, 0, 0, 4, 4, 4]
+
+
+def test_a_borrowing_limit_holds() -> None:
+    """a may borrow 4 of the 16 that are idle."""
+    world = QueueWorld(TWO_QUEUES.replace("}, {", ", borrowingLimit: 4}, {"))
+    world.node("n1", (16, 16))
+    for i in range(10):
+        world.pod(f"p{i}", 4, queue="a")
+    assert len(world.released()) == 5
+
+
+def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
+    """Before the borrower gets any more."""
+    world = QueueWorld(TWO_QUEUES)
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 4, queue="a", created=i) for i in range(10)]
+    assert len(world.released()) == 8
+    world.pod("b0", 4, queue="b", created=99)
+    for uid in uids[:8]:
+        world.bind(uid)
+    assert world.released() == []
+    world.delete(uids[0])
+    assert world.released() == ["b0"]
+
+
+def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
+    """kube-scheduler may bind what it once refused at any time."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 32}]")
+    world.node("n1", (16,))
+    first = world.pod("first", 16)
+    world.decide()
+    world.change(first, status=UNSCHEDULABLE)
+    for units in (15, 14, 13):
+        world.pod(f"p{units}", units)
+    assert world.released() == ["p15"]
+    assert world.queue.tenants["a"].units == 31
+    world.delete("uid-p15")
+    world.bind_to(first, "n1")
+    assert world.queue.tenants["a"].units == 16

@@ -3,7 +3,9 @@
 import pytest
 
 from scheduler_plugin.queue.explain import Reason, tenants, waiting
-from tests.queue_world import QueueWorld
+from tests.queue_world import QueueWorld, world
+
+__all__ = ["world"]
 
 HELD = "example.com/other-gate"
 """Another controller's gate: the pod waits for it."""
@@ -11,6 +13,19 @@ HELD = "example.com/other-gate"
 
 def _gang(world: QueueWorld) -> list[str]:
     return [world.pod(f"g{i}", 8, data="d", job="j", gang="G", size=2) for i in range(2)]
+
+
+def test_the_second_stage_of_a_job_waits_for_the_first(world: QueueWorld) -> None:
+    """A pod without data waits for those of its job that read data; a failed one does not count as done."""
+    first = world.pod("map", 1, data="d", job="j")
+    world.pod("reduce", 1, job="j")
+    assert world.released() == ["map"]
+    world.bind(first)
+    assert world.released() == []
+    world.change(first, status={"phase": "Failed"})
+    assert world.released() == []
+    world.delete(first)
+    assert world.released() == ["reduce"]
 
 
 def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:

@@ -13,7 +13,7 @@ from gpupack.errors import InputError
 from gpupack.top import render, rows
 from gpupack.top.rendering import Look, lines
 from gpupack.top.totals import totals
-from tests.unit.test_top import CARDS, INVENTORY, REVISION, listed, node
+from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 GIB = "gpupack.io/gpu-memory-gib"
 HOLDS = dump_holds(Holds(1, frozenset({"u1", "u2"}), {"u1": {0: 4, 1: 1}, "u2": {1: 9}}))

@@ -12,7 +12,9 @@ import yaml
 
 from tests.cluster.harness.rest import Api, Json
 
-COMPONENTS = Path(__file__).resolve().parents[3] / "manifests" / "components"
+MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
+COMPONENTS = MANIFESTS / "components"
+OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
 UNDERSTOOD = {
     "apiVersion",
     "kind",

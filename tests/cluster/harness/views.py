@@ -1,6 +1,9 @@
 """The views of who has what, and whether they agree: containers, node words, annotations."""
 
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.cluster.harness.cluster import PODS, Cluster
 from tests.cluster.harness.polling import until
@@ -49,3 +52,27 @@ def wait_agree(cluster: Cluster, timeout_s: float = 20) -> NodeState:
         return state
 
     return until(agree, "words and containers agree", timeout_s)
+
+
+@contextmanager
+def words_never_below(cluster: Cluster, floor: list[int]) -> Iterator[None]:
+    """Look at the words all the while; whenever they can be read, no card may show less than `floor`."""
+    stop, seen = threading.Event(), []
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            try:
+                seen.append(tuple(cluster.state().used))
+            except Exception:  # noqa: BLE001 - an API server that is away has no words
+                continue
+
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        looker.join()
+    assert seen
+    below = {used for used in seen if any(have < least for have, least in zip(used, floor, strict=True))}
+    assert not below, f"words went below {floor}: {below}"

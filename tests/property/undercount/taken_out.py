@@ -34,6 +34,9 @@ def no(*_: object, **__: object) -> bool:
     return False
 
 
+never = property(no)
+
+
 def yes(*_: object, **__: object) -> bool:
     return True
 

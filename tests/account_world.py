@@ -1,0 +1,73 @@
+"""The node's account with a book that tests write."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from allocator.ledger import Ledger
+from deviceplugin.node.account import Account
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE, cards, pod
+
+
+class SteppingClock:
+    """Seconds that pass only when asked for: every look at the clock costs one step."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.now_s, self.step_s = 100.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+class Node:
+    """An account with its book; `bind` is a pod that comes into view."""
+
+    def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
+        self.book, self.clock = FakeBook(), SteppingClock(step_s)
+        self.ledger = Ledger(cards(*sizes))
+        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, **options)
+        self.lists = 0
+        self.account.want_list = self.count
+
+    def count(self) -> None:
+        self.lists += 1
+
+    def bind(self, *bound) -> None:
+        for each in bound:
+            self.ledger.pod_changed(each, self.account.now_s())
+        self.account.changed()
+
+    def linger(self, uid: str, given: frozenset[str]) -> None:
+        """A pod that runs is deleted by force, the kubelet offers its IDs again."""
+        self.bind(pod(uid, len(given), "c0"))
+        self.book.write(uid, given)
+        self.account.refresh()
+        self.ledger.looked([uid], [uid], self.ledger.mark(self.account.now_s()))
+        self.book.drop(uid)
+        self.account.refresh()
+        self.ledger.pod_gone(uid, self.account.now_s())
+
+    def ends(self, uid: str) -> None:
+        """Nothing of the pod runs any more."""
+        self.ledger.looked([uid], [], self.ledger.mark(self.account.now_s()))
+        self.account.changed()
+
+    def list_pods(self, *listed) -> None:
+        self.ledger.pods_synced(listed, self.ledger.mark(self.account.now_s()))
+        self.account.changed()
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return tuple(self.account.devices())
+
+    async def preferred(self, size: int, available: Sequence[str] | None = None) -> Collection[str]:
+        return await self.account.preferred(self.ids if available is None else available, (), size)
+
+    def ask(self, size: int) -> asyncio.Task[Collection[str]]:
+        return asyncio.create_task(self.preferred(size))
+
+    @property
+    def granted(self) -> int:
+        """Allocates that the book does not show."""
+        return len(self.ledger.facts.grants)

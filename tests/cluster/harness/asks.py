@@ -1,0 +1,92 @@
+"""Pods that ask for memory, rightly and wrongly, and whether the product's own code takes them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from allocator.errors import RequestError
+from allocator.names import POD_NODE_POLICY
+from allocator.request import MAX_UNITS, parse_pod
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import RESOURCE
+
+
+def annotated(
+    gib: int | str, annotations: dict[str, str], init: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """A pod with annotations under our prefix and, with `init`, an init container that asks."""
+    before = [] if init is None else [w.container("init", gib=init, **more)]
+    own = {f"gpupack.io/{key}": value for key, value in annotations.items()}
+    return w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
+
+
+def python_refuses(pod: dict[str, Any]) -> bool:
+    """Whether the product's own reading of a pod finds a mistake in it."""
+    annotations, spec = pod["metadata"]["annotations"], pod["spec"]
+    try:
+        parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
+    except RequestError:
+        return True
+    fault = read_ticket(msgspec.convert(pod, QueuePod)).fault
+    return bool(fault) or annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
+
+
+AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
+BOUNDS = (str(MAX_UNITS), str(MAX_UNITS + 1))
+VALUES = {
+    "cards": ("1", "2", "3", "02", "0", "64", "65", "100", "-1", "2.0", "two", "", " 2"),
+    "gpu-model": (
+        "*A100*,*H100*",
+        "!*T4*",
+        "! T4 , L40S",
+        "",
+        ",",
+        "a,",
+        "!",
+        "! ",
+        "!!a",
+        "a,!b",
+        "é*",
+        "*",
+    ),
+    "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
+    "node-policy": (*NODE_POLICIES.names(), "bestfit", "", "Best-Fit"),
+    "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
+    "job": ("", "anything"),
+    "card-policy": ("least-used", "most-used", "fragmentation", "most-use", "", "a\nb"),
+}
+GANGS = (
+    ("g", "4"),
+    ("g", "0"),
+    ("g", "1025"),
+    ("g", "many"),
+    ("g", None),
+    ("", "4"),
+    (None, "4"),
+    ("", None),
+)
+TABLE = [
+    *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
+    *(
+        pytest.param(annotated(64, {key: value}), id=f"{key} {value!r:.20}")
+        for key, values in VALUES.items()
+        for value in values
+    ),
+    *(
+        pytest.param(
+            annotated(
+                8, {key: text for key, text in (("gang", gang), ("gang-size", size)) if text is not None}
+            ),
+            id=f"gang {gang!r} of {size}",
+        )
+        for gang, size in GANGS
+    ),
+    pytest.param(annotated(8, {"cards": "2"}, init=2), id="cards beside an init container"),
+    pytest.param(annotated(8, {"cards": "2"}, init=2, sidecar=True), id="cards beside a sidecar"),
+    pytest.param(
+        annotated(8, {"cards": "2"}, init=3, sidecar=True), id="cards that do not divide a sidecar's"
+    ),
+]

@@ -1,0 +1,64 @@
+"""A cluster as docs/install.md leaves it: the base applied, every program under the account that it makes."""
+
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
+from tests.cluster.harness.polling import until
+from tests.cluster.harness.rest import Json
+
+NAMESPACE = "gpupack-system"
+SCHEDULER = "gpupack-scheduler"
+OTHER_NODE = "n2"
+"""A node without a kubelet, which is cordoned."""
+
+
+def start_as_installed(cluster: Cluster) -> None:
+    """Apply the base, then run daemon, extender and kube-scheduler as the accounts it makes for them."""
+    control = cluster.control
+    control.start_etcd()
+    control.start_api_server()
+    control.start_controllers()
+    apply_all(cluster.api, build_for(cluster.api, MANIFESTS / "base"))
+    cluster.host.start()
+    until(cluster.node_ready, "node ready", 60)
+    cluster.api.post("/api/v1/nodes", {"metadata": {"name": OTHER_NODE}, "spec": {"unschedulable": True}})
+    for account in ("gpupack-node", SCHEDULER):
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
+        until(lambda path=path: cluster.api.get(path), f"service account {account}")
+    cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
+    control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
+    control.start_scheduler(scheduler)
+    cluster.extender.start()
+    cluster.daemon.start()
+    until(cluster.allocatable, "the kubelet's count of units", 20)
+    until(
+        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
+        "default service account",
+    )
+
+
+def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> Json:
+    """The configuration of the ConfigMap, with this machine's addresses in it."""
+    text = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{SCHEDULER}")["data"]["scheduler.yaml"]
+    config = yaml.safe_load(text)
+    config["clientConnection"]["kubeconfig"] = str(kubeconfig)
+    (extender,) = config["extenders"]
+    extender["urlPrefix"] = cluster.extender.url
+    return config
+
+
+def node_events(cluster: Cluster, reason: str) -> list[str]:
+    """Messages of the Events about the node, as `kubectl describe node` finds them."""
+    selector = f"involvedObject.kind=Node,involvedObject.name={cluster.node_name},reason={reason}"
+    found = cluster.api.get("/api/v1/namespaces/default/events", fieldSelector=selector)["items"]
+    assert {event["source"]["component"] for event in found} <= {"gpupack-node"}
+    return [event["message"] for event in found]
+
+
+def filter_calls(cluster: Cluster) -> float:
+    """How often kube-scheduler has asked the extender for nodes."""
+    return cluster.extender.metric('gpupack_extender_request_duration_seconds_count{verb="filter"}')

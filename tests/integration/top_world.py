@@ -1,0 +1,88 @@
+"""A cluster as kubectl prints it, and what `gpupack top -o json` says of it."""
+
+from allocator.packing import NodeWords, node_resources
+from allocator.quantity import canonical
+from allocator.records import CardRecord, dump_cards
+
+INVENTORY = dump_cards([CardRecord("GPU-a", 0, "NVIDIA L40S", 45459, 0, True)])
+
+
+def node(name, words=None, **annotations):
+    resources = {key: canonical(value) for key, value in node_resources(words).items()} if words else {}
+    if words:
+        resources["gpupack.io/gpu-memory-gib"] = str(sum(words.sizes))
+    return {
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {f"gpupack.io/{key}": value for key, value in annotations.items()},
+        },
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def words(sizes, used):
+    return NodeWords.of(1024, sizes, used, 1_763_000_000_000)
+
+
+CLUSTER = {
+    "kind": "List",
+    "items": [
+        node("gpu-1", words([44], [8]), cards=INVENTORY),
+        node("gpu-0", words([14, 14], [14, 0])),
+        node("cpu-0"),
+        node("odd", words([14], [1]), cards="soup"),
+    ],
+}
+
+
+def card(used, size=14, uuid=None, model=None):
+    return {
+        "index": 0,
+        "uuid": uuid,
+        "model": model,
+        "size_units": size,
+        "used_units": used,
+        "in_use_units": used,
+        "held_units": None,
+        "healthy": True,
+        "cordoned": False,
+        "cordon_reason": None,
+        "held": None,
+    }
+
+
+def record(name, *cards, error=None):
+    return {
+        "node": name,
+        "cards": list(cards),
+        "unit_mib": 1024,
+        "error": error,
+        "ready": True,
+        "unschedulable": False,
+        "daemon": True,
+        "takes_pods": True,
+        "revision": 1_763_000_000_000,
+        "foreign_gpus": {},
+    }
+
+
+RECORDS = [
+    record("gpu-0", card(14), {**card(0), "index": 1}),
+    record("gpu-1", card(8, 44, "GPU-a", "NVIDIA L40S")),
+    record("odd", card(1), error='annotation gpupack.io/cards is "soup": not JSON'),
+]
+
+
+CONFIG = """
+apiVersion: v1
+kind: Config
+current-context: {current}
+clusters: [{{name: {name}, cluster: {{server: "{server}"}}}}]
+users: []
+contexts: [{{name: {name}, context: {{cluster: {name}}}}}]
+"""

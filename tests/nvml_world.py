@@ -1,0 +1,215 @@
+"""A driver of plain data whose functions are patched into pynvml, for tests of the NVML source."""
+# ruff: noqa: N802 (the fake driver's methods are named like NVML's functions)
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from pytest_mock import MockerFixture
+
+from deviceplugin.gpus.nvml import NvmlGpus
+
+MIB = 1 << 20
+ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+XID_EVENTS = pynvml.nvmlEventTypeXidCriticalError
+MIG_EVENTS = pynvml.nvmlEventMigConfigChange
+
+
+def process(pid: int, used_mib: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=None if used_mib is None else used_mib * MIB)
+
+
+@dataclass
+class Card:
+    """One card as a driver holds it; `errors` maps NVML functions to the codes that they fail with."""
+
+    uuid: str
+    total_mib: int = 81559
+    reserved_mib: int = 480
+    used_mib: int = 0
+    bus_id: str = "00000000:1A:00.0"
+    minor: int = 3
+    numa_mask: int = 2
+    compute: list[SimpleNamespace] = field(default_factory=list)
+    graphics: list[SimpleNamespace] = field(default_factory=list)
+    mps: list[SimpleNamespace] = field(default_factory=list)
+    ecc: int = 0
+    action: int = 0
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    pages: tuple[int, int, int] = (0, 0, 0)
+    mig: list["Card"] | None = None
+    instance: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class Driver:
+    """Answers for pynvml's functions from plain data."""
+
+    def __init__(self, mocker: MockerFixture) -> None:
+        self.cards = [Card("GPU-a"), Card("GPU-b", minor=4, numa_mask=1)]
+        self.errors: dict[str, int] = {}
+        self.news: list[SimpleNamespace | int] = []
+        self.registered: list[str] = []
+        self.calls: list[str] = []
+        self.heard = threading.Event()
+        for name in [
+            "Init",
+            "Shutdown",
+            "EventSetCreate",
+            "EventSetFree",
+            "EventSetWait_v2",
+            "DeviceGetCount",
+            "DeviceGetHandleByIndex",
+            "DeviceGetUUID",
+            "DeviceGetName",
+            "DeviceGetMinorNumber",
+            "DeviceGetPciInfo",
+            "DeviceGetMemoryInfo",
+            "DeviceGetMemoryAffinity",
+            "DeviceGetMigMode",
+            "DeviceGetMaxMigDeviceCount",
+            "DeviceGetGpuInstanceId",
+            "DeviceGetMigDeviceHandleByIndex",
+            "DeviceRegisterEvents",
+            "DeviceGetTotalEccErrors",
+            "DeviceGetRemappedRows",
+            "DeviceGetRetiredPages",
+            "DeviceGetRetiredPagesPendingStatus",
+            "DeviceGetFieldValues",
+            "DeviceGetComputeRunningProcesses_v3",
+            "DeviceGetComputeRunningProcesses_v2",
+            "DeviceGetGraphicsRunningProcesses_v3",
+            "DeviceGetGraphicsRunningProcesses_v2",
+            "DeviceGetMPSComputeRunningProcesses_v3",
+            "DeviceGetMPSComputeRunningProcesses_v2",
+        ]:
+            mocker.patch.object(pynvml, f"nvml{name}", self._answer(name))
+
+    def _answer(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            errors = args[0].errors if args and isinstance(args[0], Card) else self.errors
+            key = f"{name}_v2" if kwargs.get("version") else name
+            if key in errors:
+                raise pynvml.NVMLError(errors[key])
+            return getattr(self, name.removesuffix("_v2").removesuffix("_v3"))(*args, **kwargs)
+
+        return call
+
+    def Init(self) -> None: ...
+    def Shutdown(self) -> None: ...
+    def EventSetFree(self, events: object) -> None: ...
+
+    def EventSetCreate(self) -> object:
+        return object()
+
+    def EventSetWait(self, events: object, timeout_ms: int) -> SimpleNamespace:
+        if not self.news:
+            self.heard.set()
+            threading.Event().wait(0.005)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        news = self.news.pop(0)
+        if isinstance(news, int):
+            raise pynvml.NVMLError(news)
+        return news
+
+    def DeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def DeviceGetHandleByIndex(self, index: int) -> Card:
+        card = self.cards[index]
+        if "Handle" in card.errors:
+            raise pynvml.NVMLError(card.errors["Handle"])
+        return card
+
+    def DeviceGetUUID(self, card: Card) -> str:
+        return card.uuid
+
+    def DeviceGetName(self, card: Card) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+    def DeviceGetMinorNumber(self, card: Card) -> int:
+        return card.minor
+
+    def DeviceGetPciInfo(self, card: Card) -> SimpleNamespace:
+        return SimpleNamespace(busId=card.bus_id)
+
+    def DeviceGetMemoryInfo(self, card: Card, version: int | None = None) -> SimpleNamespace:
+        v1_used = card.used_mib + (0 if version else card.reserved_mib)
+        info = SimpleNamespace(total=card.total_mib * MIB, used=v1_used * MIB)
+        if version:
+            assert version == pynvml.nvmlMemory_v2
+            info.reserved = card.reserved_mib * MIB - 1
+        return info
+
+    def DeviceGetMemoryAffinity(self, card: Card, words: int, scope: int) -> list[int]:
+        return [card.numa_mask] + [0] * (words - 1)
+
+    def DeviceGetMigMode(self, card: Card) -> list[int]:
+        return [int(card.mig is not None)] * 2
+
+    def DeviceGetMaxMigDeviceCount(self, card: Card) -> int:
+        return 7
+
+    def DeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:
+        # NVML numbers the places; a place without an instance is not found.
+        for instance in card.mig or ():
+            if instance.instance == index:
+                return instance
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def DeviceGetGpuInstanceId(self, card: Card) -> int:
+        return card.instance
+
+    def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
+        assert kinds in (XID_EVENTS | MIG_EVENTS, XID_EVENTS)
+        self.registered.append(card.uuid)
+
+    def DeviceGetTotalEccErrors(self, card: Card, kind: int, counter: int) -> int:
+        return card.ecc
+
+    def DeviceGetRemappedRows(self, card: Card) -> tuple[int, int, int, int]:
+        return card.rows
+
+    def DeviceGetRetiredPages(self, card: Card, cause: int) -> list[int]:
+        return list(range(card.pages[cause]))
+
+    def DeviceGetRetiredPagesPendingStatus(self, card: Card) -> int:
+        return card.pages[2]
+
+    def DeviceGetFieldValues(self, card: Card, fields: list[int]) -> list[SimpleNamespace]:
+        assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=card.action))]
+
+    def DeviceGetComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
+        return card.compute
+
+    def DeviceGetGraphicsRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
+        return card.graphics
+
+    def DeviceGetMPSComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
+        return card.mps
+
+
+def xid(card: Any, code: int, **fields: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=code, **fields
+    )
+
+
+@pytest.fixture
+def driver(mocker: MockerFixture) -> Driver:
+    return Driver(mocker)
+
+
+@pytest.fixture
+def gpus(driver: Driver, tmp_path: Path) -> Iterator[NvmlGpus]:
+    source = NvmlGpus(pci_devices=tmp_path)
+    yield source
+    source.close()

@@ -1,0 +1,76 @@
+"""Whether the driver holds limits on a card, and what follows for containers and for what is offered."""
+
+from pathlib import Path
+
+from pytest_mock import MockerFixture
+
+from deviceplugin.gpus.limits import HELD, Enforcement, Support
+from tests.limits_world import UID, LimitsWorld, world
+
+__all__ = ["world"]
+
+
+async def test_a_driver_that_cannot_is_left_alone(world: LimitsWorld) -> None:
+    world.driver.say(Support(False, "driver 580 has no call", "driver 615"))
+    await world.start()
+    world.give(UID, "main", range(5))
+    world.container("a")
+    await world.settle()
+    assert (world.driver.sets, world.supports.enforcement("c0")) == ([], Enforcement.ACCOUNTED)
+    assert world.supports.container_envs({"c0": 5}) == {}
+    world.supports.fallback = lambda _: Enforcement.MPS
+    assert world.supports.enforcement("c0") is Enforcement.MPS
+
+
+async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
+    world = LimitsWorld(tmp_path, mode="off")
+    world.give(UID, "main", range(5))
+    world.container("a")
+    await world.start()
+    await world.settle()
+    await world.end()
+    assert (world.driver.reads, world.supports.enforcement("c0")) == (0, Enforcement.ACCOUNTED)
+    assert str(world.supports.of("c0")) == "--memory-limits off"
+    assert world.supports.container_envs({"c0": 5}) == {}
+
+
+async def test_the_toolkits_variables_are_those_of_the_smallest_share(world: LimitsWorld) -> None:
+    assert world.account.limit_envs({"c0": 5}) == {}
+    await world.start()
+    envs = world.account.limit_envs({"c0": 5, "c1": 4})
+    assert set(envs.values()) == {"4"}
+    assert len(envs) == 2
+    assert world.account.limit_envs({}) == {}
+
+
+async def test_require_offers_only_cards_that_are_held(tmp_path: Path) -> None:
+    world = LimitsWorld(tmp_path, mode="require")
+    assert not any(world.account.devices().values())
+    assert world.account.ledger.used() == (8, 8)
+    world.driver.say(Support(False, "driver 580 has no call", "driver 615"))
+    await world.start()
+    assert not any(world.account.devices().values())
+    assert world.account.why_not("c0::0") == (
+        "--memory-limits require, and driver 580 has no call; it takes driver 615"
+    )
+    world.driver.say(Support(True))
+    await world.supports.ask()
+    assert all(world.account.devices().values())
+    assert world.account.ledger.used() == (0, 0)
+    # Health and limits are two things.
+    world.account.ledger.set_healthy("c0", False)
+    await world.supports.ask()
+    assert world.account.ledger.used() == (8, 0)
+    await world.end()
+
+
+async def test_a_question_that_fails_is_no_and_is_asked_again(
+    world: LimitsWorld, mocker: MockerFixture
+) -> None:
+    bad = mocker.patch.object(world.driver, "support", side_effect=[RuntimeError("boom"), HELD])
+    await world.supports.begin()
+    assert [world.supports.of(card).held for card in ("c0", "c1")] == [False, True]
+    assert "RuntimeError: boom" in world.supports.of("c0").reason
+    mocker.stop(bad)
+    await world.supports.ask()
+    assert world.supports.of("c0").held

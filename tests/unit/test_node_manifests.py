@@ -1,0 +1,101 @@
+"""The node daemon's manifests: what it is given on its node, what it may do, and its components."""
+
+from pathlib import Path
+
+from allocator import names
+from deviceplugin.gpus.cdi import FOLDERS
+from deviceplugin.mps.folder import SHM
+from deviceplugin.mps.supervisor import Options as SupervisorOptions
+from deviceplugin.settings import Settings as NodeSettings
+from tests.cluster.harness.manifests import MANIFESTS, build
+from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
+
+
+def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
+    daemon = objects("base")["DaemonSet", "gpupack-node"]
+    pod, gpupack = pod_template(daemon), container(daemon)
+    assert pod["hostPID"] is True
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert daemon["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    environment = {entry["name"]: entry.get("value") for entry in gpupack["env"]}
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    assert "--node-name=$(NODE_NAME)" in gpupack["args"]
+    assert "NODE_NAME" in environment
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in gpupack["volumeMounts"]}
+    # The daemon's defaults are the host's paths, so each is mounted where it is.
+    assert {mount["mountPath"]: paths[mount["name"]] for mount in mounts.values()} == {
+        path: path
+        for path in (
+            "/var/lib/kubelet/device-plugins",
+            "/var/lib/kubelet/pod-resources",
+            "/sys/fs/cgroup",
+            "/var/log/containers",
+        )
+    }
+    # With the kernel's dmem controller a limit is a file among the cgroups.
+    assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
+    assert mounts["/var/log/containers"]["readOnly"] is True
+    # The kubelet's book is root's, with mode 0600: without capabilities only its owner can read it.
+    rights = gpupack["securityContext"]
+    assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
+    assert mounts["/var/lib/kubelet/device-plugins"].get("readOnly", False) is False
+
+
+def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
+    found = objects("base")
+    account = found["DaemonSet", "gpupack-node"]["spec"]["template"]["spec"]["serviceAccountName"]
+    user = f"system:serviceaccount:{NAMESPACE}:{account}"
+    for name in ("gpupack-node", "gpupack-allocation"):
+        (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
+        assert condition["expression"] == f"request.userInfo.username == '{user}'"
+    node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
+    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
+    assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
+    assert f"key == '{names.POD_ALLOCATION}'" in text_of(
+        found["ValidatingAdmissionPolicy", "gpupack-allocation"]
+    )
+    assert f"name.startsWith('{names.PACKED_PREFIX}')" in text_of(
+        found["ValidatingAdmissionPolicy", "gpupack-pod-request"]
+    )
+    for (kind, name), one in found.items():
+        if kind == "ValidatingAdmissionPolicy":
+            assert one["spec"]["failurePolicy"] == "Fail", name
+        if kind == "ValidatingAdmissionPolicyBinding":
+            expected = ["Warn"] if name.endswith("-warn") else ["Deny"]
+            assert one["spec"]["validationActions"] == expected, name
+        if "paramRef" in one.get("spec", {}):
+            # Else a ConfigMap that is missing would keep every pod of the cluster from being created.
+            assert one["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow", name
+            assert ("ConfigMap", one["spec"]["paramRef"]["name"]) in found
+
+
+def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> None:
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "cdi")
+    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
+    args = container(daemon)["args"]
+    assert "--device-list-strategy=cdi-cri" in args
+    mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
+    hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
+    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
+    assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
+
+
+def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
+    objects_there = build(MANIFESTS / "base", MANIFESTS / "components" / "mps")
+    built = {one["metadata"]["name"]: one for one in objects_there if one["kind"] == "DaemonSet"}
+    node, mps = built["gpupack-node"], built["gpupack-mps"]
+    root = str(SupervisorOptions(root=Path("/run/gpupack/mps")).root)
+    assert "--sharing=mps" in container(node)["args"]
+    assert container(mps)["args"] == ["mps", f"--root={root}"]
+    assert NodeSettings(node_name="n1").mps_root == Path(root)
+    for one in (node, mps):
+        (volume,) = [each for each in pod_template(one)["volumes"] if each["name"] == "mps"]
+        mounts = [each for each in container(one)["volumeMounts"] if each["name"] == "mps"]
+        assert volume["hostPath"]["path"] == mounts[0]["mountPath"] == root
+    # Memory that containers share with the servers: the same folder, under the same name in each.
+    assert mounts[1] == {"name": "mps", "mountPath": "/dev/shm", "subPath": SHM}
+    # Never by a rollout: what containers depend on would end.
+    assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert mps["spec"]["template"]["spec"]["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]

@@ -1,0 +1,63 @@
+"""Which processes use a card: what the driver lists, and what it does not show."""
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from deviceplugin.gpus.nvml import NvmlGpus
+from deviceplugin.gpus.source import GpuProcess
+from tests.nvml_world import ABSENT, Driver, driver, gpus, process
+
+__all__ = ["driver", "gpus"]
+
+
+def test_processes_of_all_lists_once_each(driver: Driver, gpus: NvmlGpus) -> None:
+    card = driver.cards[0]
+    card.compute = [process(30, 100), process(10, None), process(20, 5)]
+    card.graphics = [process(30, 90), process(40, 7)]
+    card.mps = [process(20, 6), process(50, None)]
+    gpus.open()
+    assert gpus.sample()[0].processes == (
+        GpuProcess(10, None),
+        GpuProcess(20, 6),
+        GpuProcess(30, 100),
+        GpuProcess(40, 7),
+        GpuProcess(50, None),
+    )
+    assert gpus.sample()[1].processes == ()
+
+
+def test_older_process_lists(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].compute = [process(1, 2)]
+    driver.cards[0].errors["DeviceGetComputeRunningProcesses_v3"] = ABSENT
+    driver.cards[1].errors["DeviceGetComputeRunningProcesses_v3"] = ABSENT
+    driver.cards[1].errors["DeviceGetComputeRunningProcesses_v2"] = ABSENT
+    gpus.open()
+    assert [sample.processes for sample in gpus.sample()] == [(GpuProcess(1, 2),), None]
+
+
+@pytest.mark.parametrize("hidden", ["no right", "pid 0"])
+def test_processes_that_cannot_be_told(driver: Driver, gpus: NvmlGpus, hidden: str) -> None:
+    driver.cards[0].compute = [process(0, 5)]
+    if hidden == "no right":
+        driver.cards[0].errors["DeviceGetComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_NO_PERMISSION
+    gpus.open()
+    sample = gpus.sample()[0]
+    assert (sample.processes, sample.error) == (None, None)
+
+
+def test_an_empty_list_says_nothing_where_the_driver_hides_processes(driver: Driver, tmp_path: Path) -> None:
+    source = NvmlGpus(pci_devices=tmp_path, sees_processes=False)
+    driver.cards[0].compute = [process(1, 2)]
+    source.open()
+    assert [sample.processes for sample in source.sample()] == [(GpuProcess(1, 2),), None]
+    source.close()
+
+
+def test_missing_graphics_and_mps_lists_hide_nothing_else(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].compute = [process(1, 2)]
+    for kind in ("Graphics", "MPSCompute"):
+        driver.cards[0].errors[f"DeviceGet{kind}RunningProcesses_v3"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    gpus.open()
+    assert gpus.sample()[0].processes == (GpuProcess(1, 2),)

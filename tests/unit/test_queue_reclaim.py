@@ -1,0 +1,111 @@
+"""Reclaim: what a queue has lent is taken back by eviction, from nobody who need not go."""
+
+from scheduler_plugin.queue.reclaim import Reclaimer
+from tests.queue_world import TWO_QUEUES, QueueWorld
+
+
+def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
+    """What the reclaimer wants to be done: lender, node and names of victims."""
+    found = Reclaimer(world.queue).find(world.now)
+    return [(each.tenant, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
+
+
+def borrowed() -> tuple[QueueWorld, list[str]]:
+    """Four pods of a fill the node, two of them on what is b's."""
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(4)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    return world, uids
+
+
+def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> None:
+    """The youngest borrowed pod goes, and none without `reclaim: evict`."""
+    world, _ = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    assert reclaimed(world) == [("b", "n1", ["a3"])]
+    world.configure(TWO_QUEUES)
+    assert reclaimed(world) == []
+
+
+def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
+    """b uses its 16 units and wants more."""
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
+    uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
+    assert len(world.released()) == 4
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b2", 8, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_a_victim_has_no_larger_priority_than_who_waits() -> None:
+    """The youngest has one, so the next older one would go, but that one is not borrowed."""
+    world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict")
+    world.node("n1", (16, 16))
+    uids = [world.pod(f"a{i}", 16, queue="a", created=i, spec={"priority": 5}) for i in range(2)]
+    world.decide()
+    for uid in uids:
+        world.bind(uid)
+    world.pod("b0", 16, queue="b", created=50)
+    assert reclaimed(world) == []
+
+
+def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
+    """The victim is gone and its node has not said so yet; much later another one is looked for."""
+    world, uids = borrowed()
+    world.node("n1", (16, 16), [16, 16], holds=uids)
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    world.delete(found.victims[0].uid)
+    assert world.released() == [], "the words are as they were"
+    assert reclaimer.find(14) == []
+    assert len(reclaimer.find(15)) == 1
+
+
+def test_whom_a_disruption_budget_protects_is_passed_over_for_the_next_youngest() -> None:
+    """At once, as nobody went; where both are protected, they are asked again later and later."""
+    world, uids = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    asked = []
+    for now in range(100):
+        for found in reclaimer.find(now):
+            (victim,) = found.victims
+            asked.append((now, victim.record.name))
+            if victim.uid in uids:
+                reclaimer.refused("b", victim.uid, now)
+    names = [name for _, name in asked]
+    assert names == ["a3", "a2", "a1", "a0"] * 3
+    assert [at for at, _ in asked] == [0, 1, 2, 3, 15, 16, 17, 18, 45, 46, 47, 48]
+
+
+def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() -> None:
+    """Else one more would go than needed."""
+    world, _ = borrowed()
+    world.pod("b0", 16, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    gone, stays = found.victims
+    reclaimer.refused("b", stays.uid, 0)
+    world.delete(gone.uid)
+    assert reclaimer.find(1) == []
+    assert world.released() == []
+    (found,) = reclaimer.find(15)
+    assert stays in found.victims, "its card is half free, and it is asked again"
+
+
+def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
+    """Another one is not evicted at once: that could be one more than needed."""
+    world, _ = borrowed()
+    world.pod("b0", 8, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    (found,) = reclaimer.find(0)
+    reclaimer.refused("b", found.victims[0].uid, 0, stays=False)
+    assert [len(reclaimer.find(now)) for now in (1, 14, 15)] == [0, 0, 1]

@@ -1,0 +1,135 @@
+"""Releases that come to nothing: a pod that is not bound gives its room back, waits again, or is removed."""
+
+from scheduler_plugin.queue import explain
+from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld, world
+
+__all__ = ["world"]
+
+
+def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWorld) -> None:
+    """kube-scheduler knows reasons that the queue does not."""
+    uid = world.pod("one", 16)
+    world.pod("two", 16)
+    world.decide()
+    world.pod("three", 15)
+    world.change(uid, status=UNSCHEDULABLE)
+    assert world.released() == ["three"]
+    (back,) = world.queue.expire(world.now)
+    assert (back.entry.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
+    assert world.queue.expire(world.now) == []
+    world.now = 120
+    assert [back.why for back in world.queue.expire(world.now)] == [
+        "not bound within 120 s of its release"
+    ] * 2
+
+
+def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refused_one() -> None:
+    """It refuses for a reason that the queue cannot see, so there is room and quota for all of them."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 160}]")
+    world.node("n1", (16,))
+    uids = [world.pod(f"p{i}", 16, created=i) for i in range(50)]
+    at = []
+    while world.now < 600:
+        for name in world.released():
+            at.append(world.now)
+            world.change(f"uid-{name}", status=UNSCHEDULABLE)
+        world.now += 1
+    assert at == [0, 10, 30, 70, 150, 310]
+    held = world.queue.entries[uids[-1]]
+    message = explain.why(world.queue, held, world.now).message
+    assert message.startswith("pod default/p0 asks for the same and could not be bound")
+    world.pod("other", 15, created=99)
+    assert world.released() == ["other"], "another one goes at once"
+    world.delete("uid-other")
+    world.bind_to(uids[0], "n1")
+    world.delete(uids[0])
+    assert world.released() == ["p6"], "once one is bound all may go that fit"
+
+
+def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
+    """It is pinned to its node; it is asked again until it is gone."""
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
+    world.node("n1", (16,))
+    uid = world.pod("p", 16)
+    world.change(uid, metadata={"ownerReferences": [{"uid": "set", "controller": True}]})
+    world.decide()
+    world.change(uid, status=UNSCHEDULABLE)
+    found = []
+    for world.now in range(140):
+        found += [(world.now, back.remove, back.again) for back in world.queue.expire(world.now)]
+    assert found == [(0, False, False), (120, True, False), (125, True, True), (135, True, True)]
+    world.delete(uid)
+    assert world.queue.expire(500) == []
+
+
+def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWorld) -> None:
+    """Two minutes, unless configured."""
+    uid = world.pod("one", 16)
+    world.decide()
+    world.now = 119
+    assert world.queue.expire(world.now) == []
+    world.now = 120
+    (back,) = world.queue.expire(world.now)
+    assert (back.entry.uid, back.remove) == (uid, False)
+    assert world.state.taken(uid) is None
+    assert world.queue.expire(world.now) == []
+
+
+def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) -> None:
+    """With nothing taken, and is released once more after a pause, longer each time."""
+    uid = world.pod("one", 16)
+    for pause_s in (1, 2, 4):
+        (release,) = world.queue.decide(world.now)
+        world.queue.not_released(release.task.uid, world.now, "no")
+        assert world.state.taken(uid) is None
+        assert world.queue.tenants["a"].units == 0
+        assert world.queue.refusal(world.queue.entries[uid]) == "the API server refuses its release: no"
+        world.now += pause_s - 0.1
+        assert not list(world.queue.decide(world.now))
+        world.now += 0.1
+    (release,) = world.queue.decide(world.now)
+    world.queue.not_released(uid, world.now)
+    assert not world.queue.refusal(world.queue.entries[uid]), "it had changed: nobody refuses it"
+    assert not list(world.queue.decide(world.now))
+    world.now += 8
+    assert world.released() == ["one"]
+
+
+def test_a_release_that_was_not_written_yet_is_not_late(world: QueueWorld) -> None:
+    """Its time begins when the API server shows it without its gate."""
+    uid = world.pod("one", 16)
+    list(world.queue.decide(world.now))
+    world.now = 500
+    assert world.queue.expire(world.now) == []
+    world.change(uid, spec={"schedulingGates": []})
+    world.now = 619
+    assert world.queue.expire(world.now) == []
+    world.now = 620
+    assert len(world.queue.expire(world.now)) == 1
+
+
+def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld) -> None:
+    """Stop HoldAndDrain; a PodDisruptionBudget may protect them for a while. Also those without room."""
+    drain = "queues: [{name: a, stop: HoldAndDrain}]"
+    uids = [world.pod("one"), world.pod("two")]
+    world.decide()
+    world.bind(uids[0])
+    world.change(uids[1], status=UNSCHEDULABLE)
+    world.queue.expire(0)
+    world.configure(drain)
+    assert sorted((back.entry.uid, back.remove, back.again) for back in world.queue.expire(0)) == [
+        (uids[0], True, False),
+        (uids[1], True, False),
+    ]
+    assert world.queue.expire(4) == []
+    assert {(back.entry.uid, back.again) for back in world.queue.expire(5)} == {(uid, True) for uid in uids}
+    world.change(uids[0], metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    world.delete(uids[1])
+    assert world.queue.expire(100) == []
+    third = world.pod("three")
+    world.configure(ONE_QUEUE)
+    assert world.queue.expire(101) == []
+    world.now = 101
+    assert world.released() == ["three"]
+    world.configure(drain)
+    assert [(back.entry.uid, back.again) for back in world.queue.expire(102)] == [(third, False)]
