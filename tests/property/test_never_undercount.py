@@ -73,7 +73,7 @@ def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         if not mutant.fresh_words:
             patch.setattr(ModelExtender, "read_words_anew", none)
-        if not mutant.listed:
+        if mutant.guessed:
             patch.setattr(ModelDaemon, "taken_up", none)
         rules = [mutant.apply(patch)] if taken_out else []
         try:
