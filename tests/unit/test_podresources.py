@@ -1,4 +1,4 @@
-"""Having the kubelet clean its book: the question, what follows it, and a kubelet that does not answer."""
+"""Asking PodResources: pods that are taken up, a book that is cleaned, and a kubelet that does not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,16 +22,18 @@ class Kubelet(rpc.PodResourcesListerServicer):
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.status: grpc.StatusCode | None = None
+        self.refusals = 1 << 30
         self.hangs = False
 
     async def List(self, request, context):  # noqa: N802 - the wire's name
         self.log.append("asked")
         if self.hangs:
             await asyncio.Event().wait()
-        if self.status is not None:
+        if self.status is not None and self.refusals:
+            self.refusals -= 1
             await context.abort(self.status, "not you")
         self.log.append("cleaned")
-        many = pb.PodResources(name="many", containers=[pb.ContainerResources(name="main")])
+        many = pb.PodResources(namespace="ns", name="many", containers=[pb.ContainerResources(name="main")])
         # More than gRPC takes unless told otherwise.
         many.containers[0].devices.add(resource_name="x" * (8 << 20), device_ids=["1"])
         return pb.ListPodResourcesResponse(pod_resources=[many])
@@ -145,3 +147,49 @@ async def test_a_connection_that_says_goaway_at_once_costs_no_memory():
             await here.asked.clean()
         assert (here.asked.errors, here.log) == (5, [])
         assert resident_mib() - before_mib < 64
+
+
+MANY = frozenset({("ns", "many")})
+
+
+async def test_pods_that_are_taken_up_are_named():
+    async with world() as here:
+        assert await here.asked.taken_up() == MANY
+        assert here.log == ["asked", "cleaned"]
+
+
+async def test_a_kubelet_that_is_asked_too_often_is_asked_again():
+    async with world() as here:
+        here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.RESOURCE_EXHAUSTED, 3
+        assert await here.asked.taken_up() == MANY
+        assert here.log == ["asked"] * 4 + ["cleaned"]
+        assert (here.asked.problem, here.asked.errors) == (None, 0)
+
+
+async def test_another_kubelet_names_its_pods_at_the_first_question():
+    async with world() as here:
+        assert await here.asked.taken_up() == MANY
+        await here.stop()
+        await here.start()
+        assert await here.asked.taken_up() == MANY
+        assert here.asked.errors == 0
+
+
+async def test_a_kubelet_that_never_answers_is_given_up_and_then_asked_once():
+    async with world() as here:
+        here.kubelet.status = grpc.StatusCode.PERMISSION_DENIED
+        assert await here.asked.taken_up() is None
+        assert here.log.count("asked") > 1
+        here.log.clear()
+        assert await here.asked.taken_up() is None
+        assert (here.log, here.asked.errors) == (["asked"], 2)
+        here.kubelet.refusals = 0
+        assert await here.asked.taken_up() == MANY
+
+
+async def test_a_question_that_fails_takes_no_other_along():
+    """A connection that is closed ends every call on it."""
+    async with world() as here:
+        here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.UNKNOWN, 1
+        _, named = await asyncio.gather(here.asked.clean(), here.asked.taken_up())
+        assert named == MANY

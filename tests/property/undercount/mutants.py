@@ -30,6 +30,7 @@ from tests.property.undercount.taken_out import (
     nobody_uses_up_his_own,
     none,
     nothing,
+    of_any_pod,
     one_share,
     over_is_dead,
     own_target_only,
@@ -339,6 +340,14 @@ MUTANTS = (
             "cordon": 0.3,
             "sleep": 0.1,
         },
+        fresh_words=True,
+    ),
+    Mutant(
+        "node: the kubelet asks for a pod that it has taken up",
+        Ask,
+        "_may_be_of",
+        of_any_pod,
+        seed=23003879,
         fresh_words=True,
     ),
     Mutant(
