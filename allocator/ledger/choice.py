@@ -60,7 +60,7 @@ class Ask:
 
     def _may_be_of(self, one: PodFacts) -> bool:
         """Whether a pod may be asking, whatever it has by now."""
-        if one.pod.request.percent != self.percent or not one.may_ask:
+        if one.pod.request.percent != self.percent:
             return False
         return self.taken_up is None or (one.pod.namespace, one.pod.name) in self.taken_up
 

@@ -61,7 +61,7 @@ def waiting(facts: Facts) -> list[Waiting]:
     return [
         Waiting(one, number, demand)
         for one in facts.queue()
-        if one.may_ask and (one.asked_again or not charges.complete(one))
+        if one.asked_again or not charges.complete(one)
         for number, demand in enumerate(one.pod.request.demands)
         if one.asked_again or any(container.name in demand.containers for container in one.missing)
     ]

@@ -23,6 +23,7 @@ from tests.property.undercount.taken_out import (
     ids_once,
     may_start_until_heard,
     never,
+    never_heard,
     never_out_of_use,
     no,
     no_cgroup_is_dead,
@@ -154,6 +155,14 @@ MUTANTS = (
         seed=23000438,
         fresh_words=True,
         guessed=True,
+    ),
+    Mutant(
+        "node: a kubelet that starts has heard of every end",
+        Facts,
+        "may_ask",
+        never_heard,
+        seed=23003737,
+        fresh_words=True,
     ),
     Mutant(
         "node: a pod that is asked for again and whose card is unhealthy goes elsewhere",

@@ -179,10 +179,11 @@ class Scene:
         return any(e.kind == "DELETED" and e.pod is not None and e.pod.node == node.name for e in events)
 
     def _unsaid(self, node: Node) -> bool:
-        """Whether the ledger counts more than the words say."""
-        words = self.world.words(node.name)
+        """Whether the ledger counts more than the words say, or nothing yet: it has not read the book."""
+        words, ledger = self.world.words(node.name), node.daemon.ledger
         said = words.used if words is not None else (0,) * len(node.daemon.cards)
-        return any(used > shown for used, shown in zip(node.daemon.ledger.used(), said, strict=True))
+        more = any(used > shown for used, shown in zip(ledger.used(), said, strict=True))
+        return more or not ledger.facts.read
 
     def _check_words(self, node: Node) -> None:
         """What the words once held they hold until its containers have ended."""
