@@ -163,6 +163,7 @@ MUTANTS = (
         never_heard,
         seed=23003737,
         fresh_words=True,
+        guessed=True,
     ),
     Mutant(
         "node: a pod that is asked for again and whose card is unhealthy goes elsewhere",
