@@ -144,9 +144,8 @@ def prefer(ask: Ask) -> tuple[str, ...]:
 def _cards(ask: Ask) -> tuple[str, ...]:
     """Choose the cards of one answer: where the container belongs, or the best that is left.
 
-    The best by the card policy, in rounds that respect less and less: first what nobody has, none else is
-    expected on and others do not use; then also what others use and what is charged and yet free; at last
-    also where bound pods are expected. What may be in use is never given out a second time.
+    The best by the card policy, in rounds that respect less and less. What may be in use is never given out a
+    second time.
     """
     facts, who = ask.facts, ask.whose()
     found = places.places(facts)
@@ -162,21 +161,27 @@ def _cards(ask: Ask) -> tuple[str, ...]:
     each = ask.size // demand.cards
     alone = replace(demand, per_card=each, least=each)
     offered, others = _offered(ask, each), charges.charged(facts, but=who[0] if who is not None else None)
-    unheld = {uuid: min(n, facts.cards[uuid].size_units - others[uuid]) for uuid, n in offered.items()}
+    left = {uuid: card.size_units - others[uuid] for uuid, card in facts.cards.items()}
+    unheld = {uuid: min(units, left[uuid]) for uuid, units in offered.items()}
     if target and all(unheld[uuid] >= alone.units_on(facts.cards[uuid].size_units) for uuid in target):
         return target
-    free, again = _less(unheld, places.expected(found, key)), _given_back(facts)
-    for room in (
-        _less(free, facts.pressure),
-        {uuid: min(units, free[uuid] + again[uuid]) for uuid, units in offered.items()},
-        {uuid: min(units, unheld[uuid] + again[uuid]) for uuid, units in offered.items()},
-    ):
+    add(left, _given_back(facts))
+    spare = {uuid: min(units, left[uuid]) for uuid, units in offered.items()}
+    for room in _rounds(facts, unheld, spare, places.expected(found, key)):
         chosen = places.by_policy(facts, room, request, demand)
         if chosen is not None:
             return chosen
     none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
     asked = f"{demand.per_card} percent of it free" if ask.percent else f"{demand.per_card} free units"
     raise LedgerError(f"{none} {asked}, by card they have {shown([max(0, n) for n in room.values()])}")
+
+
+def _rounds(facts: Facts, unheld: Units, spare: Units, expected: Units) -> tuple[Units, ...]:
+    """First what nobody has, no other pod is expected on and nothing else uses.
+
+    Then also what others use, and what is charged and yet free; at last also where bound pods are expected.
+    """
+    return _less(_less(unheld, expected), facts.pressure), _less(spare, expected), spare
 
 
 def _belongs_on(
@@ -204,7 +209,7 @@ def _given_back(facts: Facts) -> Units:
 
     What it has forgotten, and what it drops before it asks, if that has ended: it writes its book after that.
     """
-    total = {**dict.fromkeys(facts.cards, 0), **charges.forgotten(facts)}
+    total = charges.forgotten(facts)
     for one in facts.open.values():
         if release.is_dead(one):
             add(total, charges.of_pod(facts, one))
@@ -218,22 +223,12 @@ def _less(room: Mapping[str, int], taken: Mapping[str, int]) -> Units:
 def _offered(ask: Ask, each: int) -> Units:
     """Units by card that a container can have as far as the kubelet goes.
 
-    It knows of no card, and of each resource by itself: what it has given out of the other one is not free.
-    Nor is what it offers again while containers of a pod that is over still run with it. Of percent it must
-    offer as many as are asked for.
+    Of percent it must offer as many as are asked for; what units they stand for it does not know.
     """
-    facts = ask.facts
-    counts, taken = facts.count(ask.offered), charges.booked(facts, percent=not ask.percent)
-    lingering = release.lingering(facts)
-    if ask.percent or lingering:
-        add(taken, charges.booked(facts, percent=ask.percent))
-    for one in lingering:
-        if not one.book:
-            add(taken, charges.of_pod(facts, one))
-    left = {uuid: card.size_units - taken.get(uuid, 0) for uuid, card in facts.cards.items()}
+    counts, cards = ask.facts.count(ask.offered), ask.facts.cards
     if ask.percent:
-        return {uuid: units if counts[uuid] >= each else 0 for uuid, units in left.items()}
-    return {uuid: min(counts[uuid], units) for uuid, units in left.items()}
+        return {uuid: card.size_units if counts[uuid] >= each else 0 for uuid, card in cards.items()}
+    return {uuid: counts[uuid] for uuid in cards}
 
 
 def _pick(ask: Ask, cards: Collection[str]) -> tuple[str, ...]:

@@ -177,6 +177,36 @@ def nobody_uses_up_his_own(facts: Facts) -> Any:
     return left
 
 
+def whatever_is_offered(facts: Facts) -> Units:
+    """What the kubelet offers is free, whatever may run with it."""
+    return {uuid: card.size_units for uuid, card in facts.cards.items()}
+
+
+_ROUNDS = choice._rounds
+
+
+def nobodys_place(*of: Any) -> tuple[Units, ...]:
+    """No container gets what a bound pod waits for."""
+    return _ROUNDS(*of)[:-1]
+
+
+_WRITTEN_DOWN = charges._written_down
+
+
+def said_before_written(facts: Facts, one: PodFacts) -> Units:
+    """What the scheduler said goes before what the node wrote down."""
+    said = one.bound and one.pod.assigned_costs
+    return _WRITTEN_DOWN(facts, replace(one, remembered=None) if said else one)
+
+
+_HOLDS = charges.holds
+
+
+def holds_the_living(facts: Facts) -> dict[str, Units]:
+    gone = {one.pod.uid for one in facts.open.values() if one.over is not None}
+    return {uid: units for uid, units in _HOLDS(facts).items() if uid not in gone}
+
+
 _BY_POLICY = places.by_policy
 
 
@@ -231,6 +261,13 @@ def never_heard(facts: Facts, one: PodFacts) -> bool:
 
 
 _POOLS = places.pools
+
+
+def gone_pods_left(facts: Facts) -> Any:
+    """A pod leaves its pool when it is over, whatever its containers have."""
+    return _POOLS(replace(facts, open={uid: one for uid, one in facts.open.items() if one.over is None}))
+
+
 _BELONGS_ON = choice._belongs_on
 
 
