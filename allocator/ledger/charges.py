@@ -60,17 +60,21 @@ def anywhere(facts: Facts, request: PodRequest) -> Units:
 def charged(facts: Facts, but: PodFacts | None = None) -> Units:
     """Units by card that containers hold or may hold; over pods the sum, which may exceed a card's size.
 
-    Without those of one pod that may ask for devices, where that is wanted.
+    Of one pod that asks for devices only those in the kubelet's book, where that is wanted.
 
     A kubelet that lost its book, or whose pod was deleted by force, gives out IDs again while a container
     still runs with them: both count.
     """
     total: Units = dict.fromkeys(facts.cards, 0)
-    pods = (of_pod(facts, one) for one in facts.open.values() if one is not but)
-    for units in (*facts.settled.units, *pods):
+    for units in (
+        *facts.settled.units,
+        *(of_pod(facts, one) for one in facts.open.values() if one is not but),
+    ):
         add(total, units)
     for grant in facts.grants:
         add(total, of_grant(facts, grant))
+    if but is not None:
+        add(total, facts.of_containers(but.book.values()))
     return total
 
 

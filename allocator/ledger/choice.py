@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, places, release
@@ -144,8 +145,8 @@ def prefer(ask: Ask) -> tuple[str, ...]:
 def _cards(ask: Ask) -> tuple[str, ...]:
     """Choose the cards of one answer: where the container belongs, or the best that is left.
 
-    The best by the card policy, in rounds that respect less and less. What may be in use is never given out a
-    second time.
+    The best by the card policy, in rounds that respect less and less; at last the same for this container
+    alone, without those that are to share its card. What may be in use is never given out a second time.
     """
     facts, who = ask.facts, ask.whose()
     found = places.places(facts)
@@ -167,12 +168,13 @@ def _cards(ask: Ask) -> tuple[str, ...]:
         return target
     add(left, _given_back(facts))
     spare = {uuid: min(units, left[uuid]) for uuid, units in offered.items()}
-    for room in _rounds(facts, unheld, spare, places.expected(found, key)):
-        chosen = places.by_policy(facts, room, request, demand)
+    rounds = _rounds(facts, unheld, spare, places.expected(found, key))
+    for wanted, room in product((demand, alone), rounds):
+        chosen = places.by_policy(facts, room, request, wanted)
         if chosen is not None:
             return chosen
     none = "no card has" if demand.cards == 1 else f"no {demand.cards} cards each have"
-    asked = f"{demand.per_card} percent of it free" if ask.percent else f"{demand.per_card} free units"
+    asked = f"{each} percent of it free" if ask.percent else f"{each} free units"
     raise LedgerError(f"{none} {asked}, by card they have {shown([max(0, n) for n in room.values()])}")
 
 

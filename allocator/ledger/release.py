@@ -58,7 +58,7 @@ def is_over(facts: Facts, one: PodFacts, now_s: float) -> bool:
         return is_dead(one) and is_unlisted(one)
     if one.over is None or any(may_be_of(grant, one) for grant in facts.grants):
         return False
-    return not waits_its_turn(facts, one, now_s)
+    return not waits_its_turn(one, now_s)
 
 
 def is_void(facts: Facts, grant: Grant, now_s: float) -> bool:
@@ -93,16 +93,9 @@ def lingering(facts: Facts) -> list[PodFacts]:
     ]
 
 
-def waits_its_turn(facts: Facts, one: PodFacts, now_s: float) -> bool:
-    """Whether the kubelet may still ask for a pod that is gone and has nothing.
-
-    It hears of a deletion before it hears of any pod that was bound after it. One that failed it has refused.
-    """
-    if one.over is None or one.pod.terminal:
-        return False
-    served = (other for other in facts.pods.values() if other.bound and other.since is not None)
-    later = any(other.seen.order > one.over.order for other in served)
-    return not later and now_s < one.over.at_s + SETTLE_S
+def waits_its_turn(one: PodFacts, now_s: float) -> bool:
+    """Whether the kubelet may still ask for a pod that is gone; one that failed it has refused."""
+    return one.over is not None and not one.pod.terminal and now_s < one.over.at_s + SETTLE_S
 
 
 def stale(facts: Facts, now_s: float) -> bool:

@@ -284,26 +284,6 @@ def test_a_second_deletion_does_not_move_the_end(admitted):
 # H5: pods that are gone and were not served.
 
 
-def test_h5_a_pod_that_is_gone_keeps_its_turn_until_a_later_one_is_in_the_book():
-    world = World.of(8, 8)
-    world.bind(pod("x", 3, "c0"))
-    world.bind(pod("y", 3, "c1"))
-    world.delete("x")
-    world.allocate(ids("c1", 0, 1, 2), ("y", "main"))
-    assert known(world) == ["x", "y"], "y was bound before x was deleted"
-    world.bind(pod("z", 3, "c1"))
-    world.allocate(ids("c1", 3, 4, 5), ("z", "main"))
-    assert known(world) == ["y", "z"]
-
-
-def test_h5_an_earlier_pod_in_the_book_says_nothing_of_a_later_ones_turn():
-    world = World.of(8, 8)
-    world.run(pod("x", 3, "c0"))
-    world.bind(pod("y", 3, "c1"))
-    world.delete("y")
-    assert known(world) == ["x", "y"]
-
-
 def test_h5_a_pod_that_is_gone_keeps_its_turn_for_ten_seconds():
     world = World.of(8)
     world.bind(pod("x", 3, "c0"))

@@ -24,7 +24,7 @@ class Mutant:
         more: events that come more often in it.
         percent: how many of its pods ask for percent of cards.
         also: the same rule at its second place, where extender and node both keep it.
-        fresh_words: the extender reads words anew before it binds; older words make more histories break.
+        stale_words: the extender does not read words anew before it binds, which makes more histories break.
         guessed: PodResources does not answer, so who asks for devices is guessed.
     """
 
@@ -37,7 +37,7 @@ class Mutant:
     more: Mapping[str, float] = field(default_factory=dict)
     percent: float = 0.0
     also: tuple[ModuleType, str, Any] | None = None
-    fresh_words: bool = False
+    stale_words: bool = False
     guessed: bool = False
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:

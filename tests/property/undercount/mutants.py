@@ -55,7 +55,7 @@ MUTANTS = (
         yes,
         seed=1017,
     ),
-    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1001),
+    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1011),
     Mutant(
         "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1001
     ),
@@ -66,7 +66,6 @@ MUTANTS = (
         none,
         seed=12101165,
         density=2.0,
-        fresh_words=True,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
     Mutant("extender: only the node's own holds confirm", Rules, "holds", yes, seed=1001),
@@ -90,7 +89,7 @@ MUTANTS = (
         Ledger,
         "read_book",
         book_is_all,
-        seed=1000,
+        seed=1040,
     ),
     Mutant("node: IDs of two pods count for both", charges, "charged", ids_once, seed=1174),
     Mutant(
@@ -119,12 +118,12 @@ MUTANTS = (
         },
     ),
     Mutant(
-        "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1001
+        "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1018
     ),
     Mutant(
         "node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3
     ),
-    Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1115),
+    Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1042),
     Mutant(
         "node: a look from before the end proves nothing",
         release,
@@ -145,7 +144,6 @@ MUTANTS = (
         "may_start_until",
         may_start_until_heard,
         seed=16000212,
-        fresh_words=True,
     ),
     Mutant(
         "node: a lost book heard of nothing",
@@ -153,7 +151,6 @@ MUTANTS = (
         "may_ask",
         heard,
         seed=23000438,
-        fresh_words=True,
         guessed=True,
     ),
     Mutant(
@@ -162,7 +159,6 @@ MUTANTS = (
         "may_ask",
         never_heard,
         seed=23003737,
-        fresh_words=True,
         guessed=True,
     ),
     Mutant(
@@ -171,7 +167,6 @@ MUTANTS = (
         "asked_again",
         never,
         seed=25004223,
-        fresh_words=True,
     ),
     Mutant(
         "node: a book that lacks an admitted pod's container is written anew",
@@ -180,7 +175,6 @@ MUTANTS = (
         no,
         seed=27000597,
         density=2.0,
-        fresh_words=True,
     ),
     Mutant(
         "node: forgotten goes first",
@@ -188,7 +182,6 @@ MUTANTS = (
         "forgotten",
         empty,
         seed=21001363,
-        fresh_words=True,
         guessed=True,
     ),
     Mutant(
@@ -197,7 +190,6 @@ MUTANTS = (
         "may_be_of",
         no,
         seed=19004343,
-        fresh_words=True,
     ),
     Mutant(
         "node: a pod that is gone keeps its turn",
@@ -248,15 +240,7 @@ MUTANTS = (
         "_update",
         first_list_is_late,
         seed=15003238,
-        fresh_words=True,
         guessed=True,
-    ),
-    Mutant(
-        "node: what containers of a pod that is over run with is not given out again",
-        release,
-        "lingering",
-        nothing,
-        seed=8004716,
     ),
     Mutant(
         "node: an Allocate of IDs that a pod has already adds only the rest",
@@ -277,7 +261,6 @@ MUTANTS = (
             "away": 4,
             "tear": 0.1,
         },
-        fresh_words=True,
         guessed=True,
     ),
     Mutant(
@@ -351,24 +334,12 @@ MUTANTS = (
             "cordon": 0.3,
             "sleep": 0.1,
         },
-        fresh_words=True,
     ),
     Mutant(
-        "node: the kubelet asks for a pod that it has taken up",
-        Ask,
-        "_may_be_of",
-        of_any_pod,
-        seed=23003879,
-        fresh_words=True,
+        "node: the kubelet asks for a pod that it has taken up", Ask, "_may_be_of", of_any_pod, seed=23003879
     ),
     Mutant(
-        "node: an Allocate is of the pod that asked",
-        Ask,
-        "_granted",
-        nothing,
-        seed=26202016,
-        percent=0.5,
-        fresh_words=True,
+        "node: an Allocate is of the pod that asked", Ask, "_granted", nothing, seed=26202016, percent=0.5
     ),
     Mutant(
         "node: an unknown pod is waited for",
@@ -382,7 +353,7 @@ MUTANTS = (
         Facts,
         "of_containers",
         one_share,
-        seed=1002,
+        seed=1005,
         percent=0.5,
     ),
 )

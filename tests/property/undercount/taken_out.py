@@ -182,6 +182,14 @@ def whatever_is_offered(facts: Facts) -> Units:
     return {uuid: card.size_units for uuid, card in facts.cards.items()}
 
 
+def others_first(draft: Draft, one: places.Waiting) -> None:
+    """A target of its pool, its own last."""
+    own, target = draft.facts.target(one.owner.pod, one.demand), Facts.target
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Facts, "target", lambda *of: None if target(*of) == own else target(*of))
+        Draft.a_target_of_its_pool(draft, one)
+
+
 _ROUNDS = choice._rounds
 
 
