@@ -91,7 +91,7 @@ def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
 
 
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charges, "charged", lambda facts: dict.fromkeys(facts.cards, 0))
+    monkeypatch.setattr(charges, "charged", lambda facts, but=None: dict.fromkeys(facts.cards, 0))
     with pytest.raises(ViolationError) as first:
         run(1000, HISTORY, density=1.5, more={"publish": 3, "sleep": 0.3}, percent=0.5)
     (note,) = first.value.__notes__

@@ -7,6 +7,7 @@ from allocator.ledger.pods import PodFacts
 from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
+from tests.property.undercount.choice_mutants import CHOICE_MUTANTS
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, OTHERS_BIND_TOO, Mutant
 from tests.property.undercount.taken_out import (
@@ -46,14 +47,18 @@ MUTANTS = (
     Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", nothing, seed=1001),
     Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", nothing, seed=1001),
     Mutant(
-        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", no, seed=1017
+        "extender: a pod that vanished unheld leaves a tombstone",
+        Rules,
+        "needs_tombstone",
+        no,
+        seed=1026,
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
         Rules,
         "tombstone_ends",
         yes,
-        seed=1017,
+        seed=1026,
     ),
     Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1011),
     Mutant(
@@ -101,7 +106,14 @@ MUTANTS = (
         more={**BUSY_WITHOUT_RESTARTS, "read_book": 0.05, "cgroups": 0.3},
         guessed=True,
     ),
-    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", no, seed=2029),
+    Mutant(
+        "node: a pod that runs without entries is charged",
+        charges,
+        "is_lost",
+        no,
+        seed=53100001,
+        density=2.0,
+    ),
     Mutant(
         "node: what holds said before the start is charged",
         Ledger,
@@ -121,7 +133,13 @@ MUTANTS = (
         "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1018
     ),
     Mutant(
-        "node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3
+        "node: words reserve for pods served elsewhere",
+        places,
+        "reserved",
+        empty,
+        seed=20258,
+        density=0.3,
+        stale_words=True,
     ),
     Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1042),
     Mutant(
@@ -224,6 +242,7 @@ MUTANTS = (
         lambda facts: [one for one in facts.pods.values() if one.bound],
         seed=900303,
         guessed=True,
+        stale_words=True,
     ),
     Mutant(
         "node: until it asks, a kubelet that restarted takes all pods as one batch",
@@ -356,4 +375,5 @@ MUTANTS = (
         seed=1005,
         percent=0.5,
     ),
+    *CHOICE_MUTANTS,
 )

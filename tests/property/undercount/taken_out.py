@@ -1,5 +1,6 @@
 """What stands in the place of an accounting rule that a mutant takes out."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.places import Draft
 from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add, shape
+from allocator.request import Demand
 from tests.property.undercount.extender import ModelExtender
 
 
@@ -196,6 +198,11 @@ _ROUNDS = choice._rounds
 def nobodys_place(*of: Any) -> tuple[Units, ...]:
     """No container gets what a bound pod waits for."""
     return _ROUNDS(*of)[:-1]
+
+
+def all_of_a_demand(wanted: tuple[Demand, Demand], rounds: Any) -> Any:
+    """A container that fits only without the rest of its demand is refused."""
+    return itertools.product(wanted[:1], rounds)
 
 
 _WRITTEN_DOWN = charges._written_down

@@ -1,0 +1,114 @@
+"""Rules of where pods are served and of what the kubelet is told, taken out one at a time."""
+
+from allocator.ledger import Ledger, charges, choice, places, release
+from allocator.ledger.places import Draft
+from tests.property.undercount.mutant import OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.taken_out import (
+    all_of_a_demand,
+    charged_with_all,
+    gone_pods_left,
+    ids_add_up,
+    never_on_cordoned,
+    no,
+    nobodys_place,
+    others_first,
+    said_before_written,
+    steps,
+    void_after_a_time,
+    whatever_is_offered,
+)
+
+KUBELET_RESTARTS = {"restart_kubelet": 5, "tear": 3, "sleep": 0.3, "pressure": 20}
+
+CHOICE_MUTANTS = (
+    Mutant(
+        "node: what a container was given before counts no more",
+        Ledger,
+        "read_book",
+        ids_add_up,
+        seed=1036,
+        density=2.0,
+    ),
+    Mutant(
+        "node: an Allocate counts until the book was written twice without it",
+        release,
+        "is_void",
+        void_after_a_time,
+        seed=1017,
+        percent=0.5,
+    ),
+    Mutant(
+        "node: what was written down goes before what the scheduler said",
+        charges,
+        "_written_down",
+        said_before_written,
+        seed=52000012,
+        more=KUBELET_RESTARTS,
+    ),
+    Mutant(
+        "node: a pod leaves its pool when its charge ends",
+        places,
+        "pools",
+        gone_pods_left,
+        seed=50500132,
+        more=OTHERS_BIND_TOO,
+        guessed=True,
+    ),
+    Mutant(
+        "node: the charge of the pod that asks is no hindrance",
+        charges,
+        "charged",
+        charged_with_all,
+        seed=1011,
+        more=OTHERS_BIND_TOO,
+    ),
+    Mutant(
+        "node: who was bound before a cordon may go to that card",
+        places,
+        "by_policy",
+        never_on_cordoned,
+        seed=18,
+    ),
+    Mutant(
+        "node: a demand that was served in part goes on there",
+        places,
+        "STEPS",
+        steps(Draft.where_it_has_something),
+        seed=53100072,
+    ),
+    Mutant(
+        "node: its own target goes before others of its pool",
+        places,
+        "STEPS",
+        steps(Draft.a_target_of_its_pool, others_first),
+        seed=1000,
+        guessed=True,
+    ),
+    Mutant(
+        "node: what may be in use is not given out again",
+        choice,
+        "_given_back",
+        whatever_is_offered,
+        seed=53000034,
+        guessed=True,
+    ),
+    Mutant("node: who asks goes before who is expected", choice, "_rounds", nobodys_place, seed=53000100),
+    Mutant(
+        "node: a container is served though the rest of its pod has no room",
+        choice,
+        "product",
+        all_of_a_demand,
+        seed=53000071,
+        density=2.0,
+        guessed=True,
+    ),
+    Mutant(
+        "node: while the book shows an unknown pod a list is waited for",
+        choice,
+        "is_behind",
+        no,
+        seed=1000,
+        more=OTHERS_BIND_TOO,
+        guessed=True,
+    ),
+)
