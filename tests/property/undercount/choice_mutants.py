@@ -2,7 +2,7 @@
 
 from allocator.ledger import Ledger, charges, choice, places, release
 from allocator.ledger.places import Draft
-from tests.property.undercount.mutant import OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, OTHERS_BIND_TOO, Mutant
 from tests.property.undercount.taken_out import (
     all_of_a_demand,
     charged_with_all,
@@ -19,6 +19,24 @@ from tests.property.undercount.taken_out import (
 )
 
 KUBELET_RESTARTS = {"restart_kubelet": 5, "tear": 3, "sleep": 0.3, "pressure": 20}
+QUICK = {
+    **BUSY_WITHOUT_RESTARTS,
+    **dict.fromkeys(("create", "publish"), 3.0),
+    **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears"), 4.5),
+    "admit": 2.1,
+    "force_delete": 12.0,
+    "kubelet_hears": 0.225,
+    "finish": 0.21,
+}
+UNSEEN = {
+    **OTHERS_BIND_TOO,
+    "daemon_hears": 0.21,
+    "view": 0.15,
+    "bookmark": 0.14,
+    "publish": 4.5,
+    "foreign": 15.0,
+    "cordon": 6.0,
+}
 
 CHOICE_MUTANTS = (
     Mutant(
@@ -50,9 +68,9 @@ CHOICE_MUTANTS = (
         places,
         "pools",
         gone_pods_left,
-        seed=50500132,
-        more=OTHERS_BIND_TOO,
         guessed=True,
+        seed=50500132,
+        more=QUICK,
     ),
     Mutant(
         "node: the charge of the pod that asks is no hindrance",
@@ -81,8 +99,10 @@ CHOICE_MUTANTS = (
         places,
         "STEPS",
         steps(Draft.a_target_of_its_pool, others_first),
-        seed=1000,
         guessed=True,
+        seed=52000121,
+        percent=0.5,
+        more={"pressure": 8, "force_delete": 6, "reap": 0.15, "foreign": 8, "sleep": 0.3},
     ),
     Mutant(
         "node: what may be in use is not given out again",
@@ -107,8 +127,9 @@ CHOICE_MUTANTS = (
         choice,
         "is_behind",
         no,
-        seed=1000,
-        more=OTHERS_BIND_TOO,
         guessed=True,
+        seed=50200012,
+        stale_words=True,
+        more=UNSEEN,
     ),
 )
