@@ -22,6 +22,7 @@ from allocator.names import (
 )
 from allocator.policies import CARD_POLICIES
 from allocator.quantity import parse_integer
+from allocator.registry import Registry
 from allocator.selector import ANY_CARD, Selector
 
 Kind = Literal["init", "sidecar", "main"]
@@ -292,10 +293,10 @@ def _check_percent(request: PodRequest) -> None:
 def _card_policy(annotations: Mapping[str, str]) -> str | None:
     name = annotations.get(POD_CARD_POLICY)
     if name is not None and name not in CARD_POLICIES:
-        raise unknown_policy(POD_CARD_POLICY, name, CARD_POLICIES.names())
+        raise unknown_policy(POD_CARD_POLICY, name, CARD_POLICIES)
     return name
 
 
-def unknown_policy(annotation: str, name: str, allowed: Sequence[str]) -> RequestError:
+def unknown_policy(annotation: str, name: str, registry: Registry[Any]) -> RequestError:
     """What is wrong with an annotation that names a policy which does not exist."""
-    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {', '.join(allowed)}")
+    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {registry.allowed}")

@@ -99,7 +99,7 @@ def test_version(run, command):
     assert run(*([command] if command else []), "--version") == (0, expected, "")
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler", "simulate"])
+@pytest.mark.parametrize("command", ["node", "queue", "scheduler", "simulate"])
 def test_the_policies_are_in_the_help_with_what_they_are_for(run, command):
     text = " ".join(run(command, "--help")[1].split()).replace("- ", "-")
     listed = [CARD_POLICIES] if command == "node" else [NODE_POLICIES, CARD_POLICIES]
