@@ -20,7 +20,8 @@ Parameters = Mapping[str, str]
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
-_NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""What a policy may be called; manifests/policies/pod-annotations.yaml has it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class Registry(Generic[P]):
 
 def is_name(text: str) -> bool:
     """Tell whether a policy can be called so."""
-    return _NAME.fullmatch(text) is not None
+    return NAME.fullmatch(text) is not None
 
 
 def one_line(error: BaseException) -> str:
