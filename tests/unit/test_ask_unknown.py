@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
+from allocator.policies import CARD_POLICIES
 from allocator.request import unknown_policy
 from gpupack.ask import Cluster, FitAsk, fit, why
 from gpupack.ask.advise import advise_empty, advise_start
@@ -71,7 +72,7 @@ def test_a_name_that_no_policy_can_have_is_a_mistake(name):
     answer = asked(Pod("p", 12, policies=((POD_CARD_POLICY, name),)))
 
     assert answer.state == "refused"
-    assert f'card-policy is "{name}": allowed are fragmentation, ' in answer.text
+    assert f'card-policy is "{name}": allowed are {CARD_POLICIES.allowed}' in answer.text
 
 
 def test_the_cards_of_a_pod_that_runs_count():
