@@ -198,6 +198,37 @@ def parse_pod(
     return request
 
 
+def parse_admitted(
+    metadata_annotations: Mapping[str, str],
+    init_containers: Sequence[Mapping[str, Any]],
+    containers: Sequence[Mapping[str, Any]],
+    resource: str,
+) -> tuple[PodRequest | None, RequestError | None]:
+    """Read a pod's request as it counts once a kubelet has the pod, which does not look at annotations.
+
+    Node and scheduler must read it alike. A card policy that is not known is left out: the package may be
+    installed on the other of the two only, and the pod has its cards as its other annotations say. A pod with
+    any other mistake is taken as if it had no annotations.
+
+    Args:
+        metadata_annotations: as of `parse_pod`, like the others.
+        init_containers: see there.
+        containers: see there.
+        resource: see there.
+
+    Returns:
+        The request, None where the pod does not ask for what can be given, and the first mistake.
+    """
+    problem: RequestError | None = None
+    others = {key: value for key, value in metadata_annotations.items() if key != POD_CARD_POLICY}
+    for annotations in (metadata_annotations, others, {}):
+        try:
+            return parse_pod(annotations, init_containers, containers, resource), problem
+        except RequestError as error:
+            problem = problem or error
+    return None, problem
+
+
 def _asking(
     init_containers: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], resource: str
 ) -> tuple[ContainerRequest, ...]:

@@ -85,6 +85,14 @@ def test_the_cards_of_a_pod_that_runs_count():
     assert free.pods == 2
 
 
+def test_top_shows_it_on_the_cards_that_the_scheduler_chose():
+    runs = Pod("runs", 12, "a", (0, 1), held=False, count=2, policies=BOTH)
+
+    (row,) = Cluster.read(World((Node("a"),), (runs,)).text).rows_of_top()
+
+    assert [[(pod.name, pod.units) for pod in card.pods] for card in row.cards] == [[("runs", 6)]] * 2
+
+
 def test_it_is_moved_like_others():
     """Lists of moves do not go by policies: a moved pod may go to any cards."""
     pods = (Pod("one", 8, "a", (0,), policies=BOTH), Pod("fixed", 4, "b", (0,), owned=False))
