@@ -29,7 +29,7 @@ def _entry(registry: Registry[Any], point: EntryPoint) -> Entry[Any]:
     called = f"{registry.kind} {shown(point.name)} of {_package(point)}: {shown(point.value)}"
     try:
         make = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise registry.error(f"{called} cannot be imported: {one_line(error)}") from error
     if not callable(make):
         raise registry.error(f"{called} is a {type(make).__name__}; allowed is a function of the parameters")

@@ -69,6 +69,7 @@ def start(tmp_path, monkeypatch, capsys):
         ("node", "x = gone:P", GOOD, '"gone:P" cannot be imported: ModuleNotFoundError: No module named'),
         ("node", "x = bad:Q", GOOD, '"bad:Q" cannot be imported: AttributeError'),
         ("node", "x = bad:P", "1 / 0", '"bad:P" cannot be imported: ZeroDivisionError: division by zero'),
+        ("node", "x = bad:P", "raise SystemExit(3)", '"bad:P" cannot be imported: SystemExit: 3'),
         ("node", "x = bad:P", "P = 5", '"bad:P" is a int; allowed is a function of the parameters'),
         ("node", "x = bad:P", "P = dict", "is a dict without a method score(view, ask, rows)"),
         ("node", "x = bad:P", NO_EPOCH, "is a P without a whole number epoch"),
