@@ -292,14 +292,6 @@ MUTANTS = (
         guessed=True,
     ),
     Mutant(
-        "node: a place by the card policy",
-        places,
-        "STEPS",
-        steps(Draft.by_the_card_policy),
-        seed=197,
-        guessed=True,
-    ),
-    Mutant(
         "node: the pool knows what was served",
         places,
         "pools",
