@@ -75,7 +75,7 @@ def scheduler_metrics() -> str:
     """The metrics of `gpupack scheduler`."""
     state = World().state
     events: Any = SimpleNamespace(written=0, limited=0, dropped=0)
-    fresh: Any = SimpleNamespace(age_s=0.0)
+    fresh: Any = SimpleNamespace(age_s=0.0, skipped={"nodes": 0, "pods": 0})
     metrics = SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events))
     metrics.follow(MagicMock())
     metrics.follow_looks(MagicMock())
