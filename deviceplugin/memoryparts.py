@@ -1,4 +1,4 @@
-"""Everything about containers' memory in one place: limits, real use, over-use, and what is told of them."""
+"""Containers' memory in one place: limits, real use, over-use, and what is written about them."""
 
 import asyncio
 import time

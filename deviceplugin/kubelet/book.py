@@ -159,7 +159,7 @@ class BookReader:
 def decode(data: bytes, stamp: Stamp) -> Book:
     """Read one version of the file.
 
-    Fields that nobody here knows are passed over; the plugin's own answer (AllocResp) is not looked at.
+    Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.
 
     Raises:
         BookError: no JSON, or another layout.

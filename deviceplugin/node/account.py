@@ -295,7 +295,7 @@ class Account:
         """Read the book; wait for the first that can be read.
 
         Raises:
-            RefusedError: none came, so nobody knows what is in use.
+            RefusedError: none came, so it is not known what is in use.
         """
         self.refresh()
         if not await self._until(lambda: self.ledger.facts.read > 0, BOOK_WAIT_S):

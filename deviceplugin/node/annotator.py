@@ -51,7 +51,7 @@ class Annotator:
         client: API server.
         account: the ledger.
         pod_view: the pods and what their annotations say.
-        use: what the pods use, as far as it is worth a write; None: nothing is told of it.
+        use: what the pods use, as far as it is worth a write; None: nothing is written.
 
     Attributes:
         errors: failed writes so far.

@@ -26,7 +26,7 @@ class CardList:
         account: the ledger, made of the first list.
         gpus: the first list.
         unit_mib: MiB a unit.
-        notices: told of cards that come and go.
+        notices: hear of cards that come and go.
         on_change: called before the words are written: the kubelet must hear of new devices first.
         enforcement: how a card's memory is held, by UUID.
     """

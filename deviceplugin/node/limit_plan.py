@@ -33,7 +33,7 @@ def wanted(grants: Grants, container: str | None) -> dict[str, Wanted]:
 
     Args:
         grants: of the cgroup's pod.
-        container: whose cgroup it is, None while nobody knows.
+        container: whose cgroup it is, None while that is not known.
     """
     if container is not None:
         mine = grants.get(container, {})

@@ -16,7 +16,7 @@ class Neighbours:
     Args:
         account: tells of changes.
         node_view: the own Node.
-        notices: told of a plugin that comes, offers something else, or goes.
+        notices: hear of a plugin that comes, offers something else, or goes.
 
     Attributes:
         found: count of GPUs by resource, empty where no other plugin offers any.

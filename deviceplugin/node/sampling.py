@@ -33,7 +33,7 @@ TELL_FAULT_S: Final = 10.0
 """The same fault of the same card is logged, and told to people, once in so many seconds; all are counted."""
 
 HANGS_S: Final = 10.0
-"""A call of the driver that takes longer is told of; none takes a second as a rule."""
+"""A call of the driver that takes longer is logged; none takes a second as a rule."""
 
 UNMEASURED_S: Final = 75.0
 """Cards that could not be measured for so long are given to no pod; a minute may pass."""
@@ -69,7 +69,7 @@ class Sampler:
         unit_mib: MiB a unit.
         on_health: called when a card's health changed.
         on_cards: called with the source's list of cards after each measurement.
-        notices: told of faults and of cards' health.
+        notices: hear of faults and of cards' health.
         every_s: seconds between two measurements.
         unmeasured_s: see `UNMEASURED_S`.
 

@@ -32,7 +32,7 @@ class Supports:
         account: the ledger; with `require` it offers no card on which nothing is held.
         driver: who holds limits; None: nobody.
         mode: one of MODES.
-        notices: told of cards that are not offered.
+        notices: hear of cards that are not offered.
         on_offer: called when other cards are offered than before.
 
     Attributes:

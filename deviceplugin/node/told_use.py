@@ -28,7 +28,7 @@ class _Pod:
 
 
 class ToldUse:
-    """Remembers what was told of each pod, by the UID that the kubelet uses.
+    """Remembers what was written for each pod, by the UID that the kubelet uses.
 
     Args:
         holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.

@@ -85,7 +85,7 @@ class Amounts:
         return wants.units_on(int(nodes.size[row].max())) if found is None else found
 
     def of(self, record: PodRecord, wants: Wants) -> int | None:
-        """Units that a released pod counts for; None while nobody knows on which cards."""
+        """Units that a released pod counts for; None while its cards are not known."""
         if record.node:
             return self.on_node(wants, record.node, record.allocated or record.assigned)
         take = self._state.taken(record.uid)

@@ -7,7 +7,7 @@ from scheduler_plugin.cluster.state import ClusterState
 def displaced(book: NodeRecord, rules: Rules) -> list[str]:
     """Find takes whose cards have no room for them any more, the newest first to go.
 
-    Such a take would count on every card of the node, for nobody knows where its pod will be served; and it
+    Such a take would count on every card of the node, for it is not known where its pod is served; and it
     would keep others away from room that its pod cannot have.
 
     Args:

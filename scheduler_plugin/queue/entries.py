@@ -42,7 +42,7 @@ class Entry:
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
         given_back: It was released and others have its room again; its quota is its own until it is gone.
         ungated: The API server has said of its newest release that the gate is gone.
-        taken_back: It was told of its newest release that it is taken back.
+        taken_back: It was told that its newest release is taken back.
         template: What it has in common with the other pods of its template, see `alike`.
     """
 

@@ -2,7 +2,7 @@
 
 A slot belongs to a node and has a type. Tenants are asked in the order of what they have by what they are
 worth. Whoever has a task that may run there gets the slot, even if it is of the other type: then the tenant
-lends it to itself (cases 3 and 4), and when a tenant further down is the one, the others lend it to him.
+lends it to itself (cases 3 and 4), and when a tenant further down is the one, the others lend it to that one.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence

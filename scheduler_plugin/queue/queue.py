@@ -55,7 +55,7 @@ class Queue:
 
     Args:
         config: The configuration.
-        state: The cluster; made with `QueueRules`, and told of every pod and node before the queue is.
+        state: The cluster; made with `QueueRules`, and given every pod and node before the queue is.
         policies: Of the cluster.
         wall: Seconds since 1970 when its clock was at 0, see `Ages`.
 
@@ -106,7 +106,7 @@ class Queue:
             self._enter(entry)
 
     def set_node(self, name: str, facts: NodeFacts | None) -> None:
-        """Take what is known of a node, None when it is gone; after the state was told of it."""
+        """Take what is known of a node, None when it is gone; after the state has it."""
         if facts is not None or name in self.room.facts:
             self.room.set_facts(name, facts)
             self._count_node(name, facts)
@@ -125,7 +125,7 @@ class Queue:
                 self._enter(entry)
 
     def apply_pod(self, pod: QueuePod, now: float, *, live: bool = False) -> None:
-        """Take a pod's newest version; after the state was told of it.
+        """Take a pod's newest version; after the state has it.
 
         Args:
             pod: The pod.
@@ -191,7 +191,7 @@ class Queue:
         return phase
 
     def delete_pod(self, uid: str, now: float) -> None:
-        """Forget a pod; after the state was told of it."""
+        """Forget a pod; after the state has."""
         self._end(uid, now)
 
     def not_released(self, uid: str, now: float, why: str = "") -> None:

@@ -24,8 +24,8 @@ class Quota:
 
 
 @dataclass(slots=True)
-class Account:
-    """What a tenant has.
+class QuotaUse:
+    """What a tenant uses of its quota.
 
     Attributes:
         quota: Its quota.
@@ -62,7 +62,7 @@ class Cohort:
         accounts: By tenant. Change what they use by `use` only.
     """
 
-    def __init__(self, accounts: Mapping[str, Account]) -> None:
+    def __init__(self, accounts: Mapping[str, QuotaUse]) -> None:
         self.accounts = dict(accounts)
         limited = [a for a in self.accounts.values() if a.quota.nominal is not None]
         self._pool = sum(account.quota.nominal or 0 for account in limited)
@@ -120,7 +120,7 @@ class Cohort:
         others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
 
-    def _lacks(self, account: Account, units: int) -> int:
+    def _lacks(self, account: QuotaUse, units: int) -> int:
         return self._used + units - (self._pool - (self._kept - account.kept))
 
 

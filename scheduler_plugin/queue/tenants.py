@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from scheduler_plugin.queue.config import QueueConfig, QueueForm
-from scheduler_plugin.queue.quota import Account, Cohort, cohorts_of
+from scheduler_plugin.queue.quota import Cohort, QuotaUse, cohorts_of
 from scheduler_plugin.queue.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Tenants:
         for name in list(self._known):
             self.forget(name)
         roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
-        accounts: dict[str, dict[str, Account]] = {}
+        accounts: dict[str, dict[str, QuotaUse]] = {}
         for name, root in roots.items():
-            accounts.setdefault(root, {})[name] = Account(config.queues[name].quota, self[name].units)
+            accounts.setdefault(root, {})[name] = QuotaUse(config.queues[name].quota, self[name].units)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self.keep({})
