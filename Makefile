@@ -66,7 +66,7 @@ lock: ## Resolve the dependencies again, with hashes
 	  --no-emit-index-url --no-emit-find-links --extra docs pyproject.toml -c requirements-dev.lock -o requirements-docs.lock
 
 proto: $(VENV)/.dev ## Generate the kubelet's messages from their .proto files again
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto standins/kubelet/wire/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deviceplugin/kubelet/wire/*.proto
 
 reference: $(VENV)/.dev ## Write what the code says of itself again: tables of docs/reference.md, the chart's schema, the dashboard of Grafana
 	@$(BIN)/python -m tests.scripts.reference

@@ -19,8 +19,8 @@ from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.source import GpuCard, GpuSource
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.book import BookReader
-from deviceplugin.kubelet.cleaning import BookCleaner
 from deviceplugin.kubelet.folder_lock import FolderLock
+from deviceplugin.kubelet.podresources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.service import DevicePlugin
@@ -180,9 +180,10 @@ class Daemon:
 
         card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
         # The kubelet writes its whole book after the list of any resource.
-        self._cleaner = BookCleaner(settings.pod_resources_socket, self._plugin.devices_changed)
-        stack.push_async_callback(self._cleaner.close)
-        self._reconciler = Reconciler(account, book, self._cgroups, self._cleaner.clean)
+        self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.devices_changed)
+        stack.push_async_callback(self._pod_resources.close)
+        account.taken_up = self._pod_resources.taken_up
+        self._reconciler = Reconciler(account, book, self._cgroups, self._pod_resources.clean)
         self._sampler = Sampler(
             account,
             WithoutHelpers(self._source, giving.helpers),
@@ -252,7 +253,7 @@ class Daemon:
             settings=settings,
             account=account,
             registrar=self._registrar,
-            cleaner=self._cleaner,
+            pod_resources=self._pod_resources,
             sampler=self._sampler,
             nodes=nodes,
             pods=pods,

@@ -37,7 +37,8 @@ class Settings(HttpAddress):
         unit_mib: MiB a unit; names the resource.
         kubeconfig: path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         device_plugin_dir: folder of the kubelet's device plugin sockets and of its book.
-        pod_resources_socket: the kubelet's PodResources socket; asked so that it cleans its book.
+        pod_resources_socket: the kubelet's PodResources socket; asked which pods it has taken up, and to
+            clean its book.
         http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.
         card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
         device_list_strategy: how containers are told their cards, from `handover.STRATEGIES`.

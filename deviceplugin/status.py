@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deviceplugin.kubelet.cleaning import BookCleaner
+from deviceplugin.kubelet.podresources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
@@ -28,7 +28,7 @@ class Status:
     settings: Settings
     account: Account
     registrar: Registrars
-    cleaner: BookCleaner
+    pod_resources: PodResources
     sampler: Sampler
     nodes: NodeView
     pods: PodView
@@ -53,8 +53,8 @@ class Status:
             f"pod {uid} holds {resource} in the kubelet's book, of another unit than ours: has it ended?"
             for uid, resource in list(self.account.others.pods.items())[:1]
         ]
-        if self.cleaner.problem is not None:
-            reasons.append(self.cleaner.problem)
+        if self.pod_resources.problem is not None:
+            reasons.append(self.pod_resources.problem)
         if self.sampler.problem is not None:
             reasons.append(self.sampler.problem)
         if self.nodes.missing:
@@ -104,8 +104,8 @@ class Status:
             ),
             "annotation_errors": ("Failed writes of allocations.", lambda: self.annotator.errors),
             "clean_errors": (
-                "Failed requests to PodResources to clean its book.",
-                lambda: self.cleaner.errors,
+                "Failed requests to PodResources.",
+                lambda: self.pod_resources.errors,
             ),
             "sample_errors": ("Failed measurements of all cards.", lambda: self.sampler.errors),
             "registrations": (

@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.kubelet.sockets import SocketId, identify
-from standins.kubelet.wire import podresources_pb2 as pb
-from standins.kubelet.wire import podresources_pb2_grpc as rpc
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 
 # One entry per device: a node of 50 000 units is listed in about 7 MB.
 _MAX_LIST_BYTES = 64 * 1024 * 1024

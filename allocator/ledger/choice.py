@@ -21,6 +21,8 @@ class Ask:
         fixed: those of them that must be in the answer.
         size: how many IDs are wanted.
         percent: they are of percent.
+        taken_up: namespace and name of the pods that the kubelet has taken up, None where it did not say. The
+            one that is asking is among them; none is that it takes up later.
     """
 
     facts: Facts
@@ -28,16 +30,18 @@ class Ask:
     fixed: frozenset[str]
     size: int
     percent: bool
+    taken_up: Collection[tuple[str, str]] | None = None
 
     def whose(self) -> tuple[PodFacts, ContainerRequest] | None:
         """Find which container it may be for; of equal ones it does not matter which.
 
-        A pod whose IDs must be included. Else one that has begun, for the kubelet admits one pod at a time.
-        Else the first in the kubelet's order whose next container wants so much; living pods first, then
-        those that are gone as long as the kubelet may not have heard of it. Then one whose turn comes later;
-        at last a container that starts again in a pod that runs.
+        Of the pods that the kubelet has taken up, where it said so: as a rule all but one of them have what
+        they asked for. A pod whose IDs must be included. Else one that has begun, for the kubelet admits one
+        pod at a time. Else the first in the kubelet's order whose next container wants so much; living pods
+        first, then those that are gone as long as the kubelet may not have heard of it. Then one whose turn
+        comes later; at last a container that starts again in a pod that runs.
         """
-        queue = [one for one in self.facts.queue() if one.pod.request.percent == self.percent]
+        queue = [one for one in self.facts.queue() if self._may_be_of(one)]
         if self.fixed:
             queue = [one for one in queue if self.fixed <= one.ids_of(one.ids)] or queue
         begun = [one for one in queue if one.book and not one.ran]
@@ -48,11 +52,28 @@ class Ask:
         running = [one for one in queue if one.ran]
         for group, turns in ((begun + fresh, 1), (begun + fresh + running, None)):
             for one in group:
-                unserved = [c for c in one.pod.request.containers if c.name not in one.book]
+                served = {*one.book, *self._granted(one)}
+                unserved = [c for c in one.pod.request.containers if c.name not in served]
                 for container in unserved[:turns]:
                     if container.units == self.size:
                         return one, container
         return None
+
+    def asker(self) -> tuple[str, str] | None:
+        """UID and container that ask, None where the kubelet did not say which pods it has taken up."""
+        found = self.whose() if self.taken_up is not None else None
+        return None if found is None else (found[0].pod.key, found[1].name)
+
+    def _granted(self, one: PodFacts) -> set[str]:
+        """Containers of a pod that have devices by now though the book, an older copy of it, lacks them."""
+        grants = [grant for grant in self.facts.grants if grant.at.order > self.facts.restarted]
+        return {grant.owner[1] for grant in grants if grant.owner and grant.owner[0] == one.pod.key}
+
+    def _may_be_of(self, one: PodFacts) -> bool:
+        """Whether a pod may be asking, whatever it has by now."""
+        if one.pod.request.percent != self.percent:
+            return False
+        return self.taken_up is None or (one.pod.namespace, one.pod.name) in self.taken_up
 
     def is_expected(self) -> bool:
         """Whether a living pod is known that waits for a container of that size.

@@ -39,7 +39,7 @@ class Ledger:
         self._order = 0
         self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
         self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
-        self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
+        self._answers: deque[tuple[frozenset[str], tuple[str, str] | None]] = deque(maxlen=_ANSWERS)
 
     @property
     def facts(self) -> Facts:
@@ -153,11 +153,18 @@ class Ledger:
         one = self._facts.pods.get(uid)
         return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())), at)
 
-    def ask(self, available: Collection[str], must_include: Collection[str], size: int) -> Ask:
+    def ask(
+        self,
+        available: Collection[str],
+        must_include: Collection[str],
+        size: int,
+        taken_up: Collection[tuple[str, str]] | None = None,
+    ) -> Ask:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
         They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
-        cards that this node has no more are not offered.
+        cards that this node has no more are not offered. `taken_up` are namespace and name of the pods that
+        the kubelet had taken up when it asked.
 
         Raises:
             LedgerError: an ID that must be included is not available.
@@ -167,7 +174,7 @@ class Ledger:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
-        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered))
+        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered), taken_up)
 
     def preferred(self, ask: Ask) -> tuple[str, ...]:
         """Answer GetPreferredAllocation.
@@ -178,7 +185,7 @@ class Ledger:
         self._order += 1
         self._facts.asked = self._order
         answer = choice.prefer(ask)
-        self._answers.append(frozenset(answer))
+        self._answers.append((frozenset(answer), ask.asker()))
         return answer
 
     def allocate(self, ids: Collection[str], now_s: float) -> Grant:
@@ -199,16 +206,17 @@ class Ledger:
         sick = [uuid for uuid in counts if not facts.cards[uuid].healthy]
         if sick:
             raise LedgerError(f"Allocate on {shown(sick)}: allowed are IDs of healthy cards")
-        if len(counts) > 1 and wanted not in self._answers:
+        answered = next((one for one in self._answers if one[0] == wanted), None)
+        if len(counts) > 1 and answered is None:
             raise LedgerError(
                 f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
                 "allowed is one card, or what GetPreferredAllocation just answered"
             )
         charges.check_room(facts, wanted)
-        if wanted in self._answers:
-            self._answers.remove(wanted)
+        if answered is not None:
+            self._answers.remove(answered)
         shares = tuple((uuid, counts[uuid]) for uuid in facts.cards if uuid in counts)
-        grant = Grant(wanted, shares, self.mark(now_s))
+        grant = Grant(wanted, shares, self.mark(now_s), answered[1] if answered is not None else None)
         facts.grants.append(grant)
         return grant
 

@@ -5,7 +5,7 @@ Everything here belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -82,6 +82,8 @@ class Account:
         book_problem: why the book cannot be read, None while it can.
         book_torn: it is no whole JSON.
         want_list: asks for a complete list of this node's pods that begins now.
+        taken_up: asks the kubelet for namespace and name of the pods that it has taken up; None where it does
+            not say.
         others: the pods that hold another unit.
         extras: say what else a container is given, by its units on each card's UUID.
         limit_envs: names a container's variables for whoever limits its memory, by MiB on each of its cards.
@@ -103,6 +105,7 @@ class Account:
         self.book_problem: str | None = _NOT_READ
         self.book_torn = False
         self.want_list: Callable[[], None] = lambda: None
+        self.taken_up: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
         self.others = OtherUnits(resource)
         self.limit_envs: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda _: {}
         self.extras: list[Callable[[Sequence[tuple[str, int]]], ContainerGrant]] = []
@@ -239,9 +242,10 @@ class Account:
         Raises:
             RefusedError: no card has room.
         """
+        taken_up = await self.taken_up()
         await self._first_book()
         ledger, asked_at = self.ledger, self.ledger.mark(self.now_s())
-        ask = ledger.ask(available, must_include, size)
+        ask = ledger.ask(available, must_include, size, taken_up)
 
         def settled() -> bool:
             view = ledger.facts.view
@@ -324,6 +328,10 @@ class Account:
         }
         limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
         return sum((extra(grant.shares) for extra in self.extras), cards + ContainerGrant({**share, **limit}))
+
+
+async def _nobody_asks() -> None:
+    return None
 
 
 class Percent:

@@ -72,7 +72,7 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     type=click.Path(path_type=Path),
     default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     show_default=True,
-    help="The kubelet's PodResources socket; asked only so that it cleans its book.",
+    help="The kubelet's PodResources socket; asked which pods it has taken up, and to clean its book.",
 )
 @click.option(
     "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of /healthz /readyz /metrics."

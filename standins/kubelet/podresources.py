@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import grpc
 
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from standins.kubelet.devices import DeviceManager
 from standins.kubelet.pods import Pod
-from standins.kubelet.wire import podresources_pb2 as pb
-from standins.kubelet.wire import podresources_pb2_grpc as rpc
 
 # Over all clients together, as in the kubelet.
 _RATE: Final = 100.0

@@ -16,13 +16,13 @@ from typing import Any, Final
 import grpc
 
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as plugin_rpc
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as resources_rpc
 from standins.kubelet import checkpoint
 from standins.kubelet.devices import AdmissionError, DeviceManager
 from standins.kubelet.plugins import Registry
 from standins.kubelet.podresources import PodResources
 from standins.kubelet.pods import TERMINAL, Container, Pod, effective_request
 from standins.kubelet.runtime import ContainerRecord, Runtime
-from standins.kubelet.wire import podresources_pb2_grpc as resources_rpc
 
 UNEXPECTED: Final = "UnexpectedAdmissionError"
 _START_AGAIN_S: Final = 0.5

@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from standins.kubelet.process import Delays
-from standins.kubelet.wire import podresources_pb2 as pb
-from standins.kubelet.wire import podresources_pb2_grpc as rpc
 from tests.kubelet_world import RESOURCE, pod, uid_of, until, world
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import aiohttp
 
+from allocator.names import POD_GPU_UUID
 from deviceplugin.kubelet.book import BOOK_NAME
-from tests.integration.node_world import NodeWorld, node_world, until
+from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
 def book_path(world: NodeWorld) -> Path:
@@ -34,6 +35,19 @@ async def test_a_pod_bound_while_the_kubelet_is_away_finds_the_room_that_was_rel
         await world.settled([8], {other})
 
 
+async def test_pods_of_one_size_get_their_own_cards_in_whatever_order_the_kubelet_asks():
+    """Bound within one second they have the same age, and each wants a card of its own."""
+    async with node_world(8, 8, 8, 8) as world:
+        await world.kubelet.kill()
+        uids = {on: world.bind(f"pod-{on}", 3, on, annotations={POD_GPU_UUID: card(on)}) for on in range(4)}
+        # By its UID, which is all that the daemon could guess by, another one would come first.
+        assert sorted(uids, key=lambda on: uids[on]) != sorted(uids)
+        await world.kubelet.start()
+        await world.settled([3, 3, 3, 3], set(uids.values()))
+        for on, uid in uids.items():
+            assert world.env(uid)["NVIDIA_VISIBLE_DEVICES"] == card(on)
+
+
 async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_book():
     async with node_world(8) as world, aiohttp.ClientSession() as session:
         uid = await world.run("a", 3, on=0)
@@ -42,14 +56,14 @@ async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_boo
         world.api.delete_pod("default", "a", 0)
         await until(lambda: not world.api.has_pod("default", "a"))
         world.kubelet._runtime.stop_pod(uid)
-        await until(lambda: world.daemon._cleaner.problem)
+        await until(lambda: world.daemon._pod_resources.problem)
         async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
             assert answer.status == 503
             assert "PodResources" in await answer.text()
         assert (world.used, world.holds) == ([3], {uid})
         await world.kubelet.start()
         await world.settled([0], set())
-        assert world.daemon._cleaner.problem is None
+        assert world.daemon._pod_resources.problem is None
 
 
 async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from allocator.ledger import charges
+from tests.property.undercount.daemon import ModelDaemon
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.mutant import Mutant
 from tests.property.undercount.mutants import MUTANTS
@@ -72,6 +73,8 @@ def breaks(mutant: Mutant, *, taken_out: bool) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         if not mutant.fresh_words:
             patch.setattr(ModelExtender, "read_words_anew", none)
+        if mutant.guessed:
+            patch.setattr(ModelDaemon, "taken_up", none)
         rules = [mutant.apply(patch)] if taken_out else []
         try:
             run(

@@ -93,6 +93,14 @@ class RecordingPlugin(ScriptedPlugin):
         super().__init__(allocator)
         self.calls: list[str] = []
         self.on_allocate: Callable[[], None] = lambda: None
+        self.on_question: Callable[[int], Awaitable[None]] | None = None
+
+    async def GetPreferredAllocation(  # noqa: N802
+        self, request: pb.PreferredAllocationRequest, context: Any
+    ) -> pb.PreferredAllocationResponse:
+        if self.on_question is not None:
+            await self.on_question(request.container_requests[0].allocation_size)
+        return await super().GetPreferredAllocation(request, context)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
         self.on_allocate()
@@ -372,6 +380,7 @@ class Play:
             await self.remove(name)
         self.plugin.answer = None
         self.plugin.on_allocate = lambda: None
+        self.plugin.on_question = None
         self.allocator.refuse = None
         self.allocator.health = dict.fromkeys(self.allocator.health, True)
         self.plugin.devices_changed()

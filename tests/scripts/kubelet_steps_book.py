@@ -1,5 +1,6 @@
 """Steps: what the kubelet's own book holds, and when it is written."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
@@ -174,6 +175,55 @@ async def lost_while_running(here: Play) -> Answer:
     return {"back with the next message": here.written("whole") == before}
 
 
+async def _listed(here: Play) -> set[str]:
+    answer = await here.list()
+    assert answer is not None
+    return {name for _, name in answer.pods}
+
+
+async def listed_in_a_batch(here: Play) -> Answer:
+    """Ask PodResources while the plugin is asked: a kubelet that starts finds three pods to admit."""
+    names = {1: "first", 2: "second", 3: "third"}
+    asked: list[str] = []
+    looks: list[bool] = []
+
+    async def look(size: int) -> None:
+        asked.append(names[size])
+        looks.append(await _listed(here) == set(asked))
+
+    here.plugin.on_question = look
+    await here.driver.kill()
+    for size, name in names.items():
+        await here.create(ScriptPod(name, (size,)))
+    await here.driver.start()
+    phases = [(await here.phase(name, {"Running", "Failed"}))["phase"] for name in names.values()]
+    await here.registered()
+    return {"listed are those that asked so far, and the one that asks": looks, "phases": phases}
+
+
+async def listed_while_asked(here: Play) -> Answer:
+    """Keep the kubelet waiting for an answer, and see what it takes up meanwhile."""
+    seen: Answer = {}
+
+    async def look(_size: int) -> None:
+        if not seen:
+            seen["at first"] = sorted(await _listed(here))
+            await here.create(ScriptPod("later", (1,)))
+            await here.delete("asks", force=True)
+            await asyncio.sleep(here.driver.pace)
+            seen["with another one bound, and this one deleted"] = sorted(await _listed(here))
+
+    here.plugin.on_question = look
+    await here.create(ScriptPod("asks", (2,)))
+
+    async def admitted() -> bool:
+        status = await here.driver.status("later")
+        return status is not None and status.get("phase") in {"Running", "Failed"}
+
+    await until(admitted, "the pod that came later is admitted")
+    return seen
+
+
 BOOK_STEPS = (
     Step("the book holds a container before the next one asks", written_between_containers),
     Step("the book: an init container's IDs stand again under main", init_stands_beside_main),
@@ -182,6 +232,8 @@ BOOK_STEPS = (
     Step("the book keeps a pod that succeeded until the next allocation", ended_pods_stay("succeeds")),
     Step("the book is cleaned by PodResources List and a message, in this order", list_and_message),
     Step("the book of refused pods", refusals),
+    Step("PodResources lists a batch pod by pod, as each asks", listed_in_a_batch),
+    Step("PodResources lists the same as long as the plugin is asked", listed_while_asked),
     Step("restart: the book stays", restart_keeps_the_book),
     Step("restart: a pod bound meanwhile is refused for an ended pod's entry", restart_before_cleaning),
     Step("restart: a pod bound meanwhile runs where the book was cleaned", restart_after_cleaning),

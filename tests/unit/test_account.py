@@ -38,6 +38,17 @@ async def test_a_pod_that_comes_into_view_late_is_waited_for():
     assert on(await asking) == {"c1"}
 
 
+async def test_the_kubelet_is_asked_whom_it_has_taken_up():
+    async def taken_up() -> set[tuple[str, str]]:
+        return {("ns", "pod-b")}
+
+    node = Node(8, 8)
+    node.bind(pod("a", [("one", 3, "main"), ("two", 1, "main")], "c0", "c0"), pod("b", 3, "c1"))
+    assert on(await node.preferred(3)) == {"c0"}
+    node.account.taken_up = taken_up
+    assert on(await node.preferred(3)) == {"c1"}
+
+
 async def test_a_pod_that_never_comes_gets_one_card_in_the_end():
     assert on(await Node(8, 8, step_s=10.0).preferred(3)) == {"c0"}
 

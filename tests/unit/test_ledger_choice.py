@@ -3,8 +3,9 @@
 import pytest
 
 from allocator.errors import LedgerError
+from allocator.ledger import Ask
 from allocator.selector import Selector
-from tests.ledger_world import World, ids, pod
+from tests.ledger_world import World, by_card, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]
 
@@ -75,6 +76,67 @@ def test_a_container_whose_turn_comes_later_is_not_meant_while_another_fits():
     world.bind(pod("b", 3, "c1"))
     assert asks(world, 3) == ("b", "main")
     assert world.hand(3, "b") == {"c1": 3}
+
+
+def asked_for(world: World, size: int, *taken_up: str) -> Ask:
+    """A question of a kubelet that says which pods it has taken up."""
+    return world.ledger.ask(world.offered(), (), size, {("ns", f"pod-{uid}") for uid in taken_up})
+
+
+def asker(ask: Ask) -> str | None:
+    found = ask.whose()
+    return None if found is None else found[0].pod.uid
+
+
+def test_a_pod_that_was_deleted_asks_though_a_living_one_wants_as_much():
+    """The kubelet had not heard of the end, and the scheduler had given up the claim."""
+    world = World.of(8, 8)
+    world.bind(pod("gone", [("side", 2, "sidecar"), ("main", 3, "main")], "c1", "c1"))
+    world.delete("gone")
+    world.bind(pod("alive", [("init", 2, "init"), ("main", 4, "main")], "c0", "c0"))
+    ask = asked_for(world, 2, "gone")
+    assert (asker(ask), ask.is_expected()) == ("gone", False)
+    assert ids("c1", 0, 1) == frozenset(world.ledger.preferred(ask))
+    assert asker(asked_for(world, 2, "gone", "alive")) == "alive"
+
+
+def test_a_pod_that_asks_again_is_not_taken_for_one_that_the_kubelet_has_not_listed():
+    """It lost its book, and its first list lacks a pod that was created before and bound a moment ago."""
+    world, shape = World.of(8, 5), [("init", 2, "init"), ("main", 4, "main")]
+    for uid in ("1", "3"):
+        world.bind(pod(uid, shape, "c0", "c0"))
+        world.admit(uid)
+    world.book.clear()
+    world.write()
+    world.ledger.kubelet_restarted()
+    world.bind(pod("2", TWO, "c1", "c1"))
+    world.book["1", "init"], world.book["1", "main"] = ids("c0", 0, 1), ids("c0", 0, 1, 2, 3)
+    world.write()
+    ask = asked_for(world, 2, "1", "3")
+    assert asker(ask) == "3"
+    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c0": 2}
+
+
+def test_a_pod_that_was_taken_up_and_is_not_known_is_waited_for():
+    world = World.of(8, 8)
+    world.bind(pod("other", 3, "c0"))
+    assert not asked_for(world, 3, "new").is_expected()
+    world.bind(pod("new", 3, "c1"))
+    assert asked_for(world, 3, "new").is_expected()
+
+
+def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c0", "c1"))
+    ask = asked_for(world, 3, "a")
+    assert ask.asker() == ("a", "one")
+    given = frozenset(world.ledger.preferred(ask))
+    world.allocate(given)
+    ask = asked_for(world, 3, "a")
+    assert ask.asker() == ("a", "two")
+    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c1": 3}
+    world.ledger.kubelet_restarted()
+    assert asked_for(world, 3, "a").asker() == ("a", "one"), "the kubelet knows what its book says"
 
 
 def test_a_pod_of_another_size_is_not_meant():

@@ -105,7 +105,7 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        ask = self.ledger.ask(available, must_include, size)
+        ask = self.ledger.ask(available, must_include, size, self.taken_up())
         if not self.away and not ask.is_expected():
             self._catch_up(relist=not self.synced or self.lost)
         if not self.away and ask.is_displaced():
@@ -113,6 +113,13 @@ class ModelDaemon(Plugin):
         if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
             self.look_at_cgroups()
         return self.ledger.preferred(ask)
+
+    def taken_up(self) -> frozenset[tuple[str, str]] | None:
+        """What PodResources lists: pods from the moment before they are admitted until they have ended."""
+        kubelet = self.kubelet
+        return frozenset(
+            ("default", pod.name) for uid, pod in kubelet.known.items() if uid not in kubelet.queue
+        )
 
     def _catch_up(self, *, relist: bool) -> None:
         if relist:

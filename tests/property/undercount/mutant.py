@@ -25,6 +25,7 @@ class Mutant:
         percent: how many of its pods ask for percent of cards.
         also: the same rule at its second place, where extender and node both keep it.
         fresh_words: the extender reads words anew before it binds; older words make more histories break.
+        guessed: PodResources does not answer, so who asks for devices is guessed.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Mutant:
     percent: float = 0.0
     also: tuple[ModuleType, str, Any] | None = None
     fresh_words: bool = False
+    guessed: bool = False
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
         """Take the rule out of the shipped code for the length of a test."""

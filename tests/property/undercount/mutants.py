@@ -31,6 +31,7 @@ from tests.property.undercount.taken_out import (
     nobody_uses_up_his_own,
     none,
     nothing,
+    of_any_pod,
     one_share,
     over_is_dead,
     own_target_only,
@@ -75,6 +76,7 @@ MUTANTS = (
         "busy_nodes",
         nobody,
         seed=1021,
+        guessed=True,
     ),
     Mutant(
         "extender: claims on an overfull card count on every card",
@@ -98,6 +100,7 @@ MUTANTS = (
         forgotten_at_once,
         seed=1579,
         more={**BUSY_WITHOUT_RESTARTS, "read_book": 0.05, "cgroups": 0.3},
+        guessed=True,
     ),
     Mutant("node: a pod that runs without entries is charged", charges, "is_lost", no, seed=2029),
     Mutant(
@@ -144,7 +147,15 @@ MUTANTS = (
         seed=16000212,
         fresh_words=True,
     ),
-    Mutant("node: a lost book heard of nothing", PodFacts, "may_ask", heard, seed=23000438, fresh_words=True),
+    Mutant(
+        "node: a lost book heard of nothing",
+        PodFacts,
+        "may_ask",
+        heard,
+        seed=23000438,
+        fresh_words=True,
+        guessed=True,
+    ),
     Mutant(
         "node: a kubelet that starts has heard of every end",
         Facts,
@@ -152,6 +163,7 @@ MUTANTS = (
         never_heard,
         seed=23003737,
         fresh_words=True,
+        guessed=True,
     ),
     Mutant(
         "node: a pod that is asked for again and whose card is unhealthy goes elsewhere",
@@ -170,7 +182,15 @@ MUTANTS = (
         density=2.0,
         fresh_words=True,
     ),
-    Mutant("node: forgotten goes first", charges, "forgotten", empty, seed=21001363, fresh_words=True),
+    Mutant(
+        "node: forgotten goes first",
+        charges,
+        "forgotten",
+        empty,
+        seed=21001363,
+        fresh_words=True,
+        guessed=True,
+    ),
     Mutant(
         "node: an Allocate that the book never showed may be of who was deleted since",
         release,
@@ -194,6 +214,7 @@ MUTANTS = (
         no,
         seed=495,
         more=OTHERS_BIND_TOO,
+        guessed=True,
     ),
     Mutant("node: the book must lack the pod", release, "is_unlisted", yes, seed=1008),
     Mutant(
@@ -210,6 +231,7 @@ MUTANTS = (
         "queue",
         lambda facts: [one for one in facts.pods.values() if one.bound],
         seed=900303,
+        guessed=True,
     ),
     Mutant(
         "node: until it asks, a kubelet that restarted takes all pods as one batch",
@@ -218,6 +240,7 @@ MUTANTS = (
         first_batch_is_known,
         seed=40079,
         percent=0.5,
+        guessed=True,
     ),
     Mutant(
         "node: pods of the first list were bound before the first look at the book",
@@ -226,6 +249,7 @@ MUTANTS = (
         first_list_is_late,
         seed=15003238,
         fresh_words=True,
+        guessed=True,
     ),
     Mutant(
         "node: what containers of a pod that is over run with is not given out again",
@@ -254,6 +278,7 @@ MUTANTS = (
             "tear": 0.1,
         },
         fresh_words=True,
+        guessed=True,
     ),
     Mutant(
         "node: targets are shared by shape",
@@ -262,6 +287,7 @@ MUTANTS = (
         steps(Draft.a_target_of_its_pool, own_target_only),
         seed=1011,
         density=0.0,
+        guessed=True,
     ),
     Mutant(
         "node: a place by the card policy",
@@ -269,6 +295,7 @@ MUTANTS = (
         "STEPS",
         steps(Draft.by_the_card_policy),
         seed=197,
+        guessed=True,
     ),
     Mutant(
         "node: the pool knows what was served",
@@ -277,6 +304,7 @@ MUTANTS = (
         targets_only,
         seed=27,
         density=0.0,
+        guessed=True,
     ),
     Mutant(
         "node: the scheduler's card is taken",
@@ -299,6 +327,7 @@ MUTANTS = (
         nobody_uses_up_his_own,
         seed=500085,
         density=0.0,
+        guessed=True,
     ),
     Mutant(
         "node: who was elsewhere when this daemon started took nobody's place",
@@ -322,6 +351,23 @@ MUTANTS = (
             "cordon": 0.3,
             "sleep": 0.1,
         },
+        fresh_words=True,
+    ),
+    Mutant(
+        "node: the kubelet asks for a pod that it has taken up",
+        Ask,
+        "_may_be_of",
+        of_any_pod,
+        seed=23003879,
+        fresh_words=True,
+    ),
+    Mutant(
+        "node: an Allocate is of the pod that asked",
+        Ask,
+        "_granted",
+        nothing,
+        seed=26202016,
+        percent=0.5,
         fresh_words=True,
     ),
     Mutant(

@@ -184,6 +184,14 @@ def heard(one: PodFacts) -> bool:
     return bool(_MAY_ASK and _MAY_ASK(replace(one, unlisted=None)))
 
 
+_MAY_BE_OF = Ask._may_be_of
+
+
+def of_any_pod(ask: Ask, one: PodFacts) -> bool:
+    """Whatever the kubelet says of the pods that it has taken up."""
+    return _MAY_BE_OF(replace(ask, taken_up=None), one)
+
+
 def never_heard(facts: Facts, one: PodFacts) -> bool:
     """A kubelet that starts is taken to know of those that were deleted by then."""
     del facts

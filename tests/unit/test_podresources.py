@@ -1,4 +1,4 @@
-"""Having the kubelet clean its book: the question, what follows it, and a kubelet that does not answer."""
+"""Asking PodResources: pods that are taken up, a book that is cleaned, and a kubelet that does not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,9 +9,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from deviceplugin.kubelet.cleaning import BookCleaner
-from standins.kubelet.wire import podresources_pb2 as pb
-from standins.kubelet.wire import podresources_pb2_grpc as rpc
+from deviceplugin.kubelet.podresources import PodResources
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
 from tests.kubelet_world import short_folder, until
 
@@ -22,16 +22,18 @@ class Kubelet(rpc.PodResourcesListerServicer):
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.status: grpc.StatusCode | None = None
+        self.refusals = 1 << 30
         self.hangs = False
 
     async def List(self, request, context):  # noqa: N802 - the wire's name
         self.log.append("asked")
         if self.hangs:
             await asyncio.Event().wait()
-        if self.status is not None:
+        if self.status is not None and self.refusals:
+            self.refusals -= 1
             await context.abort(self.status, "not you")
         self.log.append("cleaned")
-        many = pb.PodResources(name="many", containers=[pb.ContainerResources(name="main")])
+        many = pb.PodResources(namespace="ns", name="many", containers=[pb.ContainerResources(name="main")])
         # More than gRPC takes unless told otherwise.
         many.containers[0].devices.add(resource_name="x" * (8 << 20), device_ids=["1"])
         return pb.ListPodResourcesResponse(pod_resources=[many])
@@ -44,7 +46,7 @@ class World:
         self.path = path
         self.log: list[str] = []
         self.kubelet = Kubelet(self.log)
-        self.cleaner = BookCleaner(path, lambda: self.log.append("sent"), timeout_s=0.5)
+        self.asked = PodResources(path, lambda: self.log.append("sent"), timeout_s=0.5)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -68,7 +70,7 @@ async def world(*, started: bool = True) -> AsyncIterator[World]:
         try:
             yield here
         finally:
-            await here.cleaner.close()
+            await here.asked.close()
             await here.stop()
 
 
@@ -76,9 +78,9 @@ async def test_the_list_of_devices_follows_the_answer():
     """The other way round the kubelet would write first, and drop nothing."""
     async with world() as here:
         for _ in range(2):
-            await here.cleaner.clean()
+            await here.asked.clean()
         assert here.log == ["asked", "cleaned", "sent"] * 2
-        assert (here.cleaner.problem, here.cleaner.errors) == (None, 0)
+        assert (here.asked.problem, here.asked.errors) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +94,10 @@ async def test_the_list_of_devices_follows_the_answer():
 async def test_nothing_is_sent_without_an_answer(status: grpc.StatusCode | None, reason: str):
     async with world() as here:
         here.kubelet.status, here.kubelet.hangs = status, status is None
-        await here.cleaner.clean()
+        await here.asked.clean()
         assert here.log == ["asked"]
-        assert here.cleaner.errors == 1
-        told = str(here.cleaner.problem)
+        assert here.asked.errors == 1
+        told = str(here.asked.problem)
         assert str(here.path) in told
         assert any(each in told for each in reason.split("|"))
 
@@ -104,25 +106,25 @@ async def test_a_kubelet_that_is_away_is_told_once_and_asked_again_when_it_is_ba
     async with world(started=False) as here:
         with capture_logs() as logs:
             for _ in range(3):
-                await here.cleaner.clean()
-            assert (here.log, here.cleaner.errors) == ([], 3)
-            assert "UNAVAILABLE" in str(here.cleaner.problem)
+                await here.asked.clean()
+            assert (here.log, here.asked.errors) == ([], 3)
+            assert "UNAVAILABLE" in str(here.asked.problem)
             await here.start()
-            await here.cleaner.clean()
+            await here.asked.clean()
         assert here.log == ["asked", "cleaned", "sent"]
-        assert (here.cleaner.problem, here.cleaner.errors) == (None, 3)
+        assert (here.asked.problem, here.asked.errors) == (None, 3)
         assert [line["log_level"] for line in logs] == ["warning", "info"]
 
 
 async def test_another_kubelet_on_the_same_socket_is_asked():
     async with world() as here:
-        await here.cleaner.clean()
+        await here.asked.clean()
         await here.stop()
         await here.start()
 
         async def cleaned() -> bool:
-            await here.cleaner.clean()
-            return here.cleaner.problem is None
+            await here.asked.clean()
+            return here.asked.problem is None
 
         await until(cleaned)
         assert here.log[-3:] == ["asked", "cleaned", "sent"]
@@ -130,10 +132,10 @@ async def test_another_kubelet_on_the_same_socket_is_asked():
 
 async def test_a_cleaner_that_was_closed_can_ask_again():
     async with world() as here:
-        await here.cleaner.clean()
+        await here.asked.clean()
         for _ in range(2):
-            await here.cleaner.close()
-        await here.cleaner.clean()
+            await here.asked.close()
+        await here.asked.clean()
         assert here.log == ["asked", "cleaned", "sent"] * 2
 
 
@@ -142,6 +144,52 @@ async def test_a_connection_that_says_goaway_at_once_costs_no_memory():
     async with world(started=False) as here, listening(here.path, SETTINGS + GOAWAY):
         before_mib = resident_mib()
         for _ in range(5):
-            await here.cleaner.clean()
-        assert (here.cleaner.errors, here.log) == (5, [])
+            await here.asked.clean()
+        assert (here.asked.errors, here.log) == (5, [])
         assert resident_mib() - before_mib < 64
+
+
+MANY = frozenset({("ns", "many")})
+
+
+async def test_pods_that_are_taken_up_are_named():
+    async with world() as here:
+        assert await here.asked.taken_up() == MANY
+        assert here.log == ["asked", "cleaned"]
+
+
+async def test_a_kubelet_that_is_asked_too_often_is_asked_again():
+    async with world() as here:
+        here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.RESOURCE_EXHAUSTED, 3
+        assert await here.asked.taken_up() == MANY
+        assert here.log == ["asked"] * 4 + ["cleaned"]
+        assert (here.asked.problem, here.asked.errors) == (None, 0)
+
+
+async def test_another_kubelet_names_its_pods_at_the_first_question():
+    async with world() as here:
+        assert await here.asked.taken_up() == MANY
+        await here.stop()
+        await here.start()
+        assert await here.asked.taken_up() == MANY
+        assert here.asked.errors == 0
+
+
+async def test_a_kubelet_that_never_answers_is_given_up_and_then_asked_once():
+    async with world() as here:
+        here.kubelet.status = grpc.StatusCode.PERMISSION_DENIED
+        assert await here.asked.taken_up() is None
+        assert here.log.count("asked") > 1
+        here.log.clear()
+        assert await here.asked.taken_up() is None
+        assert (here.log, here.asked.errors) == (["asked"], 2)
+        here.kubelet.refusals = 0
+        assert await here.asked.taken_up() == MANY
+
+
+async def test_a_question_that_fails_takes_no_other_along():
+    """A connection that is closed ends every call on it."""
+    async with world() as here:
+        here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.UNKNOWN, 1
+        _, named = await asyncio.gather(here.asked.clean(), here.asked.taken_up())
+        assert named == MANY

@@ -1,0 +1,133 @@
+"""The kubelet's PodResources service: which pods it has taken up, and a question that cleans its book.
+
+It takes up one pod after the other: a pod is listed from the moment before it is admitted, and while the
+plugin is asked for its devices nothing else is taken up. So the list says whose devices are asked for, which
+the question itself does not.
+
+Left alone the kubelet drops the entries of pods that ended at its next allocation only. Measured on 1.36.3: a
+List drops them from its memory and writes nothing, a ListAndWatch message writes the book and drops nothing;
+so first the one, then the other (docs/kubelet-book.md).
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from deviceplugin.kubelet.wire import podresources_pb2 as pb
+
+AGAIN_S: Final = 0.02
+"""The kubelet answers 100 questions a second, of all who ask, and after its start the connection is new."""
+
+log = structlog.get_logger(__name__)
+
+_LIST: Final = "/v1.PodResourcesLister/List"
+_OPTIONS: Final = (
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class PodResources:
+    """Asks the kubelet's PodResources service.
+
+    Args:
+        socket: of the service.
+        resend: sends the list of devices again.
+        timeout_s: for the answer.
+
+    Attributes:
+        errors: questions so far that were not answered.
+        problem: what was wrong with the last question, None where it was answered.
+    """
+
+    def __init__(self, socket: Path, resend: Callable[[], None], *, timeout_s: float = 2.0) -> None:
+        self._socket = socket
+        self._resend = resend
+        self._timeout_s = timeout_s
+        self._channel: Any = None
+        self._turn = asyncio.Lock()
+        self.errors = 0
+        self.problem: str | None = None
+
+    async def taken_up(self) -> frozenset[tuple[str, str]] | None:
+        """Namespace and name of the pods that the kubelet has taken up, None where it does not say.
+
+        It is asked again for a while, but not when the last question had no answer at all.
+        """
+        answer = await self._ask(self._timeout_s if self.problem is None else 0.0)
+        if answer is None:
+            return None
+        return frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
+
+    async def clean(self) -> None:
+        """Have the book cleaned and written; a kubelet that does not answer is asked again by the caller."""
+        if await self._ask(0.0) is not None:
+            self._resend()
+
+    async def _ask(self, patience_s: float) -> pb.ListPodResourcesResponse | None:
+        """Have all pods listed; None where nobody answers, for `patience_s` at least."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + patience_s
+        while True:
+            try:
+                answer = await self._list()
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if loop.time() < end_s:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                self._failed(error)
+                return None
+            if self.problem is not None:
+                log.info("the kubelet's PodResources answers again")
+            self.problem = None
+            return answer
+
+    async def _list(self) -> pb.ListPodResourcesResponse:
+        """Ask once; who asks meanwhile waits, for a connection that is closed takes all its calls along."""
+        async with self._turn:
+            if self._channel is None:
+                self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+            ask = self._channel.unary_unary(
+                _LIST,
+                request_serializer=pb.ListPodResourcesRequest.SerializeToString,
+                response_deserializer=pb.ListPodResourcesResponse.FromString,
+            )
+            try:
+                async with asyncio.timeout(self._timeout_s + 1):
+                    answer: pb.ListPodResourcesResponse = await ask(
+                        pb.ListPodResourcesRequest(), timeout=self._timeout_s
+                    )
+            except (grpc.aio.AioRpcError, TimeoutError):
+                await self.close()
+                raise
+            return answer
+
+    def _failed(self, error: Exception) -> None:
+        self.errors += 1
+        told, self.problem = (
+            self.problem,
+            f"PodResources at {self._socket} cannot be asked: {_reason(error)}",
+        )
+        if told is None:
+            log.warning(
+                "the kubelet does not clean its book, ended pods stay charged, "
+                "and whose devices it asks for is guessed",
+                error=self.problem,
+            )
+
+    async def close(self) -> None:
+        """Close the connection; the next question opens a new one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return f"{error.code().name}: {str(error.details())[:256]}"

@@ -1,1 +1,0 @@
-"""Messages of the PodResources service, generated from its .proto file."""
