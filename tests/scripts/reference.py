@@ -21,7 +21,7 @@ from deviceplugin.memorymetrics import MemoryMetrics
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
-from deviceplugin.node.memory import ContainerMemory
+from deviceplugin.node.measuring.memory import ContainerMemory
 from deviceplugin.status import Status
 from gpupack.cli import cli
 from scheduler_plugin.http.metrics import ClusterMetrics

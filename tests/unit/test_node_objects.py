@@ -7,7 +7,7 @@ import pytest
 
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARDS
 from allocator.packing import Layout, NodeWords, node_resources
-from deviceplugin.node.objects import MIRROR, NodeObject, PodObject, version_of
+from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject, version_of
 
 GIB = "gpupack.io/gpu-memory-gib"
 

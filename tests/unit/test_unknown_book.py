@@ -7,7 +7,7 @@ from pathlib import Path
 from allocator.cards import Card
 from allocator.ledger import Ledger
 from deviceplugin.kubelet.book import BOOK_NAME, BookReader
-from deviceplugin.node.account import Account
+from deviceplugin.node.accounting.account import Account
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
 from tests.state_world import bound, free, state_with

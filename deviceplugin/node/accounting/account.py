@@ -18,7 +18,7 @@ from deviceplugin.errors import BookError, RefusedError, TornBookError
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.handover import Handover
 from deviceplugin.gpus.vendor import UNNAMED
-from deviceplugin.node.otherunits import OtherUnits
+from deviceplugin.node.accounting.otherunits import OtherUnits
 
 VIEW_WAIT_S: Final = 1.0
 """How long a container waits for its pod to come into view; usually the API's watch is a moment behind."""

@@ -11,15 +11,15 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.node.account import Account
-from deviceplugin.node.containers import PodFolders, containers, logged, uid_of
-from deviceplugin.node.holding import Job, Outcome
-from deviceplugin.node.inotify import Inotify
-from deviceplugin.node.lanes import Lanes
-from deviceplugin.node.limit_plan import wanted
-from deviceplugin.node.limit_state import Limit, LimitedPod
-from deviceplugin.node.shares import Shares
-from deviceplugin.node.supports import Supports
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.host.containers import PodFolders, containers, logged, uid_of
+from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.node.limiting.holding import Job, Outcome
+from deviceplugin.node.limiting.lanes import Lanes
+from deviceplugin.node.limiting.limit_plan import wanted
+from deviceplugin.node.limiting.limit_state import Limit, LimitedPod
+from deviceplugin.node.limiting.shares import Shares
+from deviceplugin.node.limiting.supports import Supports
 
 log = structlog.get_logger(__name__)
 

@@ -10,10 +10,10 @@ import structlog
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
 from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
-from deviceplugin.node.account import Account
-from deviceplugin.node.publisher import WRITE_TIMEOUT_S
-from deviceplugin.node.told_use import ToldUse
-from deviceplugin.node.views import PodView, Seat
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.views import PodView, Seat
+from deviceplugin.node.telling.publisher import WRITE_TIMEOUT_S
+from deviceplugin.node.telling.told_use import ToldUse
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from deviceplugin.node.account import Account
-from deviceplugin.node.limit_plan import Grants
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.limiting.limit_plan import Grants
 
 
 class Shares:

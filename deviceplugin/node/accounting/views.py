@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from allocator.ledger import Mark
-from deviceplugin.node.account import Account
-from deviceplugin.node.objects import PodObject, version_of
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.objects import PodObject, version_of
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.node.cgroups import folders, places, pod_parents
+from deviceplugin.node.host.cgroups import folders, places, pod_parents
 
 _CONTAINER: Final = re.compile(r"^(?:([a-z][a-z0-9-]*)-)?([0-9a-f]{64})(?:\.scope)?$")
 _LOG: Final = re.compile(r"^[^_]+_[^_]+_([^_]+)-([0-9a-f]{64})\.log$")

@@ -7,13 +7,13 @@ from typing import Final, Protocol
 
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSample
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.limit_plan import Grants
-from deviceplugin.node.limit_state import Limit
-from deviceplugin.node.limits import Enforcer
-from deviceplugin.node.shares import Shares
-from deviceplugin.node.supports import Supports
-from deviceplugin.node.views import PodView, Seat
+from deviceplugin.node.accounting.views import PodView, Seat
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.limiting.limit_plan import Grants
+from deviceplugin.node.limiting.limit_state import Limit
+from deviceplugin.node.limiting.limits import Enforcer
+from deviceplugin.node.limiting.shares import Shares
+from deviceplugin.node.limiting.supports import Supports
 
 TURN: Final = 50
 """Rows that are worked out in one go: an Allocate waits for no more than these, some 0.2 ms."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.node.memory import ContainerMemory
+from deviceplugin.node.measuring.memory import ContainerMemory
 from kubeapi.backoff import Backoff
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from kubeapi.errors import Conflict, KubeApiError, NotFound

@@ -9,8 +9,8 @@ from allocator.ledger import Pod
 from allocator.records import CardRecord
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuCard
-from deviceplugin.node.account import Account
-from deviceplugin.node.inventory import cards_in_units, check_units, records
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.inventory import cards_in_units, check_units, records
 from deviceplugin.node.notices import Notices
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ import structlog
 from allocator.ledger.facts import Facts
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.node.account import Account
+from deviceplugin.node.accounting.account import Account
 
 log = structlog.get_logger(__name__)
 

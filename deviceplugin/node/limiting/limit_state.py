@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deviceplugin.node.holding import Outcome
-from deviceplugin.node.limit_plan import Grants, Wanted
+from deviceplugin.node.limiting.holding import Outcome
+from deviceplugin.node.limiting.limit_plan import Grants, Wanted
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import structlog
 
 from deviceplugin.errors import LimitError, LimitFault
 from deviceplugin.gpus.limits import LimitReading, MemoryLimits
-from deviceplugin.node.limit_plan import Wanted
+from deviceplugin.node.limiting.limit_plan import Wanted
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.gpus.usage import CardUse, card_use
-from deviceplugin.node.account import Account
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.driver import OwnThread
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.host.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)

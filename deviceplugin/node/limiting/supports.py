@@ -7,8 +7,8 @@ from typing import Final
 import structlog
 
 from deviceplugin.gpus.limits import Enforcement, MemoryLimits, Support
-from deviceplugin.node.account import Account
-from deviceplugin.node.driver import OwnThread
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.host.driver import OwnThread
 from deviceplugin.node.notices import Notices, silent
 
 log = structlog.get_logger(__name__)

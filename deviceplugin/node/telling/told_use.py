@@ -6,7 +6,7 @@ from typing import Final
 
 from allocator.records import Assignment, MemoryRecord
 from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.node.memory import ContainerMemory
+from deviceplugin.node.measuring.memory import ContainerMemory
 
 EVERY_S: Final = 60.0
 """Least time between two writes for the use of one pod: each wakes everybody who watches pods."""

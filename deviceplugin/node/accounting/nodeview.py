@@ -7,8 +7,8 @@ import structlog
 
 from allocator.errors import shown
 from allocator.names import NODE_CORDON
-from deviceplugin.node.account import Account
-from deviceplugin.node.objects import NodeObject
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.objects import NodeObject
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind
 

@@ -29,10 +29,10 @@ import msgspec
 import structlog
 
 from allocator.names import NODE_DAEMON
-from deviceplugin.node.account import Account
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.publisher import WRITE_TIMEOUT_S
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import NodeObject
+from deviceplugin.node.telling.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError

@@ -10,7 +10,7 @@ import msgspec
 from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
 from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
-from deviceplugin.node.objects import NodeObject
+from deviceplugin.node.accounting.objects import NodeObject
 
 GAP_S: Final = 2.0
 """Least time between two patches that only bring gains."""

@@ -10,11 +10,11 @@ import msgspec
 import structlog
 
 from allocator.records import CardRecord
-from deviceplugin.node.account import Account
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.views import PodView
-from deviceplugin.node.words import (
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import NodeObject
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.words import (
     GAP_S,
     Wanted,
     differences,

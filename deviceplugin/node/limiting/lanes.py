@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from deviceplugin.gpus.limits import MemoryLimits
-from deviceplugin.node.driver import OwnThread
-from deviceplugin.node.holding import Job, Outcome, hold_all
+from deviceplugin.node.host.driver import OwnThread
+from deviceplugin.node.limiting.holding import Job, Outcome, hold_all
 
 BATCH: Final = 16
 """Jobs of one turn: a new container waits for no more than these."""

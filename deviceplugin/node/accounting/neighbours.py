@@ -3,8 +3,8 @@
 import structlog
 
 from deviceplugin.gpus.foreign import describe_foreign, foreign_gpus
-from deviceplugin.node.account import Account
-from deviceplugin.node.nodeview import NodeView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.nodeview import NodeView
 from deviceplugin.node.notices import Notices
 
 log = structlog.get_logger(__name__)

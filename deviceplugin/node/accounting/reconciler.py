@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from deviceplugin.node.account import Account
+from deviceplugin.node.accounting.account import Account
 
 log = structlog.get_logger(__name__)
 
