@@ -72,7 +72,7 @@ def told_while_loading(arguments, module, number=signal.SIGTERM):
         ("node", "deviceplugin.settings"),
         ("scheduler", "numpy"),
         ("scheduler", "scheduler_plugin.settings"),
-        ("queue", "scheduler_plugin.queue.settings"),
+        ("queue", "scheduler_plugin.queue.running.settings"),
         ("mps", "deviceplugin.mps.supervisor"),
         ("dashboard", "gpupack.dashboard.app"),
         ("demo", "gpupack.demo.load"),

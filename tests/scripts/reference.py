@@ -27,7 +27,7 @@ from gpupack.cli import cli
 from scheduler_plugin.http.metrics import ClusterMetrics
 from scheduler_plugin.http.metrics import Metrics as SchedulerMetrics
 from scheduler_plugin.http.waiting import Waiting
-from scheduler_plugin.queue.metrics import QueueMetrics
+from scheduler_plugin.queue.running.metrics import QueueMetrics
 from tests.extender_world import World
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference.md"

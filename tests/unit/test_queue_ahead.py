@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_plugin.queue import ahead
+from scheduler_plugin.queue.places import ahead
 from tests.queue_world import QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)

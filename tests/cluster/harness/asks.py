@@ -9,7 +9,7 @@ from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY
 from allocator.request import MAX_UNITS, parse_pod
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from scheduler_plugin.queue.entering.pods import QueuePod, read_ticket
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
 
