@@ -88,7 +88,7 @@ class Ask:
         return not had or bool(found[0].book)
 
     def is_displaced(self) -> bool:
-        """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows.
+        """Whether the pod that seems to ask gets no card that was assigned to its like, or that is not known.
 
         Where it goes instead depends on all other pods: wait a little for a fresh list of them.
         """

@@ -20,7 +20,7 @@ from scheduler_plugin.placement.reasons import demanded
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
-    from scheduler_plugin.queue.explain import Why as QueueWhy
+    from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 _NODES_NAMED: Final = 5
 

@@ -63,8 +63,8 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
 
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
-    from scheduler_plugin.queue.app import run
-    from scheduler_plugin.queue.settings import QueueSettings
+    from scheduler_plugin.queue.running.app import run
+    from scheduler_plugin.queue.running.settings import QueueSettings
 
     prepare(all_policies())
     serve(

@@ -14,7 +14,7 @@ from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import NodePolicy
-from scheduler_plugin.queue.configfile import ConfigFile
+from scheduler_plugin.queue.running.configfile import ConfigFile
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster

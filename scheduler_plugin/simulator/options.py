@@ -12,7 +12,7 @@ from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.registry import make
-from scheduler_plugin.queue.configfile import ConfigFile
+from scheduler_plugin.queue.running.configfile import ConfigFile
 from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 

@@ -19,7 +19,7 @@ from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.settings import QueueSettings
+from scheduler_plugin.queue.running.settings import QueueSettings
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options

@@ -8,7 +8,7 @@ from allocator.registry import NAME, is_name
 from allocator.request import MAX_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import MAX_DATA, MAX_GANG
+from scheduler_plugin.queue.entering.pods import MAX_DATA, MAX_GANG
 from tests.manifest_objects import BUILDS, objects, text_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from allocator.names import DEFAULT_NODE_POLICY
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.registry import by_row
-from scheduler_plugin.queue.room import Room
+from scheduler_plugin.queue.places.room import Room
 from tests.queue_world import QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)

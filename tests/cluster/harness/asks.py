@@ -11,7 +11,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.registry import is_name
 from allocator.request import MAX_UNITS, parse_pod
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from scheduler_plugin.queue.entering.pods import QueuePod, read_ticket
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
 
