@@ -166,11 +166,7 @@ class Facts:
 
     def queue(self) -> list[PodFacts]:
         """Pods that the kubelet may ask for, in the order in which it hears of them."""
-        return sorted((one for one in self.open.values() if self.may_ask(one)), key=lambda one: one.turn)
-
-    def may_ask(self, one: PodFacts) -> bool:
-        """Whether the kubelet may ask for a pod: a kubelet that starts lists those that are there by then."""
-        return one.may_ask and (one.over is None or one.over.order > self.restarted)
+        return sorted((one for one in self.open.values() if one.may_ask), key=lambda one: one.turn)
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""

@@ -217,18 +217,6 @@ def test_a_kubelet_that_lost_its_book_may_ask_for_a_pod_that_is_gone():
     assert found[0].pod.uid == "a"
 
 
-def test_a_kubelet_that_starts_asks_for_nobody_who_was_gone_by_then():
-    """Pod a had begun and was deleted; the kubelet starts, lists its pods, asks for b."""
-    world = World.of(8, 8)
-    world.bind(pod("a", [("one", 5, "main"), ("two", 2, "main")], "c0", "c0"))
-    world.hand(5, "a", "one")
-    world.delete("a")
-    world.bind(pod("b", [("setup", 2, "init"), ("main", 4, "main")], "c1"))
-    assert world.choose(2) <= ids("c0", *range(8))
-    world.ledger.kubelet_restarted()
-    assert world.hand(2, "b", "setup") == {"c1": 2}
-
-
 def test_h3_time_alone_drops_no_allocate():
     world = World.of(8)
     world.allocate(ids("c0", 0, 1, 2))

@@ -24,7 +24,6 @@ from tests.property.undercount.taken_out import (
     ids_once,
     may_start_until_heard,
     never,
-    never_heard,
     never_out_of_use,
     no,
     no_cgroup_is_dead,
@@ -169,14 +168,6 @@ MUTANTS = (
         "may_ask",
         heard,
         seed=23000438,
-        guessed=True,
-    ),
-    Mutant(
-        "node: a kubelet that starts has heard of every end",
-        Facts,
-        "may_ask",
-        never_heard,
-        seed=23003737,
         guessed=True,
     ),
     Mutant(
@@ -348,9 +339,6 @@ MUTANTS = (
     ),
     Mutant(
         "node: the kubelet asks for a pod that it has taken up", Ask, "_may_be_of", of_any_pod, seed=23003879
-    ),
-    Mutant(
-        "node: an Allocate is of the pod that asked", Ask, "_granted", nothing, seed=26202016, percent=0.5
     ),
     Mutant(
         "node: an unknown pod is waited for",

@@ -269,12 +269,6 @@ def of_any_pod(ask: Ask, one: PodFacts) -> bool:
     return _MAY_BE_OF(replace(ask, taken_up=None), one)
 
 
-def never_heard(facts: Facts, one: PodFacts) -> bool:
-    """A kubelet that starts is taken to know of those that were deleted by then."""
-    del facts
-    return one.may_ask
-
-
 _POOLS = places.pools
 
 
