@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1011),
     Mutant(
-        "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1001
+        "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1025
     ),
     Mutant(
         "extender: it reads words anew before it binds",
