@@ -52,11 +52,22 @@ class Ask:
         running = [one for one in queue if one.ran]
         for group, turns in ((begun + fresh, 1), (begun + fresh + running, None)):
             for one in group:
-                unserved = [c for c in one.pod.request.containers if c.name not in one.book]
+                served = {*one.book, *self._granted(one)}
+                unserved = [c for c in one.pod.request.containers if c.name not in served]
                 for container in unserved[:turns]:
                     if container.units == self.size:
                         return one, container
         return None
+
+    def asker(self) -> tuple[str, str] | None:
+        """UID and container that ask, None where the kubelet did not say which pods it has taken up."""
+        found = self.whose() if self.taken_up is not None else None
+        return None if found is None else (found[0].pod.key, found[1].name)
+
+    def _granted(self, one: PodFacts) -> set[str]:
+        """Containers of a pod that have devices by now though the book, an older copy of it, lacks them."""
+        grants = [grant for grant in self.facts.grants if grant.at.order > self.facts.restarted]
+        return {grant.owner[1] for grant in grants if grant.owner and grant.owner[0] == one.pod.key}
 
     def _may_be_of(self, one: PodFacts) -> bool:
         """Whether a pod may be asking, whatever it has by now."""

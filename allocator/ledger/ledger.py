@@ -39,7 +39,7 @@ class Ledger:
         self._order = 0
         self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
         self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
-        self._answers: deque[frozenset[str]] = deque(maxlen=_ANSWERS)
+        self._answers: deque[tuple[frozenset[str], tuple[str, str] | None]] = deque(maxlen=_ANSWERS)
 
     @property
     def facts(self) -> Facts:
@@ -185,7 +185,7 @@ class Ledger:
         self._order += 1
         self._facts.asked = self._order
         answer = choice.prefer(ask)
-        self._answers.append(frozenset(answer))
+        self._answers.append((frozenset(answer), ask.asker()))
         return answer
 
     def allocate(self, ids: Collection[str], now_s: float) -> Grant:
@@ -206,16 +206,17 @@ class Ledger:
         sick = [uuid for uuid in counts if not facts.cards[uuid].healthy]
         if sick:
             raise LedgerError(f"Allocate on {shown(sick)}: allowed are IDs of healthy cards")
-        if len(counts) > 1 and wanted not in self._answers:
+        answered = next((one for one in self._answers if one[0] == wanted), None)
+        if len(counts) > 1 and answered is None:
             raise LedgerError(
                 f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
                 "allowed is one card, or what GetPreferredAllocation just answered"
             )
         charges.check_room(facts, wanted)
-        if wanted in self._answers:
-            self._answers.remove(wanted)
+        if answered is not None:
+            self._answers.remove(answered)
         shares = tuple((uuid, counts[uuid]) for uuid in facts.cards if uuid in counts)
-        grant = Grant(wanted, shares, self.mark(now_s))
+        grant = Grant(wanted, shares, self.mark(now_s), answered[1] if answered is not None else None)
         facts.grants.append(grant)
         return grant
 

@@ -91,12 +91,14 @@ class Grant:
         ids: the device IDs.
         shares: for each card its UUID and the units, in word order.
         at: when.
+        owner: UID and container that asked, None where that was guessed.
         writes: how often the book was written since without it.
     """
 
     ids: frozenset[str]
     shares: tuple[tuple[str, int], ...]
     at: Mark
+    owner: tuple[str, str] | None = None
     writes: int = 0
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import aiohttp
 
+from allocator.names import POD_GPU_UUID
 from deviceplugin.kubelet.book import BOOK_NAME
-from tests.integration.node_world import NodeWorld, node_world, until
+from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
 def book_path(world: NodeWorld) -> Path:
@@ -32,6 +33,19 @@ async def test_a_pod_bound_while_the_kubelet_is_away_finds_the_room_that_was_rel
         await until(lambda: world.phase("b") in {"Running", "Failed"})
         assert world.phase("b") == "Running"
         await world.settled([8], {other})
+
+
+async def test_pods_of_one_size_get_their_own_cards_in_whatever_order_the_kubelet_asks():
+    """Bound within one second they have the same age, and each wants a card of its own."""
+    async with node_world(8, 8, 8, 8) as world:
+        await world.kubelet.kill()
+        uids = {on: world.bind(f"pod-{on}", 3, on, annotations={POD_GPU_UUID: card(on)}) for on in range(4)}
+        # By its UID, which is all that the daemon could guess by, another one would come first.
+        assert sorted(uids, key=lambda on: uids[on]) != sorted(uids)
+        await world.kubelet.start()
+        await world.settled([3, 3, 3, 3], set(uids.values()))
+        for on, uid in uids.items():
+            assert world.env(uid)["NVIDIA_VISIBLE_DEVICES"] == card(on)
 
 
 async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_book():

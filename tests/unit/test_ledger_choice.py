@@ -125,6 +125,20 @@ def test_a_pod_that_was_taken_up_and_is_not_known_is_waited_for():
     assert asked_for(world, 3, "new").is_expected()
 
 
+def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it():
+    world = World.of(8, 8)
+    world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c0", "c1"))
+    ask = asked_for(world, 3, "a")
+    assert ask.asker() == ("a", "one")
+    given = frozenset(world.ledger.preferred(ask))
+    world.allocate(given)
+    ask = asked_for(world, 3, "a")
+    assert ask.asker() == ("a", "two")
+    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c1": 3}
+    world.ledger.kubelet_restarted()
+    assert asked_for(world, 3, "a").asker() == ("a", "one"), "the kubelet knows what its book says"
+
+
 def test_a_pod_of_another_size_is_not_meant():
     world = World.of(8, 8)
     world.bind(pod("a", 4, "c1"))

@@ -272,6 +272,7 @@ MUTANTS = (
         "STEPS",
         steps(Draft.by_the_card_policy),
         seed=197,
+        guessed=True,
     ),
     Mutant(
         "node: the scheduler's card is taken",
@@ -293,6 +294,15 @@ MUTANTS = (
         "_may_be_of",
         of_any_pod,
         seed=23003879,
+        fresh_words=True,
+    ),
+    Mutant(
+        "node: an Allocate is of the pod that asked",
+        Ask,
+        "_granted",
+        nothing,
+        seed=26202016,
+        percent=0.5,
         fresh_words=True,
     ),
     Mutant(
