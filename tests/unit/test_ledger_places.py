@@ -61,7 +61,7 @@ def test_init_units_still_to_come_are_where_the_first_are():
 
 
 def test_a_pod_whose_card_another_got_is_reserved_where_it_goes():
-    """The kubelet gave Y a card of X's: the scheduler still expects X there, where it goes must not be given away."""
+    """The kubelet gave Y the card of X: where X goes instead must not be given away."""
     world = World.of(4, 4)
     world.bind(pod("x", 4, "c0"))
     world.bind(pod("y", 4, "c1"))

@@ -8,7 +8,7 @@ from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
-from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, DEAF_AND_OFTEN_RESTARTED, OTHERS_BIND_TOO, Mutant
 from tests.property.undercount.taken_out import (
     begun_is_complete,
     book_is_all,
@@ -59,8 +59,8 @@ MUTANTS = (
         ModelExtender,
         "read_words_anew",
         none,
-        seed=12101165,
-        density=2.0,
+        seed=26311183,
+        more=DEAF_AND_OFTEN_RESTARTED,
         fresh_words=True,
     ),
     Mutant("extender: a pod bound without us counts on every card", Rules, "anywhere", empty, seed=1006),
@@ -103,15 +103,8 @@ MUTANTS = (
         Ledger,
         "remember",
         none,
-        seed=6,
-        more={
-            "stop_daemon": 4.0,
-            "restart_kubelet": 4.0,
-            "force_delete": 2.0,
-            "tear": 3.0,
-            "reap": 0.1,
-            "recover": 0.5,
-        },
+        seed=31000068,
+        density=2.0,
     ),
     Mutant(
         "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1001
