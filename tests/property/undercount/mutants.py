@@ -8,7 +8,12 @@ from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
-from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, DEAF_AND_OFTEN_RESTARTED, OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.mutant import (
+    BUSY_WITHOUT_RESTARTS,
+    DEAF_AND_OFTEN_RESTARTED,
+    OTHERS_BIND_TOO,
+    Mutant,
+)
 from tests.property.undercount.taken_out import (
     begun_is_complete,
     book_is_all,
