@@ -25,7 +25,7 @@ from allocator.records import (
     load_cordon,
     load_holds,
 )
-from allocator.request import PodRequest, parse_pod
+from allocator.request import PodRequest, parse_admitted
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the API's image of a static pod; its value is the UID that the kubelet uses."""
@@ -151,8 +151,8 @@ class PodObject(msgspec.Struct):
     def request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
         """Read what the pod asks for.
 
-        A pod that is bound with annotations that cannot be read was bound without our scheduler. It is
-        taken as if it had none, since the kubelet admits it all the same.
+        A pod that is bound with annotations that cannot be read was bound without our scheduler, and the
+        kubelet admits it all the same.
 
         Returns:
             The request, None where the pod does not ask, and what was wrong with it.
@@ -160,13 +160,7 @@ class PodObject(msgspec.Struct):
         init = [container.as_mapping() for container in self.spec.init_containers or ()]
         mains = [container.as_mapping() for container in self.spec.containers]
         annotations = self.metadata.annotations or {}
-        try:
-            return parse_pod(annotations, init, mains, resource), None
-        except RequestError as error:
-            try:
-                return parse_pod({}, init, mains, resource), error
-            except RequestError:
-                return None, error
+        return parse_admitted(annotations, init, mains, resource)
 
     def read(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
         """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""

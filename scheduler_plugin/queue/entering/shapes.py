@@ -26,7 +26,7 @@ class Shapes:
         wants = Wants(record.request, record.cpu_milli, record.memory_bytes, node_rules(pod))
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
-            return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES.names()))
+            return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))
         return self._known.setdefault(wants, wants), ticket.fault
 
     def forget_unused(self, used: set[Wants]) -> None:

@@ -26,9 +26,6 @@ CHANGED: Final = 64
 REMEMBERED: Final = 256
 """Shapes with a list."""
 
-BY_ROW: Final = frozenset({"balanced", "best-fit", "fragmentation", "least-requested"})
-"""Node policies that score a node by itself; of others it is not known, so all nodes are scored each time."""
-
 _Place = tuple[float, str]
 
 
@@ -80,7 +77,7 @@ class Ahead:
         Returns:
             The node's name, empty for none.
         """
-        if self._room.policy(wants) not in BY_ROW:
+        if not self._room.by_row(wants):
             return self._one_by_one(uid, wants, fits, now)
         known = self._lists.get(wants)
         if known is not None:

@@ -14,6 +14,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.policies.registry import by_row
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.places.kept import KeptRooms, OnNode
@@ -141,9 +142,9 @@ class Room:
             return np.zeros(0, dtype=np.float64)
         return score(self.policies.of(query.request), self.state.nodes, query, rows)
 
-    def policy(self, wants: Wants) -> str:
-        """Name of the node policy for a pod."""
-        return wants.request.node_policy or self.policies.node_policy
+    def by_row(self, wants: Wants) -> bool:
+        """Whether the node policy for a pod scores each node by itself."""
+        return by_row(self.policies.of(wants.request))
 
     def epoch(self, wants: Wants) -> int:
         """Of the weights of that policy: scores of another one cannot be compared."""
