@@ -2,16 +2,14 @@
 
 from allocator.ledger import Ledger, charges, choice, places, release
 from allocator.ledger.places import Draft
-from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.mutant import OTHERS_BIND_TOO, Mutant
 from tests.property.undercount.taken_out import (
     all_of_a_demand,
     charged_with_all,
-    gone_pods_left,
     ids_add_up,
     never_on_cordoned,
     no,
     nobodys_place,
-    others_first,
     said_before_written,
     steps,
     void_after_a_time,
@@ -19,15 +17,6 @@ from tests.property.undercount.taken_out import (
 )
 
 KUBELET_RESTARTS = {"restart_kubelet": 5, "tear": 3, "sleep": 0.3, "pressure": 20}
-QUICK = {
-    **BUSY_WITHOUT_RESTARTS,
-    **dict.fromkeys(("create", "publish"), 3.0),
-    **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears"), 4.5),
-    "admit": 2.1,
-    "force_delete": 12.0,
-    "kubelet_hears": 0.225,
-    "finish": 0.21,
-}
 UNSEEN = {
     **OTHERS_BIND_TOO,
     "daemon_hears": 0.21,
@@ -64,15 +53,6 @@ CHOICE_MUTANTS = (
         more=KUBELET_RESTARTS,
     ),
     Mutant(
-        "node: a pod leaves its pool when its charge ends",
-        places,
-        "pools",
-        gone_pods_left,
-        guessed=True,
-        seed=50500132,
-        more=QUICK,
-    ),
-    Mutant(
         "node: the charge of the pod that asks is no hindrance",
         charges,
         "charged",
@@ -93,16 +73,6 @@ CHOICE_MUTANTS = (
         "STEPS",
         steps(Draft.where_it_has_something),
         seed=53100072,
-    ),
-    Mutant(
-        "node: its own target goes before others of its pool",
-        places,
-        "STEPS",
-        steps(Draft.a_target_of_its_pool, others_first),
-        guessed=True,
-        seed=52000121,
-        percent=0.5,
-        more={"pressure": 8, "force_delete": 6, "reap": 0.15, "foreign": 8, "sleep": 0.3},
     ),
     Mutant(
         "node: what may be in use is not given out again",

@@ -1,7 +1,6 @@
 """What stands in the place of an accounting rule that a mutant takes out."""
 
 import itertools
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
-from allocator.ledger.places import Draft
-from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add, shape
+from allocator.ledger.pods import Grant, PodFacts, Units, add
 from allocator.request import Demand
 from tests.property.undercount.extender import ModelExtender
 
@@ -111,17 +109,6 @@ def first_batch_is_known(ledger: Ledger) -> None:
     ledger.facts.asked = ledger.facts.restarted
 
 
-_UPDATE = Ledger._update
-
-
-def first_list_is_late(ledger: Ledger, pod: Pod, at: Mark) -> None:
-    """Pods of the first list are taken to be bound after all that the first look at the book showed."""
-    _UPDATE(ledger, pod, at)
-    one = ledger.facts.pods.get(pod.key)
-    if one is not None and one.bound and ledger.facts.view is None and not one.seen.order:
-        ledger.facts.put(replace(one, seen=at))
-
-
 # When a charge ends.
 
 
@@ -149,47 +136,13 @@ _MAY_START_UNTIL = release.may_start_until
 # Where pods will be served.
 
 
-def own_target_only(draft: Draft, one: places.Waiting) -> None:
-    own = draft.facts.target(one.owner.pod, one.demand)
-    pool = draft.pools[one.shape]
-    draft.pools[one.shape] = Counter({target: n for target, n in pool.items() if target == own})
-    Draft.a_target_of_its_pool(draft, one)
-    draft.pools[one.shape] = pool
-
-
 def steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Callable[..., None], ...]:
     return tuple(new for each in places.STEPS for new in (instead if each is step else (each,)))
-
-
-def targets_only(facts: Facts) -> Any:
-    """A pool that does not know who was served where."""
-    bare = Facts.of(list(facts.cards.values()), facts.policy)
-    for one in facts.pods.values():
-        bare.put(replace(one, book={}, ids={}, units={}))
-    return _POOLS(bare)
-
-
-def nobody_uses_up_his_own(facts: Facts) -> Any:
-    left: Any = defaultdict(Counter)
-    for one in sorted(facts.pods.values(), key=lambda one: one.turn):
-        for demand in one.pod.request.demands if one.bound else ():
-            pool, target = left[shape(one.pod.request, demand)], facts.target(one.pod, demand)
-            pool.update([target] if target is not None else [])
-            pool.subtract([tuple(sorted(facts.by_card(one.ids_of(demand.containers))))])
-    return left
 
 
 def whatever_is_offered(facts: Facts) -> Units:
     """What the kubelet offers is free, whatever may run with it."""
     return {uuid: card.size_units for uuid, card in facts.cards.items()}
-
-
-def others_first(draft: Draft, one: places.Waiting) -> None:
-    """A target of its pool, its own last."""
-    own, target = draft.facts.target(one.owner.pod, one.demand), Facts.target
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Facts, "target", lambda *of: None if target(*of) == own else target(*of))
-        Draft.a_target_of_its_pool(draft, one)
 
 
 _ROUNDS = choice._rounds
@@ -212,14 +165,6 @@ def said_before_written(facts: Facts, one: PodFacts) -> Units:
     """What the scheduler said goes before what the node wrote down."""
     said = one.bound and one.pod.assigned_costs
     return _WRITTEN_DOWN(facts, replace(one, remembered=None) if said else one)
-
-
-_HOLDS = charges.holds
-
-
-def holds_the_living(facts: Facts) -> dict[str, Units]:
-    gone = {one.pod.uid for one in facts.open.values() if one.over is not None}
-    return {uid: units for uid, units in _HOLDS(facts).items() if uid not in gone}
 
 
 _BY_POLICY = places.by_policy
@@ -245,13 +190,6 @@ def void_after_a_time(facts: Facts, grant: Grant, now_s: float) -> bool:
     return old and not any(release.may_be_of(grant, one) for one in facts.open.values())
 
 
-_MOVES = Facts.moves
-
-
-def as_if_nothing_was_remembered(facts: Facts, one: PodFacts) -> Any:
-    return _MOVES(facts, replace(one, remembered=None))
-
-
 _MAY_ASK = PodFacts.may_ask.fget
 
 
@@ -267,14 +205,6 @@ _MAY_BE_OF = Ask._may_be_of
 def of_any_pod(ask: Ask, one: PodFacts) -> bool:
     """Whatever the kubelet says of the pods that it has taken up."""
     return _MAY_BE_OF(replace(ask, taken_up=None), one)
-
-
-_POOLS = places.pools
-
-
-def gone_pods_left(facts: Facts) -> Any:
-    """A pod leaves its pool when it is over, whatever its containers have."""
-    return _POOLS(replace(facts, open={uid: one for uid, one in facts.open.items() if one.over is None}))
 
 
 _BELONGS_ON = choice._belongs_on
