@@ -92,8 +92,6 @@ class Ask:
 
         Where it goes instead depends on all other pods: wait a little for a fresh list of them.
         """
-        if is_behind(self.facts):
-            return True
         found = self.whose()
         if found is None or self.fixed:
             return False
@@ -117,11 +115,6 @@ class Ask:
         """Whether the pod that seems to ask was bound with cards chosen for it."""
         found = self.whose()
         return found is not None and found[0].pod.assigned is not None
-
-
-def is_behind(facts: Facts) -> bool:
-    """Whether the book shows a pod that the view of pods does not: whose target it took is not known."""
-    return any(not one.bound and one.over is None for one in facts.open.values())
 
 
 def prefer(ask: Ask) -> tuple[str, ...]:

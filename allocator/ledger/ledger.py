@@ -331,7 +331,7 @@ class Ledger:
 
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: the book shows an unknown pod."""
-        return choice.is_behind(self._facts)
+        return any(not one.bound and one.over is None for one in self._facts.open.values())
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""

@@ -71,7 +71,7 @@ def of_places(facts: Facts) -> object:
 
 
 def of_release(facts: Facts) -> object:
-    return release.stale(facts, 1e9), choice.is_behind(facts)
+    return release.stale(facts, 1e9)
 
 
 QUESTIONS: tuple[Callable[[Facts], object], ...] = (of_charges, of_places, of_release, explain)

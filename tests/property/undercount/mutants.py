@@ -43,18 +43,18 @@ MUTANTS = (
     Mutant("extender: a bound pod counts until its node holds it", Rules, "bound", nothing, seed=1001),
     Mutant("extender: a commitment counts before it is seen bound", Rules, "taken", nothing, seed=1001),
     Mutant(
-        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", no, seed=1017
+        "extender: a pod that vanished unheld leaves a tombstone", Rules, "needs_tombstone", no, seed=1001
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
         Rules,
         "tombstone_ends",
         yes,
-        seed=1017,
+        seed=1001,
     ),
-    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1001),
+    Mutant("extender: claims outlive the Node object", Rules, "keeps_without_node", no, seed=1011),
     Mutant(
-        "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1001
+        "extender: a Binding without an answer counts", ModelExtender, "_doubt", give_up_at_once, seed=1025
     ),
     Mutant(
         "extender: it reads words anew before it binds",
@@ -86,7 +86,7 @@ MUTANTS = (
         Ledger,
         "read_book",
         book_is_all,
-        seed=1000,
+        seed=1040,
     ),
     Mutant("node: IDs of two pods count for both", charges, "charged", ids_once, seed=1174),
     Mutant(
@@ -98,7 +98,9 @@ MUTANTS = (
         more={**BUSY_WITHOUT_RESTARTS, "read_book": 0.05, "cgroups": 0.3},
         guessed=True,
     ),
-    Mutant("node: a pod that runs without entries is charged", charges, "is_lost", no, seed=2029),
+    Mutant(
+        "node: a pod that runs without entries is charged", charges, "is_lost", no, seed=1000, density=2.0
+    ),
     Mutant(
         "node: what holds said before the start is charged",
         Ledger,
@@ -108,12 +110,18 @@ MUTANTS = (
         density=2.0,
     ),
     Mutant(
-        "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1001
+        "node: a pod enters holds with its last container", charges, "complete", begun_is_complete, seed=1018
     ),
     Mutant(
-        "node: words reserve for pods served elsewhere", places, "reserved", empty, seed=20258, density=0.3
+        "node: words reserve for pods served elsewhere",
+        places,
+        "reserved",
+        empty,
+        seed=20258,
+        density=0.3,
+        stale_words=True,
     ),
-    Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1115),
+    Mutant("node: cgroups must be gone", release, "is_dead", over_is_dead, seed=1042),
     Mutant(
         "node: a look from before the end proves nothing",
         release,
@@ -199,6 +207,7 @@ MUTANTS = (
         lambda facts: [one for one in facts.pods.values() if one.bound],
         seed=900303,
         guessed=True,
+        stale_words=True,
     ),
     Mutant(
         "node: until it asks, a kubelet that restarted takes all pods as one batch",
@@ -238,7 +247,7 @@ MUTANTS = (
         Facts,
         "of_containers",
         one_share,
-        seed=1002,
+        seed=1005,
         percent=0.5,
     ),
     *CHOICE_MUTANTS,
