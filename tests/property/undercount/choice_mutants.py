@@ -12,7 +12,6 @@ from tests.property.undercount.taken_out import (
     said_before_written,
     steps,
     void_after_a_time,
-    whatever_is_offered,
 )
 
 KUBELET_RESTARTS = {"restart_kubelet": 5, "tear": 3, "sleep": 0.3, "pressure": 20}
@@ -61,15 +60,7 @@ CHOICE_MUTANTS = (
         places,
         "STEPS",
         steps(Draft.where_it_has_something),
-        seed=53100072,
-    ),
-    Mutant(
-        "node: what may be in use is not given out again",
-        choice,
-        "_given_back",
-        whatever_is_offered,
-        seed=53000034,
-        guessed=True,
+        seed=1045,
     ),
     Mutant("node: who asks goes before who is expected", choice, "_rounds", nobodys_place, seed=1025),
     Mutant(

@@ -140,11 +140,6 @@ def steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Cal
     return tuple(new for each in places.STEPS for new in (instead if each is step else (each,)))
 
 
-def whatever_is_offered(facts: Facts) -> Units:
-    """What the kubelet offers is free, whatever may run with it."""
-    return {uuid: card.size_units for uuid, card in facts.cards.items()}
-
-
 _ROUNDS = choice._rounds
 
 
