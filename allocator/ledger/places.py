@@ -1,8 +1,8 @@
 """Where pods that are bound and have no devices yet will be served.
 
-The kubelet never says which pod it will ask for next. Pods whose demands are alike (`shape`) share a pool of targets:
-the cards assigned to all of them, less those that the ones already served really got. It does not matter
-which of them is asking; the book says a moment later who it was.
+The kubelet never says which pod it will ask for next. Pods whose demands are alike (`shape`) share a pool of
+targets: the cards assigned to all of them, less those that the ones already served really got. It does not
+matter which of them is asking; the book says a moment later who it was.
 """
 
 from collections import Counter, defaultdict
