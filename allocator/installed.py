@@ -1,8 +1,9 @@
 """Policies of other packages, found through entry points.
 
-The only module here that reads files: commands call it when they start, and nothing happens at import.
+The only module here that reads files: a registry calls it when it looks, and nothing happens at import.
 """
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -10,23 +11,25 @@ from allocator.errors import shown
 from allocator.registry import Entry, Registry, one_line, shown_line
 
 
-def adopt_installed(*registries: Registry[Any]) -> None:
-    """Register what the packages of this Python offer, in place of what was found before.
+def installed(registry: Registry[Any]) -> Iterator[Entry[Any] | Exception]:
+    """Give what the packages of this Python offer, by name and package.
 
-    Raises:
-        Exception: of the registry's kind, with one line: a name that is taken, an entry point that cannot
-            be imported, or one that makes something that is no policy.
+    Yields:
+        Entries; an error of the registry's kind, with one line, for an entry point that cannot be imported or
+        is no function.
     """
-    for registry in registries:
-        points = sorted(entry_points(group=registry.group), key=lambda point: (point.name, _package(point)))
-        registry.adopt([_entry(registry, point) for point in points])
+    for point in sorted(entry_points(group=registry.group), key=lambda point: (point.name, _package(point))):
+        try:
+            yield _entry(registry, point)
+        except registry.error as error:
+            yield error
 
 
 def _entry(registry: Registry[Any], point: EntryPoint) -> Entry[Any]:
     called = f"{registry.kind} {shown(point.name)} of {_package(point)}: {shown(point.value)}"
     try:
         make = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise registry.error(f"{called} cannot be imported: {one_line(error)}") from error
     if not callable(make):
         raise registry.error(f"{called} is a {type(make).__name__}; allowed is a function of the parameters")

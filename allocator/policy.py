@@ -26,6 +26,15 @@ def card_policy(name: str) -> CardPolicy:
     return CARD_POLICIES.made(name)
 
 
+def node_policy_chooses(name: str) -> bool:
+    """Tell whether a card policy leaves the choice to node policies that choose cards themselves.
+
+    Raises:
+        PolicyError: there is no such policy.
+    """
+    return bool(getattr(card_policy(name), "node_policy_chooses", False))
+
+
 def choose(
     cards: Sequence[Card],
     units: Asked,

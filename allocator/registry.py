@@ -1,7 +1,10 @@
 """Policies by name: the one place that knows which there are, makes them, and says what they are for.
 
 A policy of gpupack is one `Entry` in the list of its registry. Those of other packages come through the
-registry's entry-point group, see `allocator.installed`.
+registry's entry-point group, see `allocator.installed`. A registry looks for them by itself when it is first
+asked for a name that is not gpupack's own, or for all names: so no command has to remember it, and one that
+needs none loses no time. A package that cannot be used is then named wherever a name is unknown. Commands
+whose options name policies look when they start, and end there with what is wrong.
 """
 
 import re
@@ -17,7 +20,8 @@ Parameters = Mapping[str, str]
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
-_NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""What a policy may be called; manifests/policies/pod-annotations.yaml has it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +51,29 @@ class Registry(Generic[P]):
         group: Entry-point group in which other packages offer theirs.
         error: Raised for whatever is wrong, with one line.
         lacks: Says what an object lacks to be such a policy; empty: nothing.
+        find: Gives what other packages offer, or what is wrong with that.
     """
 
-    def __init__(self, kind: str, group: str, error: type[Exception], lacks: Callable[[object], str]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        error: type[Exception],
+        lacks: Callable[[object], str],
+        find: "Callable[[Registry[P]], Iterable[Entry[P] | Exception]]",
+    ) -> None:
         self.kind = kind
         self.group = group
         self.error = error
         self._lacks = lacks
+        self._find = find
         self._entries: dict[str, Entry[P]] = {}
         self._made: dict[str, P] = {}
+        self._looked = False
+        self._faults: tuple[str, ...] = ()
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
+    def __contains__(self, name: str) -> bool:
+        return self._entry(name) is not None
 
     def register(self, *entries: Entry[P]) -> None:
         """Add policies.
@@ -67,7 +82,7 @@ class Registry(Generic[P]):
             Exception: of the registry's kind: a name that is taken, or that is none.
         """
         for entry in entries:
-            if not _NAME.fullmatch(entry.name):
+            if not is_name(entry.name):
                 raise self.error(
                     f"{self._called(entry)}: allowed are names of lower case letters, digits and single `-`"
                 )
@@ -82,12 +97,38 @@ class Registry(Generic[P]):
         Raises:
             Exception: as `register` and `make`.
         """
+        self._looked, self._faults = True, ()
         for name in [name for name, entry in self._entries.items() if entry.package]:
             del self._entries[name]
             self._made.pop(name, None)
         for entry in entries:
-            self.register(entry)
+            self._adopt(entry)
+
+    def look(self) -> tuple[str, ...]:
+        """Look for the policies of other packages, and take them in place of what was found before.
+
+        Returns:
+            What is wrong with those that cannot be used, a line each.
+        """
+        self.adopt(())
+        faults = []
+        for found in self._find(self):
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                self._adopt(found)
+            except self.error as error:
+                faults.append(str(error))
+        self._faults = tuple(faults)
+        return self._faults
+
+    def _adopt(self, entry: Entry[P]) -> None:
+        self.register(entry)
+        try:
             self.made(entry.name)
+        except self.error:
+            del self._entries[entry.name]
+            raise
 
     def configure(self, name: str, parameters: Parameters) -> None:
         """Make a policy with parameters; `made` gives this one from now on.
@@ -99,11 +140,18 @@ class Registry(Generic[P]):
 
     def names(self) -> tuple[str, ...]:
         """Every name, sorted."""
+        if not self._looked:
+            self.look()
         return tuple(sorted(self._entries))
 
     def entries(self) -> tuple[Entry[P], ...]:
         """Every entry, sorted by name."""
         return tuple(self._entries[name] for name in self.names())
+
+    @property
+    def allowed(self) -> str:
+        """Every name, and why others may be missing, for messages."""
+        return "; ".join([", ".join(self.names()), *self._faults])
 
     def made(self, name: str) -> P:
         """The policy of a name, made once.
@@ -123,9 +171,9 @@ class Registry(Generic[P]):
             Exception: of the registry's kind: an unknown name (the line lists what exists), parameters that
                 the policy refuses, or something made that is no policy.
         """
-        entry = self._entries.get(name)
+        entry = self._entry(name)
         if entry is None:
-            raise self.error(f"{self.kind} {shown(name)}: allowed are {', '.join(self.names())}")
+            raise self.error(f"{self.kind} {shown(name)}: allowed are {self.allowed}")
         given = dict(parameters or {})
         self._check_names(entry, given)
         try:
@@ -138,6 +186,13 @@ class Registry(Generic[P]):
         if lacking:
             raise self.error(f"{self._called(entry)} is a {type(policy).__name__} without {lacking}")
         return policy
+
+    def _entry(self, name: str) -> Entry[P] | None:
+        entry = self._entries.get(name)
+        if entry is None and not self._looked:
+            self.look()
+            entry = self._entries.get(name)
+        return entry
 
     def _check_names(self, entry: Entry[P], given: Parameters) -> None:
         if entry.parameters is None:
@@ -155,6 +210,11 @@ class Registry(Generic[P]):
 
     def _called(self, entry: Entry[P]) -> str:
         return f"{self.kind} {shown(entry.name)}" + (f" of {entry.package}" if entry.package else "")
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a policy can be called so."""
+    return NAME.fullmatch(text) is not None
 
 
 def one_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from allocator.names import (
 )
 from allocator.policies import CARD_POLICIES
 from allocator.quantity import parse_integer
+from allocator.registry import Registry
 from allocator.selector import ANY_CARD, Selector
 
 Kind = Literal["init", "sidecar", "main"]
@@ -197,6 +198,37 @@ def parse_pod(
     return request
 
 
+def parse_admitted(
+    metadata_annotations: Mapping[str, str],
+    init_containers: Sequence[Mapping[str, Any]],
+    containers: Sequence[Mapping[str, Any]],
+    resource: str,
+) -> tuple[PodRequest | None, RequestError | None]:
+    """Read a pod's request as it counts once a kubelet has the pod, which does not look at annotations.
+
+    Node and scheduler must read it alike. A card policy that is not known is left out: the package may be
+    installed on the other of the two only, and the pod has its cards as its other annotations say. A pod with
+    any other mistake is taken as if it had no annotations.
+
+    Args:
+        metadata_annotations: as of `parse_pod`, like the others.
+        init_containers: see there.
+        containers: see there.
+        resource: see there.
+
+    Returns:
+        The request, None where the pod does not ask for what can be given, and the first mistake.
+    """
+    problem: RequestError | None = None
+    others = {key: value for key, value in metadata_annotations.items() if key != POD_CARD_POLICY}
+    for annotations in (metadata_annotations, others, {}):
+        try:
+            return parse_pod(annotations, init_containers, containers, resource), problem
+        except RequestError as error:
+            problem = problem or error
+    return None, problem
+
+
 def _asking(
     init_containers: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], resource: str
 ) -> tuple[ContainerRequest, ...]:
@@ -292,10 +324,10 @@ def _check_percent(request: PodRequest) -> None:
 def _card_policy(annotations: Mapping[str, str]) -> str | None:
     name = annotations.get(POD_CARD_POLICY)
     if name is not None and name not in CARD_POLICIES:
-        raise unknown_policy(POD_CARD_POLICY, name, CARD_POLICIES.names())
+        raise unknown_policy(POD_CARD_POLICY, name, CARD_POLICIES)
     return name
 
 
-def unknown_policy(annotation: str, name: str, allowed: Sequence[str]) -> RequestError:
+def unknown_policy(annotation: str, name: str, registry: Registry[Any]) -> RequestError:
     """What is wrong with an annotation that names a policy which does not exist."""
-    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {', '.join(allowed)}")
+    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {registry.allowed}")

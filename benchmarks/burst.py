@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from allocator.names import DEFAULT_NODE_POLICY
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.commit.two_tier import commit_times
 from scheduler_plugin.commit.two_tier_workers import BatchResult, BatchSettings, Job, schedule
 
 PODS = 100
@@ -25,6 +25,28 @@ PREPARE_S = 0.2
 COMMIT_S = 0.05
 ONE_SCHEDULER_S = PODS * PREPARE_S
 """As the source of the method counts one scheduler: without its commits."""
+
+
+def commit_times(pods: int, workers: int, prepare: float, commit_one: float) -> list[float]:
+    """When each pod is committed: `C_i = max(C_(i-1), ceil(i / w) * t) + r`.
+
+    Args:
+        pods: Pods that arrive at once.
+        workers: w, pre-schedulers.
+        prepare: t, time to pre-schedule one.
+        commit_one: r, time to commit one.
+
+    Returns:
+        C_1 .. C_n, in the unit of t and r.
+
+    Raises:
+        ValueError: workers below 1.
+    """
+    if workers < 1:
+        raise ValueError(f"{workers} workers: allowed is 1 or more")
+    prepared = (-(-number // workers) * prepare for number in range(1, pods + 1))
+    done = accumulate(prepared, lambda last, ready: max(last, ready) + commit_one, initial=0.0)
+    return list(done)[1:]
 
 
 def cluster(nodes: int) -> NodeArrays:

@@ -242,7 +242,7 @@ def figures(
 
 
 async def churn(world: World, seconds: float) -> tuple[float, int]:
-    """Replace pods for so long; returns the longest hang that the daemon told of, and how many pods."""
+    """Replace pods for so long; returns the longest hang that the daemon reported, and how many pods."""
     end, hang_s, replaced, looked = time.perf_counter() + seconds, 0.0, 0, 0.0
     while time.perf_counter() < end:
         card = await world.end_oldest()

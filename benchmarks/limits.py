@@ -31,10 +31,10 @@ from allocator.ledger import BookEntry, Ledger
 from benchmarks.machine import machine, percentile
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.lifetime import settle_memory
-from deviceplugin.node.account import Account
-from deviceplugin.node.inotify import Inotify
-from deviceplugin.node.limits import Enforcer
-from deviceplugin.node.supports import Supports
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.node.limiting.limits import Enforcer
+from deviceplugin.node.limiting.supports import Supports
 
 RESOURCE: Final = "gpupack.io/gpu-memory-gib"
 MIB_PER_GIB: Final = 1024

@@ -2,18 +2,18 @@
 
 One queue has two local and two free slots; a job of eight local tasks and then four free ones, each of which
 takes one round. Without borrowing a task runs in slots of its own type only. The picture is drawn from the
-choices of `scheduler_plugin.queue.lending`. The last line is JSON.
+choices of `scheduler_plugin.queue.sharing.lending`. The last line is JSON.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scheduler_plugin.queue.lending import pick
-from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
-from scheduler_plugin.simulator.queued_plot import plot_slots
+from scheduler_plugin.queue.sharing.lending import pick
+from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.simulator.plot import library, save
 
 SLOTS = (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE)
 
@@ -51,6 +51,30 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
         for task in running:
             owner.waiting.finished(task.uid, task.job)
     return sat
+
+
+def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
+    """Draw which task sits in which slot, round by round.
+
+    Args:
+        path: The PNG file.
+        rounds: By what to call it; of each slot its tasks in order, empty: idle.
+    """
+    pyplot = library()
+    figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
+    for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
+        busy = [task for slot in slots for task in slot]
+        share = 100 * sum(map(bool, busy)) / len(busy)
+        axes.set_title(f"{title}: {len(slots[0])} rounds, {share:.0f} % busy")
+        axes.set_yticks(range(4), ["local 1", "local 2", "free 1", "free 2"])
+        axes.set_xlabel("round")
+        for at, slot in enumerate(slots):
+            for number, task in enumerate(slot):
+                if task:
+                    color = "C0" if task.startswith("m") else "C1"
+                    axes.barh(at, 0.95, left=number + 0.5, height=0.85, color=color)
+                    axes.text(number + 0.97, at, task, ha="center", va="center", color="white")
+    return save(figure, None, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,8 +20,8 @@ from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.cgroups import in_host_pid_namespace, pod_parents
-from deviceplugin.node.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
+from deviceplugin.node.host.cgroups import in_host_pid_namespace, pod_parents
+from deviceplugin.node.limiting.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
 from deviceplugin.settings import MPS, Settings
 
 Verdict = Literal["ok", "less", "bad"]

@@ -28,22 +28,22 @@ from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
-from deviceplugin.node.account import Account
-from deviceplugin.node.annotator import Annotator
-from deviceplugin.node.cardlist import CardList
-from deviceplugin.node.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
-from deviceplugin.node.driver import OwnThread
-from deviceplugin.node.farewell import Patience, say_farewell
-from deviceplugin.node.inventory import cards_in_units, check_units
-from deviceplugin.node.neighbours import Neighbours
-from deviceplugin.node.nodeview import NodeView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.cardlist import CardList
+from deviceplugin.node.accounting.inventory import cards_in_units, check_units
+from deviceplugin.node.accounting.neighbours import Neighbours
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import NodeObject, PodObject
+from deviceplugin.node.accounting.reconciler import Cgroups, Reconciler
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
+from deviceplugin.node.host.driver import OwnThread
+from deviceplugin.node.measuring.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
 from deviceplugin.node.notices import Notices
-from deviceplugin.node.objects import NodeObject, PodObject
-from deviceplugin.node.ownership import Ownership, this_daemon
-from deviceplugin.node.publisher import Publisher
-from deviceplugin.node.reconciler import Cgroups, Reconciler
-from deviceplugin.node.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
-from deviceplugin.node.views import PodView
+from deviceplugin.node.telling.annotator import Annotator
+from deviceplugin.node.telling.farewell import Patience, say_farewell
+from deviceplugin.node.telling.ownership import Ownership, this_daemon
+from deviceplugin.node.telling.publisher import Publisher
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
 from kubeapi.client import KubeClient

@@ -96,7 +96,7 @@ class RegistrationError(DevicePluginError):
 
 
 class BookError(DevicePluginError):
-    """The kubelet's checkpoint cannot be read, is torn, or has a layout that nobody here knows."""
+    """The kubelet's checkpoint cannot be read, is torn, or has an unknown layout."""
 
 
 class TornBookError(BookError):

@@ -11,9 +11,9 @@ from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.nodes import DEVICES, DeviceNodes
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.account import Account
-from deviceplugin.node.sharing import Sharing
-from deviceplugin.node.supports import Supports
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.limiting.sharing import Sharing
+from deviceplugin.node.limiting.supports import Supports
 from deviceplugin.settings import MPS, Settings
 
 

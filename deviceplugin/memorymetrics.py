@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.node.memory import ContainerMemory
+from deviceplugin.node.measuring.memory import ContainerMemory
 
 MIB_BYTES = 1 << 20
 LABELS = ("namespace", "pod", "container", "uuid")

@@ -1,4 +1,4 @@
-"""Everything about containers' memory in one place: limits, real use, over-use, and what is told of them."""
+"""Containers' memory in one place: limits, real use, over-use, and what is written about them."""
 
 import asyncio
 import time
@@ -9,16 +9,16 @@ from typing import Any
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.memorymetrics import MemoryMetrics
-from deviceplugin.node.account import Account
-from deviceplugin.node.limits import Enforcer
-from deviceplugin.node.memory import ContainerMemory, Memory
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.limiting.limits import Enforcer
+from deviceplugin.node.limiting.shares import Shares
+from deviceplugin.node.limiting.supports import Supports
+from deviceplugin.node.measuring.memory import ContainerMemory, Memory
+from deviceplugin.node.measuring.overuse import LOOK_S, Names, OverUse
+from deviceplugin.node.measuring.sampling import Sampler
 from deviceplugin.node.notices import Notices
-from deviceplugin.node.overuse import LOOK_S, Names, OverUse
-from deviceplugin.node.sampling import Sampler
-from deviceplugin.node.shares import Shares
-from deviceplugin.node.supports import Supports
-from deviceplugin.node.told_use import ToldUse
-from deviceplugin.node.views import PodView
+from deviceplugin.node.telling.told_use import ToldUse
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder

@@ -12,9 +12,9 @@ from deviceplugin.errors import SettingsError
 from deviceplugin.gpus.cdi import FOLDERS
 from deviceplugin.gpus.handover import DEFAULT, STRATEGIES
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
-from deviceplugin.node.overuse import DEFAULT_TOLERANCE_MIB
-from deviceplugin.node.supports import AUTO, MODES
-from deviceplugin.node.words import GAP_S
+from deviceplugin.node.limiting.supports import AUTO, MODES
+from deviceplugin.node.measuring.overuse import DEFAULT_TOLERANCE_MIB
+from deviceplugin.node.telling.words import GAP_S
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 

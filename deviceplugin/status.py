@@ -8,15 +8,15 @@ from deviceplugin.kubelet.podresources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
-from deviceplugin.node.account import Account
-from deviceplugin.node.annotator import Annotator
-from deviceplugin.node.explain import explain
-from deviceplugin.node.neighbours import Neighbours
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.ownership import Ownership
-from deviceplugin.node.publisher import Publisher
-from deviceplugin.node.sampling import Sampler
-from deviceplugin.node.views import PodView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.neighbours import Neighbours
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.measuring.sampling import Sampler
+from deviceplugin.node.telling.annotator import Annotator
+from deviceplugin.node.telling.explain import explain
+from deviceplugin.node.telling.ownership import Ownership
+from deviceplugin.node.telling.publisher import Publisher
 from deviceplugin.settings import Settings
 from kubeapi.events import EventRecorder
 

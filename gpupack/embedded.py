@@ -16,8 +16,8 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.farewell import Patience
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.telling.farewell import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
 from scheduler_plugin.app import run as run_extender

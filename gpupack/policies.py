@@ -1,11 +1,10 @@
-"""Policies as the commands see them: found when a command starts, listed in its help."""
+"""Policies as the commands see them that are told some: looked for when they start, listed in their help."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from allocator.installed import adopt_installed
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Entry, Registry
 from gpupack.errors import InputError
@@ -26,17 +25,18 @@ def all_policies() -> tuple[Registry[Any], ...]:
 def prepare(
     registries: tuple[Registry[Any], ...], card_policy: str = "", parameters: Mapping[str, str] | None = None
 ) -> None:
-    """Find the policies of other packages, and make the card policy with its parameters.
+    """Look for the policies of other packages, and make the card policy with its parameters.
 
     Raises:
-        InputError: one cannot be had, in one line.
+        InputError: some cannot be used, a line each.
     """
-    errors = tuple({registry.error for registry in registries})
+    faults = [fault for registry in registries for fault in registry.look()]
+    if faults:
+        raise InputError("\n".join(faults))
     try:
-        adopt_installed(*registries)
         if parameters:
             CARD_POLICIES.configure(card_policy, parameters)
-    except errors as error:
+    except CARD_POLICIES.error as error:
         raise InputError(str(error)) from error
 
 
@@ -57,11 +57,13 @@ class PolicyCommand(click.Command):
         for registry in self._lists():
             title = f"{registry.kind[:1].upper()}{registry.kind[1:-1]}ies"
             with formatter.section(title):
-                try:
-                    adopt_installed(registry)
-                except registry.error as error:
-                    formatter.write_text(str(error))
+                for fault in registry.look():
+                    formatter.write_text(fault)
                 formatter.write_dl([(entry.name, _told(entry)) for entry in registry.entries()])
+
+
+class PolicyGroup(PolicyCommand, click.Group):
+    """The same for a command with subcommands."""
 
 
 def _told(entry: Entry[Any]) -> str:

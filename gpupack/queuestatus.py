@@ -9,7 +9,7 @@ from gpupack.errors import InputError
 from gpupack.top.fetching import connect
 from kubeapi.errors import NotFound, ServerError
 from kubeapi.paths import segment
-from scheduler_plugin.queue.explain import TenantStatus, Why
+from scheduler_plugin.queue.running.explain import TenantStatus, Why
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ Nothing that takes time to load is imported here: this comes before all else.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,16 +13,28 @@ if TYPE_CHECKING:
     import asyncio
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+# Every command that calls `serve`, and the arguments with which it does not.
+DAEMONS: Final = {"node": ("--check",), "scheduler": (), "queue": ("status",), "mps": ()}
+# Every one that calls it for a person at a terminal, and the arguments without which it does not.
+PAGES: Final = {"dashboard": (), "demo": ("--dashboard",)}
 
 
-def end_at_once() -> None:
-    """From now on either signal ends the process at once: nothing has begun, or the first one was heeded.
+def heed(arguments: Sequence[str]) -> None:
+    """From now on either signal ends a command that runs until it is told to, with exit status 0.
 
-    A terminal that goes away must not take a daemon with it.
+    The others keep what is usual: who interrupts them must not take them for done. A terminal that goes
+    away must not take a daemon with it, but a page that a person looks at.
+
+    Args:
+        arguments: The command line without the program's name.
     """
-    for number in STOPPING:
-        signal.signal(number, _end)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    command = next(iter(arguments), "")
+    is_daemon = command in DAEMONS and not any(one in arguments for one in DAEMONS[command])
+    if is_daemon or (command in PAGES and all(one in arguments for one in PAGES[command])):
+        for number in STOPPING:
+            signal.signal(number, _end)
+    if is_daemon:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _end(_number: int, _frame: Any) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from allocator.ledger import Ledger
-from deviceplugin.node.account import Account
+from deviceplugin.node.accounting.account import Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, pod
 

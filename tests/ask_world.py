@@ -37,13 +37,14 @@ class Pod:
     tolerates: tuple[str, ...] = ()
     selector: tuple[tuple[str, str], ...] = ()
     namespace: str = "default"
+    policies: tuple[tuple[str, str], ...] = ()
 
     @property
     def each(self) -> int:
         return self.units // self.count
 
     def object(self):
-        annotations = {}
+        annotations = dict(self.policies)
         if self.count > 1:
             annotations[POD_CARDS] = str(self.count)
         if self.model:

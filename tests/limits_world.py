@@ -11,9 +11,9 @@ from allocator.ledger import Ledger
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.limits import LimitReading
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
-from deviceplugin.node.account import Account
-from deviceplugin.node.limits import Enforcer
-from deviceplugin.node.supports import AUTO, Supports
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.limiting.limits import Enforcer
+from deviceplugin.node.limiting.supports import AUTO, Supports
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids

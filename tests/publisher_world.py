@@ -7,12 +7,12 @@ import msgspec
 
 from allocator.ledger import BookEntry, Ledger
 from allocator.names import POD_ALLOCATION
-from deviceplugin.node.account import Account
-from deviceplugin.node.inventory import records
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.publisher import Publisher
-from deviceplugin.node.views import PodView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.inventory import records
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import NodeObject
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.publisher import Publisher
 from kubeapi.errors import Conflict, KubeApiError
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

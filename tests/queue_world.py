@@ -11,10 +11,10 @@ from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD
 from allocator.records import dump_assigned
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.admission import Release
-from scheduler_plugin.queue.config import parse_config
-from scheduler_plugin.queue.pods import QueueNode, QueuePod, node_facts
-from scheduler_plugin.queue.queue import Queue, QueueRules
+from scheduler_plugin.queue.configuration.config import parse_config
+from scheduler_plugin.queue.deciding.admission import Release
+from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
 from tests.cluster_builders import node_object, pod_object
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)

@@ -88,7 +88,7 @@ class Ask:
         return not had or bool(found[0].book)
 
     def is_displaced(self) -> bool:
-        """Whether the pod that seems to ask gets no card that was assigned to its like, or nobody knows.
+        """Whether the pod that seems to ask gets no card that was assigned to its like, or that is not known.
 
         Where it goes instead depends on all other pods: wait a little for a fresh list of them.
         """
@@ -147,7 +147,7 @@ def _cards(ask: Ask) -> tuple[str, ...]:
 
     The best by the card policy, in rounds that respect less and less: first cards where nothing is charged,
     nobody else is expected and others use nothing; then without the others' use. Then the target, whatever
-    may be charged there: nobody knows better than the scheduler; but sooner where the kubelet has forgotten
+    may be charged there: the scheduler knows best; but sooner where the kubelet has forgotten
     an Allocate. Then where only bound pods are expected, and whatever can be had. At last the same for this
     container alone, without those that are to share its card. What containers of a pod that is over still run
     with is never given out a second time.

@@ -332,7 +332,7 @@ class Ledger:
         return self._facts.read > 0 and self._facts.view is not None
 
     def wants_view(self) -> bool:
-        """Something waits for a list of pods that begins now: the book shows a pod that nobody knows."""
+        """Something waits for a list of pods that begins now: the book shows an unknown pod."""
         return choice.is_behind(self._facts)
 
     def in_flight(self) -> bool:

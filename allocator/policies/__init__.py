@@ -1,19 +1,23 @@
 """Card policies: one small pure module each, found by name through the registry."""
 
+from importlib import import_module
 from typing import Final
 
 from allocator.errors import PolicyError
-from allocator.policies import fragmentation, least_used, most_used
+from allocator.installed import installed
 from allocator.policies.interface import CardPolicy, lacks
 from allocator.registry import Registry
 
+_MODULES: Final = (
+    "fragmentation",
+    "least_used",
+    "most_used",
+)
+"""Of gpupack's own policies, in this folder; each has a `POLICY`."""
+
 CARD_POLICIES: Final[Registry[CardPolicy]] = Registry(
-    "card policy", "gpupack.card_policies", PolicyError, lacks
+    "card policy", "gpupack.card_policies", PolicyError, lacks, installed
 )
-CARD_POLICIES.register(
-    fragmentation.POLICY,
-    least_used.POLICY,
-    most_used.POLICY,
-)
+CARD_POLICIES.register(*(import_module(f"{__name__}.{name}").POLICY for name in _MODULES))
 
 __all__ = ["CARD_POLICIES", "CardPolicy"]

@@ -115,6 +115,7 @@ class Fragmentation:
     """The policy where the demands are not known; see the module's text."""
 
     by_fill = True
+    node_policy_chooses = True
 
     def costs(self, cards: Sequence[Card], units: int) -> Sequence[float]:
         """Cost of each card."""

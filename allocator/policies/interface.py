@@ -16,6 +16,11 @@ class CardPolicy(Protocol):
             policies that look at nothing else; operators will do, so numpy need not be imported here.
         by_fill = True: the cost depends on a card's size and free units and on the request alone, so it is
             asked once for each and then looked up.
+
+    One says who chooses:
+
+        node_policy_chooses = True: a node policy that chooses cards itself does so, with more than a card
+            policy is told; `costs` counts where there is none, on the node for one.
     """
 
     def costs(self, cards: Sequence[Card], units: int, /) -> Sequence[float]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,28 +46,11 @@ class Book:
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
             until the kubelet's next allocation.
-        listed: resource -> JSON of the IDs that were healthy when the file was written.
         stamp: which version of the file this is.
     """
 
     entries: tuple[BookEntry, ...]
-    listed: Mapping[str, msgspec.Raw]
     stamp: Stamp
-
-    @property
-    def registered(self) -> Mapping[str, frozenset[str]]:
-        """Resource -> the IDs that were healthy when the file was written.
-
-        Not read before somebody asks: with many cards they are most of the file, and an Allocate waits.
-
-        Raises:
-            BookError: another layout.
-        """
-        try:
-            decoded = {name: msgspec.json.decode(raw, type=list[str]) for name, raw in self.listed.items()}
-        except msgspec.ValidationError as error:
-            raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
-        return {name: frozenset(ids) for name, ids in decoded.items()}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -81,6 +63,7 @@ class _Entry(msgspec.Struct, frozen=True):
 class _Data(msgspec.Struct, frozen=True):
     # A Go slice that nothing was ever put in is written as null.
     PodDeviceEntries: list[msgspec.Raw] | None
+    # Its lists are most of the file, an Allocate waits, and nothing depends on them.
     RegisteredDevices: dict[str, msgspec.Raw]
 
 
@@ -176,7 +159,7 @@ class BookReader:
 def decode(data: bytes, stamp: Stamp) -> Book:
     """Read one version of the file.
 
-    Fields that nobody here knows are passed over; the plugin's own answer (AllocResp) is not looked at.
+    Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.
 
     Raises:
         BookError: no JSON, or another layout.
@@ -203,10 +186,7 @@ def _decode(
     if len(set(map(_KEY, entries))) < len(entries):
         twice = " ".join(next(_KEY(one) for one, other in pairwise(entries) if _KEY(one) == _KEY(other)))
         raise BookError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
-    return (
-        Book(entries=tuple(entries), listed=MappingProxyType(decoded.RegisteredDevices), stamp=stamp),
-        found,
-    )
+    return Book(entries=tuple(entries), stamp=stamp), found
 
 
 def _read(text: bytes, at: int) -> BookEntry:

@@ -16,6 +16,7 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.ask.objects import AskNode, AskPod, load_all
+from gpupack.ask.unknown import readable
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
@@ -40,7 +41,8 @@ class Cluster:
     """Nodes and pods of one moment, and what filter knows of them.
 
     Invariant: `state` is what the extender would have after reading the same lists, more than
-    `rules.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them.
+    `rules.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them. There
+    pods are without policies that are not known here, see `unknown`; `pods` has them as they are.
 
     Attributes:
         nodes: By name.
@@ -63,7 +65,7 @@ class Cluster:
         self.policies = Policies()
         self.state.broken.connect(lambda _name, _error: None)  # the row says that its words are corrupt
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
-        self.state.replace_pods(list(self.pods.values()), "", 0.0)
+        self.state.replace_pods([readable(pod) for pod in self.pods.values()], "", 0.0)
         self.state.expire(TOMBSTONE_S)
 
     @classmethod
@@ -129,7 +131,7 @@ class Cluster:
     def put_pod(self, pod: AskPod, now: float | None = None) -> None:
         """Take a new or changed pod."""
         self.pods[pod.metadata.uid] = pod
-        self.state.apply_pod(pod, _at(now))
+        self.state.apply_pod(readable(pod), _at(now))
         self._changed(now)
 
     def drop_pod(self, pod: AskPod, resource_version: str, now: float | None = None) -> None:
@@ -233,7 +235,7 @@ class Cluster:
         Raises:
             RequestError: it asks for what cannot be given.
         """
-        found = read_asking(pod, self.state.resource)
+        found = read_asking(readable(pod), self.state.resource)
         if found.error:
             raise RequestError(found.error)
         return found.request

@@ -18,7 +18,7 @@ from scheduler_plugin.cluster.objects import Struct
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
-    from scheduler_plugin.queue.explain import Why as QueueWhy
+    from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 DEFAULT: Final = "default"

@@ -19,8 +19,8 @@ from gpupack.ask.affinity import Neighbours
 from gpupack.ask.objects import AskPod
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.cluster.pods import pod_requests, requested
-from scheduler_plugin.queue.labels import NodeRules, NodeTerm, Taint
-from scheduler_plugin.queue.pods import node_rules
+from scheduler_plugin.queue.entering.pods import node_rules
+from scheduler_plugin.queue.places.labels import NodeRules, NodeTerm, Taint
 
 if TYPE_CHECKING:
     from gpupack.ask.cluster import Cluster

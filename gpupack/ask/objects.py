@@ -11,7 +11,7 @@ from allocator.errors import shown
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.budgets import BudgetLite
 from scheduler_plugin.cluster.objects import ContainerLite, Struct
-from scheduler_plugin.queue.pods import (
+from scheduler_plugin.queue.entering.pods import (
     NodeAffinity,
     QueueMetadata,
     QueueNode,

@@ -15,7 +15,7 @@ from gpupack.ask.snapshot import FILES, Snapshot, snapshot
 from scheduler_plugin.cluster.pods import pod_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.placement.reasons import demanded, memory
-from scheduler_plugin.queue.configfile import ConfigFile
+from scheduler_plugin.queue.running.configfile import ConfigFile
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import Options
 from scheduler_plugin.simulator.queued import check

@@ -15,6 +15,7 @@ from allocator.names import QUEUE_NAME
 from allocator.request import PodRequest
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.objects import AskPod
+from gpupack.ask.unknown import readable
 from scheduler_plugin.cluster.pods import pod_requests, read_asking
 from scheduler_plugin.simulator.trace import (
     CARD,
@@ -201,7 +202,7 @@ def _pod(
     unit = unit_asked(pod)
     if unit is None:
         return None
-    request = read_asking(pod, cluster.state.resource).request
+    request = read_asking(readable(pod), cluster.state.resource).request
     if request is None:
         notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
         return None

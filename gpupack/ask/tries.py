@@ -110,14 +110,14 @@ class Held:
         self._by_node: dict[str, tuple[dict[str, dict[int, int]], frozenset[int]]] = {}
 
     def of(self, record: PodRecord) -> Units:
-        """Units of a pod by card position; empty where nobody knows its cards."""
+        """Units of a pod by card position; empty where its cards are not known."""
         return self._on(record.node)[0].get(record.uid, {})
 
     def freed(self, record: PodRecord) -> Units:
         """Units that would be free for certain without a pod, by card position.
 
         None on a card that takes no pods, and none where processes of others fill the card: the words stop
-        at its size, so nobody knows how much they use beyond that.
+        at its size, so it is not known how much they use beyond that.
         """
         units, closed = self._on(record.node)
         return {card: count for card, count in units.get(record.uid, {}).items() if card not in closed}

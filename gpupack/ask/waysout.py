@@ -15,7 +15,7 @@ from gpupack.ask.making import moves_for
 from gpupack.ask.tries import Held, Trial, numbers
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.placement.reasons import memory
-from scheduler_plugin.queue.labels import NodeRules
+from scheduler_plugin.queue.places.labels import NodeRules
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3

@@ -14,12 +14,13 @@ from gpupack.ask.making import not_looked_for
 from gpupack.ask.objects import AskPod
 from gpupack.ask.running import cards_of_pod
 from gpupack.ask.tries import Held, Trial, query_for
+from gpupack.ask.unknown import note, refused
 from gpupack.ask.waysout import ways_out
 from scheduler_plugin.placement.reasons import demanded
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
-    from scheduler_plugin.queue.explain import Why as QueueWhy
+    from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 _NODES_NAMED: Final = 5
 
@@ -149,7 +150,8 @@ class _About:
 
     def waiting(self, *, ways: bool) -> Why:
         """A pod that has no node."""
-        if self._request is None:
+        self._problem = self._problem or refused(self._pod, self._scheduler)
+        if self._request is None or self._problem:
             return self._refused()
         if not self._cluster.has_words:
             return self._answer("pending", _no_words(self._cluster))
@@ -184,11 +186,11 @@ class _About:
 
     def _refused(self) -> Why:
         if self._problem:
-            problem, note = self._problem, "no node will ever take it as it is"
+            problem, advice = self._problem, "no node will ever take it as it is"
         else:
             problem = _nothing_asked(self._pod, self._cluster.state.resource)
-            note = "leave the line out of a pod that needs no GPU memory"
-        return self._answer("refused", f"is refused: {problem}", notes=(note,))
+            advice = "leave the line out of a pod that needs no GPU memory"
+        return self._answer("refused", f"is refused: {problem}", notes=(advice,))
 
     @property
     def _foreign(self) -> bool:
@@ -234,6 +236,7 @@ class _About:
                 f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
                 "(docs/install.md); here no pod of that scheduler has cards from it"
             )
+        notes += note(self._pod)
         unseen = unchecked(self._pod)
         if unseen:
             notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")

@@ -5,7 +5,16 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.commands.common import FAILED, context_option, fail, log_format, serve, version_option
+from gpupack.commands.common import (
+    FAILED,
+    context_option,
+    fail,
+    log_format,
+    prepare,
+    serve,
+    version_option,
+)
+from gpupack.policies import PolicyGroup, all_policies
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
     their label gpupack.io/queue-name names. Each is released when it is its turn and a card can take it.
@@ -14,7 +23,13 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     """
 
 
-@click.group(invoke_without_command=True, help=QUEUE_HELP, short_help="Run the borrowing queue.")
+@click.group(
+    invoke_without_command=True,
+    help=QUEUE_HELP,
+    short_help="Run the borrowing queue.",
+    cls=PolicyGroup,
+    lists=all_policies,
+)
 @click.option("--config", metavar="FILE", help="YAML with the queues; read again when it changes.")
 @click.option(
     "--kubeconfig",
@@ -48,9 +63,10 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
 
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
-    from scheduler_plugin.queue.app import run
-    from scheduler_plugin.queue.settings import QueueSettings
+    from scheduler_plugin.queue.running.app import run
+    from scheduler_plugin.queue.running.settings import QueueSettings
 
+    prepare(all_policies())
     serve(
         lambda stop: run(QueueSettings(config=config, **options), stop=stop),
         *(SchedulerError, KubeApiError),

@@ -4,7 +4,6 @@ from typing import Final
 
 import msgspec
 
-from allocator.names import MIB_PER_GIB
 from gpupack.top.records import CardRow, NodeRow, PodRow
 from gpupack.top.rendering import Look, remark, status
 
@@ -184,11 +183,6 @@ def sums_of(tile: NodeTile) -> Sums:
             cordoned=int(card.state == 2),  # noqa: PLR2004 - as STATES has it
         )
     return total
-
-
-def gib(mib: float) -> float:
-    """Write MiB as GiB."""
-    return round(mib / MIB_PER_GIB, 3)
 
 
 class PodDetail(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Assignment, Holds, charge, load_allocation, load_assigned
-from allocator.request import PodRequest, parse_pod
+from allocator.request import PodRequest, parse_admitted
 from gpupack.top.records import CardRow, PodRow, Share, printable
 from scheduler_plugin.cluster.objects import PodLite, container_mappings
 
@@ -90,15 +90,13 @@ def _order(pod: PodRow) -> tuple[str, str, str]:
 
 
 def _request(pod: PodLite, resource: str) -> PodRequest | None:
-    try:
-        return parse_pod(
-            pod.metadata.annotations or {},
-            container_mappings(pod.spec.init_containers),
-            container_mappings(pod.spec.containers),
-            resource,
-        )
-    except AllocatorError:  # a pod that no scheduler of ours placed
-        return None
+    request, _ = parse_admitted(
+        pod.metadata.annotations or {},
+        container_mappings(pod.spec.init_containers),
+        container_mappings(pod.spec.containers),
+        resource,
+    )
+    return request
 
 
 def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:

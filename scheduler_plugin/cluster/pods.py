@@ -11,7 +11,7 @@ from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_
 from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
-from allocator.request import PodRequest, parse_pod
+from allocator.request import PodRequest, parse_admitted
 from scheduler_plugin.cluster.objects import (
     ContainerLite,
     PodLite,
@@ -100,24 +100,6 @@ class PodRecord:
         return _epoch_s(self.start_time)
 
 
-def read_request(pod: PodLite, resource: str) -> PodRequest | None:
-    """Read what a pod asks of cards.
-
-    Args:
-        pod: The pod.
-        resource: Name of the extended resource.
-
-    Raises:
-        RequestError: it asks for what cannot be given.
-    """
-    return parse_pod(
-        pod.metadata.annotations or {},
-        container_mappings(pod.spec.init_containers),
-        container_mappings(pod.spec.containers),
-        resource,
-    )
-
-
 def asks(pod: PodLite, resource: str) -> bool:
     """Tell whether any container names the resource, or percent of cards, at all; cheap."""
     for containers in (pod.spec.containers, pod.spec.init_containers):
@@ -164,16 +146,18 @@ def read_asking(pod: PodLite, resource: str) -> Asking:
 
 
 def _read_asking(pod: PodLite, resource: str) -> Asking:
-    request: PodRequest | None = None
     charged: PodRequest | None = None
-    error = ""
+    problem: RequestError | None = None
     if asks(pod, resource):
-        try:
-            charged = request = read_request(pod, resource)
-        except RequestError as problem:
-            error = str(problem)
-            charged = _without_annotations(pod, resource)
-    return Asking(request, error, charged, *pod_requests(pod))
+        charged, problem = parse_admitted(
+            pod.metadata.annotations or {},
+            container_mappings(pod.spec.init_containers),
+            container_mappings(pod.spec.containers),
+            resource,
+        )
+    if problem is None:
+        return Asking(charged, "", charged, *pod_requests(pod))
+    return Asking(None, str(problem), charged, *pod_requests(pod))
 
 
 def _asking_key(pod: PodLite, resource: str) -> Hashable | None:
@@ -297,18 +281,6 @@ def _amount(amounts: dict[str, str | int] | None, resource: str, parse: Callable
         return min(max(0, parse(value)), MOST_REQUESTED)
     except QuantityError:
         return 0
-
-
-def _without_annotations(pod: PodLite, resource: str) -> PodRequest | None:
-    try:
-        return parse_pod(
-            {},
-            container_mappings(pod.spec.init_containers),
-            container_mappings(pod.spec.containers),
-            resource,
-        )
-    except RequestError:
-        return None
 
 
 def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, Assignment | None]:

@@ -140,7 +140,7 @@ class ClusterState:
         book.revision = published.revision
         book.seen, book.holds = published.holds.seen, published.holds.uids
         if book.seen > book.version > 0:
-            # Nobody has seen what comes later than he wrote: this was seen before an etcd restore.
+            # What is later than the write itself was seen before an etcd restore.
             book.seen = -1
         book.sizes, book.used = published.sizes, published.used
         book.uuids, book.indexes = published.uuids, published.indexes

@@ -1,7 +1,7 @@
 """Feeds nodes and pods from the API server into the state."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
@@ -202,6 +202,11 @@ class Watcher:
         """Seconds since the API server was last heard of on the quieter of the two watches."""
         contacts = [each.last_contact for each in (self.nodes, self.pods)]
         return max((self._clock() - at if at is not None else float("inf")) for at in contacts)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Objects that could not be read in lists, since the start, by resource: they do not count."""
+        return {"nodes": self.nodes.skipped, "pods": self.pods.skipped}
 
     @property
     def stale(self) -> str:

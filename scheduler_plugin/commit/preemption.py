@@ -39,7 +39,7 @@ class Preemption:
         leadership: None when nobody else can be preempting.
 
     Attributes:
-        preemptor: To be told of refusals.
+        preemptor: Hears of refusals.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ retries. `two_tier_workers` runs the first tier in processes.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Final, Literal
 
 from scheduler_plugin.errors import SettingsError
@@ -183,25 +182,3 @@ def decide(
     conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
     node, tried = commit(merge(offered, version, rescore, epoch=epoch), bind)
     return Decision(node, tuple(tried), conflicts)
-
-
-def commit_times(pods: int, workers: int, prepare: float, commit_one: float) -> list[float]:
-    """When each pod is committed: `C_i = max(C_(i-1), ceil(i / w) * t) + r`.
-
-    Args:
-        pods: Pods that arrive at once.
-        workers: w, pre-schedulers.
-        prepare: t, time to pre-schedule one.
-        commit_one: r, time to commit one.
-
-    Returns:
-        C_1 .. C_n, in the unit of t and r.
-
-    Raises:
-        SettingsError: workers below 1.
-    """
-    if workers < 1:
-        raise SettingsError(f"{workers} workers: allowed is 1 or more")
-    prepared = (-(-number // workers) * prepare for number in range(1, pods + 1))
-    done = accumulate(prepared, lambda last, ready: max(last, ready) + commit_one, initial=0.0)
-    return list(done)[1:]

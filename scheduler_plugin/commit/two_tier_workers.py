@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from allocator.installed import adopt_installed
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.place import Placement
-from allocator.policies import CARD_POLICIES
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -26,7 +24,6 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import lesson, place_with, score
-from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 
@@ -268,7 +265,6 @@ def _work(
     nodes: NodeArrays, jobs: list[Job], settings: BatchSettings, shared_name: str, tasks: Any, answers: Any
 ) -> None:
     """A worker's life: one pod after the other until told to stop."""
-    adopt_installed(NODE_POLICIES, CARD_POLICIES)
     policies = Policies(settings.node_policy, settings.card_policy, settings.parameters)
     shared = SharedRows(nodes, shared_name)
     try:

@@ -1,6 +1,6 @@
 """What the extender tells Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -33,6 +33,11 @@ class Freshness(Protocol):
     @property
     def age_s(self) -> float:
         """Seconds since the API server was last heard of."""
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Objects that could not be read in lists, by resource."""
         ...
 
 
@@ -137,6 +142,14 @@ class ClusterMetrics(Collector):
             "Seconds since the API server was last heard of.",
             value=self._freshness.age_s,
         )
+        skipped = CounterMetricFamily(
+            "gpupack_scheduler_skipped_objects",
+            "Nodes and pods of the API server's lists that cannot be read, and do not count.",
+            labels=["resource"],
+        )
+        for resource, count in self._freshness.skipped.items():
+            skipped.add_metric([resource], count)
+        yield skipped
         yield GaugeMetricFamily(
             "gpupack_scheduler_leader",
             "1 where this process may bind pods: it holds the Lease, or there is no election.",

@@ -239,8 +239,11 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
             answer.force_close()
         return answer
     except web.HTTPRequestEntityTooLarge as error:
-        size = request.content_length or f"more than {MAX_BODY}"
-        error.text = f"body of {size} bytes: allowed are {MAX_BODY}\n"
+        size, most = request.content_length, f"more than {MAX_BODY}"
+        # The length is that of what was sent, which may be packed.
+        is_packed = size is not None and size <= MAX_BODY
+        what = f"that unpacks to {most}" if is_packed else f"of {size or most}"
+        error.text = f"body {what} bytes: allowed are {MAX_BODY}\n"
         raise
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"

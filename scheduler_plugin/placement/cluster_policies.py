@@ -70,7 +70,7 @@ class Policies:
             RequestError: it names a node policy that does not exist.
         """
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
-            raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES.names())
+            raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
         ask = self.lesson(request, cpu_milli, memory_bytes)
         admits = self._selectors.mask(nodes, request.selector)
         return Query(request, ask if admits is None else replace(ask, admits=admits), shapes(request))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from allocator.place import Placement, placed
+from allocator.policy import node_policy_chooses
 from allocator.topology import rearranged
 from scheduler_plugin.cluster.arrays import FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
@@ -16,9 +17,6 @@ from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.filtering import place_on
 from scheduler_plugin.placement.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
 from scheduler_plugin.placement.query import Query, by_size, in_units, usual_size
-
-CHOSEN_BY_NODE_POLICY = "fragmentation"
-"""Card policy under which a node policy that is a `CardChooser` names the cards that it scored."""
 
 
 def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) -> Placement | None:
@@ -33,7 +31,7 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
     Returns:
         The placement, None where the pod does not fit.
     """
-    if query.ask.card_policy != CHOSEN_BY_NODE_POLICY or not isinstance(policy, CardChooser):
+    if not isinstance(policy, CardChooser) or not node_policy_chooses(query.ask.card_policy):
         return place_on(nodes, row, query)
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None

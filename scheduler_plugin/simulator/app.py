@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from allocator.installed import adopt_installed
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import NodePolicy
-from scheduler_plugin.queue.configfile import ConfigFile
+from scheduler_plugin.queue.running.configfile import ConfigFile
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
@@ -109,7 +107,7 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     runs: dict[Task, Run] = {}
     _configure(options)
     progress(0, len(tasks))
-    for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_prepare, options)):
+    for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_configure, options)):
         runs[task] = result
         progress(len(runs), len(tasks))
     ordered = [runs[task] for task in tasks]
@@ -172,13 +170,8 @@ def _named(options: Options, variant: Variant, seed: int) -> Run:
     return {**named, "card_policy": options.card_policy, "seed": seed}
 
 
-def _prepare(options: Options) -> None:
-    """Make a new process know the policies that this one knows."""
-    adopt_installed(NODE_POLICIES, CARD_POLICIES)
-    _configure(options)
-
-
 def _configure(options: Options) -> None:
+    """Give the card policy of this process its parameters."""
     if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 

@@ -5,12 +5,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from allocator.policy import node_policy_chooses
 from allocator.registry import Parameters
 from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.placement.placing import CHOSEN_BY_NODE_POLICY
-from scheduler_plugin.placement.policies.fragmentation import Fragmentation
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import CardChooser, Learner, NodePolicy, make
+from scheduler_plugin.placement.policies.registry import (
+    CardChooser,
+    Learner,
+    NodePolicy,
+    WorkloadPolicy,
+    make,
+)
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 
 HELD: Final = "held back by the policy"
@@ -36,7 +42,7 @@ class Placer:
         self._cluster = cluster
         self._policy = policy
         self._learner = policy if isinstance(policy, Learner) else None
-        by_node = isinstance(policy, CardChooser) and card_policy == CHOSEN_BY_NODE_POLICY
+        by_node = node_policy_chooses(card_policy)
         self._chooser = policy if by_node and isinstance(policy, CardChooser) else None
 
     def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> Place | str:
@@ -77,16 +83,17 @@ class Placer:
 
 
 def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
-    """Build a node policy; `fragmentation` without parameters gets the workload, None: it learns its own.
+    """Build a node policy; one that knows workloads gets this one, None: it learns its own.
 
     Raises:
         PolicyError: unknown name or parameters.
     """
-    if knows_workloads(name, parameters):
-        return Fragmentation(workload)
-    return make(name, parameters)
+    policy = make(name, parameters)
+    if workload is None or parameters or not isinstance(policy, WorkloadPolicy):
+        return policy
+    return policy.with_workload(workload)
 
 
 def knows_workloads(name: str, parameters: Parameters) -> bool:
-    """Tell whether a policy can be given a typical workload or left to learn it."""
-    return name == "fragmentation" and not parameters
+    """Tell whether a policy can be given a typical workload or left to learn it; its parameters fix that."""
+    return not parameters and name in NODE_POLICIES and isinstance(NODE_POLICIES.made(name), WorkloadPolicy)

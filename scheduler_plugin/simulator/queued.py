@@ -16,11 +16,11 @@ import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.lending import Tenant, by_share, pick
-from scheduler_plugin.queue.patience import patience_s
-from scheduler_plugin.queue.quota import Account, Cohort, cohorts_of
-from scheduler_plugin.queue.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.configuration.config import QueueConfig
+from scheduler_plugin.queue.configuration.quota import Cohort, QuotaUse, cohorts_of
+from scheduler_plugin.queue.deciding.patience import patience_s
+from scheduler_plugin.queue.sharing.lending import Tenant, by_share, pick
+from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Placer
@@ -125,9 +125,9 @@ class QueuedReplaying(Replaying):
             for name, form in config.queues.items()
         }
         roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
-        accounts: dict[str, dict[str, Account]] = {}
+        accounts: dict[str, dict[str, QuotaUse]] = {}
         for name, root in roots.items():
-            accounts.setdefault(root, {})[name] = Account(config.queues[name].quota)
+            accounts.setdefault(root, {})[name] = QuotaUse(config.queues[name].quota)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self._config = config

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.queue.config import QueueConfig
-from scheduler_plugin.queue.locality import Locality
-from scheduler_plugin.queue.room import NodeFacts
-from scheduler_plugin.queue.slots import Slots
-from scheduler_plugin.queue.waiting import Kind
+from scheduler_plugin.queue.configuration.config import QueueConfig
+from scheduler_plugin.queue.places.locality import Locality
+from scheduler_plugin.queue.places.room import NodeFacts
+from scheduler_plugin.queue.sharing.slots import Slots
+from scheduler_plugin.queue.sharing.waiting import Kind
 from scheduler_plugin.simulator.trace import TraceNode
 
 

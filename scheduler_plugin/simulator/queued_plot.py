@@ -1,6 +1,5 @@
-"""Pictures of replays through queues, and of the headline of the queue's algorithm."""
+"""Pictures of replays through queues."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +37,3 @@ def _bars(path: Path, means: dict[str, Any]) -> Path:
         axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names)
     axes.set_ylabel("hours that pods wait, median and p95")
     return save(figure, axes, path)
-
-
-def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
-    """Draw which task sits in which slot, round by round.
-
-    Args:
-        path: The PNG file.
-        rounds: By what to call it; of each slot its tasks in order, empty: idle.
-    """
-    pyplot = library()
-    figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
-    for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
-        busy = [task for slot in slots for task in slot]
-        share = 100 * sum(map(bool, busy)) / len(busy)
-        axes.set_title(f"{title}: {len(slots[0])} rounds, {share:.0f} % busy")
-        axes.set_yticks(range(4), ["local 1", "local 2", "free 1", "free 2"])
-        axes.set_xlabel("round")
-        for at, slot in enumerate(slots):
-            for number, task in enumerate(slot):
-                if task:
-                    color = "C0" if task.startswith("m") else "C1"
-                    axes.barh(at, 0.95, left=number + 0.5, height=0.85, color=color)
-                    axes.text(number + 0.97, at, task, ha="center", va="center", color="white")
-    return save(figure, None, path)

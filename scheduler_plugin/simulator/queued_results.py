@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scheduler_plugin.queue.config import QueueConfig
+from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.queued import QueuedReplaying
 from scheduler_plugin.simulator.replay_report import duration

@@ -85,7 +85,6 @@ class Store:
         self.version = 1
         self.tables: dict[str, Table] = {}
         self._snapshots: OrderedDict[tuple[str, str, str, str, int], list[Entry]] = OrderedDict()
-        self._compacted = 0
         self._waiters: set[asyncio.Future[None]] = set()
 
     def table(self, resource: Resource) -> Table:

@@ -141,7 +141,7 @@ class Registry(rpc.RegistrationServicer):
 
     Args:
         folder: where plugins' sockets are.
-        devices: what is told of plugins and their lists.
+        devices: gets the plugins and their lists.
         on_change: called after anything that may change the node's capacity.
         by_resource: a plugin is known by its resource alone, as before 1.37.
     """

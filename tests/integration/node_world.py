@@ -17,9 +17,9 @@ from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.farewell import Patience
-from deviceplugin.node.sampling import SAMPLE_S
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.measuring.sampling import SAMPLE_S
+from deviceplugin.node.telling.farewell import Patience
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet

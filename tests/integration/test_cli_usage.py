@@ -99,7 +99,7 @@ def test_version(run, command):
     assert run(*([command] if command else []), "--version") == (0, expected, "")
 
 
-@pytest.mark.parametrize("command", ["node", "scheduler", "simulate"])
+@pytest.mark.parametrize("command", ["node", "queue", "scheduler", "simulate"])
 def test_the_policies_are_in_the_help_with_what_they_are_for(run, command):
     text = " ".join(run(command, "--help")[1].split()).replace("- ", "-")
     listed = [CARD_POLICIES] if command == "node" else [NODE_POLICIES, CARD_POLICIES]
@@ -182,7 +182,7 @@ def test_options_that_do_not_parse(run, arguments, said):
         ({"http": "8911"}, "--http '8911': allowed is HOST:PORT"),
         ({"http": "localhost:99999"}, "allowed is HOST:PORT with a port from 0 to 65535"),
         ({"http": "{taken}"}, "address already in use"),
-        ({"card_policy": "best"}, 'card policy "best": allowed are fragmentation, least-used, most-used'),
+        ({"card_policy": "best"}, f'card policy "best": allowed are {CARD_POLICIES.allowed}'),
         ({"quiet_s": "nan"}, "--quiet-s nan: allowed is 0 or more"),
         ({"log_level": "loud"}, "--log-level 'loud': allowed are debug, info, warning, error"),
     ],
@@ -211,9 +211,9 @@ def test_all_faults_at_once(run, folder):
         ({"kubeconfig": "{folder}/rubbish"}, "/rubbish cannot be used: "),
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
         ({"http": "{taken}"}, "Address already in use"),
-        ({"node-policy": "best"}, 'node policy "best": allowed are balanced, '),
+        ({"node-policy": "best"}, f'node policy "best": allowed are {NODE_POLICIES.allowed}'),
         ({"node-policy-parameter": "alpha=1"}, 'parameter "alpha" does not exist; allowed are workload'),
-        ({"card-policy": "best"}, 'card policy "best": allowed are '),
+        ({"card-policy": "best"}, f'card policy "best": allowed are {CARD_POLICIES.allowed}'),
         ({"shortlist": -1}, "shortlist -1: allowed are 0 (all) to 100000 nodes"),
         ({"unit-mib": -5}, "unit of -5 MiB: allowed are 1 to 16777215 MiB"),
         ({"bind-timeout": 0}, "bind timeout 0 s: allowed is more than 0"),

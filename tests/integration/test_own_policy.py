@@ -8,23 +8,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from allocator.installed import adopt_installed
+from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
+from gpupack.ask.objects import load
+from gpupack.cli import cli
+from gpupack.dashboard.advice import pending, waiting
+from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.queue.running.settings import QueueSettings
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options
 from standins.scheduler import Unschedulable
+from tests.ask_world import Node, Pod, World
+from tests.queue_world import QueueWorld
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies" / "writing.md"
 NODE, CARD = "fewest-cards", "card-zero-last"
-NODES_LISTED = (
-    "allowed are balanced, best-fit, fewest-cards, fragmentation, least-requested, weighted-balance"
-)
-CARDS_LISTED = "allowed are card-zero-last, fragmentation, least-used, most-used"
+NAMED = ((POD_NODE_POLICY, NODE), (POD_CARD_POLICY, CARD))
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +47,11 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def installed(site, monkeypatch):
-    """This process has started with the package installed."""
+    """The package is installed, and this process has looked for none yet, like one that has just started."""
     monkeypatch.syspath_prepend(site)
-    adopt_installed(NODE_POLICIES, CARD_POLICIES)
+    for registry in (NODE_POLICIES, CARD_POLICIES):
+        registry.adopt(())
+        monkeypatch.setattr(registry, "_looked", False)
     yield
     for registry in (NODE_POLICIES, CARD_POLICIES):
         registry.adopt(())
@@ -55,10 +62,11 @@ def installed(site, monkeypatch):
 def command(site):
     """Run the command in a process of its own that finds the package."""
 
-    def run(*arguments):
+    def run(*arguments, python=("-m", "gpupack"), stdin=""):
         return subprocess.run(
-            [sys.executable, "-m", "gpupack", *map(str, arguments)],
+            [sys.executable, *python, *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": str(site)},
+            input=stdin,
             capture_output=True,
             text=True,
             check=False,
@@ -80,7 +88,7 @@ def trace(tmp_path):
     return tmp_path / "nodes.csv", tmp_path / "pods.csv"
 
 
-@pytest.mark.parametrize("name", ["scheduler", "simulate", "node"])
+@pytest.mark.parametrize("name", ["scheduler", "simulate", "queue", "node"])
 def test_help_lists_them(command, name):
     done = command(name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -138,8 +146,10 @@ async def test_filter_and_bind_follow_them():
         assert await run("by-both", node=NODE, card=CARD) == ("small", 1)
         assert await run("again", node=NODE, card=CARD) == ("small", 1)
 
-        for kind, listed in (("node", NODES_LISTED), ("card", CARDS_LISTED)):
-            with pytest.raises(Unschedulable, match=f'{kind}-policy is "nowhere": {listed}'):
+        for kind, registry, name in (("node", NODE_POLICIES, NODE), ("card", CARD_POLICIES, CARD)):
+            assert name in registry.names()
+            listed = re.escape(", ".join(registry.names()))
+            with pytest.raises(Unschedulable, match=f'{kind}-policy is "nowhere": allowed are {listed}'):
                 await run(f"no-{kind}", **{kind: "nowhere"})
 
 
@@ -152,3 +162,101 @@ def test_settings_take_them_with_parameters(trace):
     options = Options(nodes, pods, (NODE,), parameters={NODE: {"per-card": "x"}})
     with pytest.raises(SettingsError, match="cannot be made: ValueError"):
         simulate(options, lambda _: None, lambda *_: None)
+
+
+# What nobody told to look for packages: each finds them when it meets their names.
+
+NODES = (Node("large", (16,) * 4), Node("small", (16, 16)))
+WAITS = Pod("waits", 8, policies=NAMED)
+TEXT = World(NODES, (WAITS,)).text
+
+
+def asked(*arguments, text=TEXT):
+    done = CliRunner().invoke(cli, [*arguments, "-f", "-"], input=text)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.usefixtures("installed")
+def test_why_knows_them():
+    answer = json.loads(asked("why", "waits", "-o", "json"))
+    assert (answer["state"], answer["notes"]) == ("fits", [])
+    full = World(
+        NODES,
+        (
+            WAITS,
+            *(
+                Pod(
+                    node.name,
+                    16 * len(node.sizes),
+                    node.name,
+                    tuple(range(len(node.sizes))),
+                    count=len(node.sizes),
+                )
+                for node in NODES
+            ),
+        ),
+    ).text
+    answer = json.loads(asked("why", "waits", "-o", "json", text=full))
+    assert (answer["state"], answer["notes"]) == ("pending", [])
+
+
+@pytest.mark.usefixtures("installed")
+def test_fit_counts_pods_that_name_them():
+    runs = Pod("runs", 32, "small", (0, 1), count=2, policies=NAMED)
+    answer = json.loads(asked("fit", "16", "-o", "json", text=World(NODES, (runs,)).text))
+    assert [node["node"] for node in answer["nodes"]] == ["large"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_advise_moves_pods_that_name_them():
+    world = World(
+        (Node("a", (16,)), Node("large", (12,) * 4), Node("small", (12, 12))),
+        (Pod("runs", 8, "a", (0,), policies=NAMED),),
+    )
+    (move,) = json.loads(asked("advise", "--for", "16", "-o", "json", text=world.text))["moves"]
+    assert move["pod"] == "runs"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_dashboard_knows_them():
+    board = Board()
+    nodes, pods = load(TEXT)
+    board.replace_nodes(nodes)
+    board.replace_pods(pods)
+    cluster = board.cluster()
+    (answer,) = pending(cluster, waiting(cluster))
+    assert (answer.state, answer.notes) == ("fits", ())
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_queue_knows_them(tmp_path):
+    QueueSettings(str(tmp_path / "queues.yaml"), node_policy=NODE, card_policy=CARD).check()
+    world = QueueWorld(policy=NODE)
+    world.node("large", (16,) * 4)
+    world.node("small", (16, 16))
+    world.pod("p1", 8)
+    world.pod("p2", 8, annotations=dict(NAMED))
+    (first, second) = (release.members[0].node for release in world.decide())
+    assert (first, second) == ("small", "small")
+
+
+def test_the_queues_command_knows_them(command, tmp_path):
+    done = command("queue", "--config", tmp_path / "none", "--node-policy", NODE, "--card-policy", CARD)
+    assert (done.returncode, "policy" in done.stderr) == (2, False)
+    assert "none" in done.stderr
+
+
+def test_python_users_have_them(command):
+    """In a new process: importing the package looks for nothing, the first name does."""
+    code = f"""
+import gpupack, sys
+gpupack.why
+assert "my_policies" not in sys.modules
+cluster = gpupack.read(sys.stdin.buffer.read())
+assert [name for name, _ in gpupack.rank(cluster, 8, policy="{NODE}")] == ["small", "large"]
+assert gpupack.why(cluster, "default", "waits").notes == ()
+assert list(gpupack.simulate(cluster, ("{NODE}",), card_policy="{CARD}")) == ["{NODE}"]
+"""
+    done = command(python=("-c", code), stdin=TEXT)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from allocator.errors import PolicyError as CardPolicyError
-from allocator.installed import adopt_installed
+from allocator.installed import installed
 from allocator.policies import CARD_POLICIES
+from allocator.registry import Entry, Registry
 from gpupack.cli import main
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import NODE_POLICIES
@@ -45,6 +46,7 @@ def start(tmp_path, monkeypatch, capsys):
         "scheduler": ["--http", "nowhere"],
         "simulate": ["--nodes", nowhere, "--pods", nowhere],
         "demo": ["--node-policy", "none"],
+        "queue": ["--config", nowhere],
         "node": ["--node-name", "", "--gpus", "simulated", "--profile", "2xt4"],
     }
 
@@ -67,6 +69,7 @@ def start(tmp_path, monkeypatch, capsys):
         ("node", "x = gone:P", GOOD, '"gone:P" cannot be imported: ModuleNotFoundError: No module named'),
         ("node", "x = bad:Q", GOOD, '"bad:Q" cannot be imported: AttributeError'),
         ("node", "x = bad:P", "1 / 0", '"bad:P" cannot be imported: ZeroDivisionError: division by zero'),
+        ("node", "x = bad:P", "raise SystemExit(3)", '"bad:P" cannot be imported: SystemExit: 3'),
         ("node", "x = bad:P", "P = 5", '"bad:P" is a int; allowed is a function of the parameters'),
         ("node", "x = bad:P", "P = dict", "is a dict without a method score(view, ask, rows)"),
         ("node", "x = bad:P", NO_EPOCH, "is a P without a whole number epoch"),
@@ -80,7 +83,7 @@ def start(tmp_path, monkeypatch, capsys):
 )
 def test_a_policy_that_cannot_be_used(tmp_path, start, kind, line, code, said):
     package(tmp_path, "bad", code=code, **{kind: line})
-    for name in ("scheduler", "simulate", "demo", *(["node"] if kind == "card" else [])):
+    for name in ("scheduler", "simulate", "demo", "queue", *(["node"] if kind == "card" else [])):
         status, err = start(name)
         assert status == 2
         assert re.fullmatch(r"gpupack: [^\n]+\n", err), err
@@ -104,25 +107,66 @@ def test_two_packages_of_one_name(tmp_path, start):
 
 
 def test_a_package_that_is_gone_is_forgotten(tmp_path, monkeypatch):
+    own = NODE_POLICIES.allowed
     with monkeypatch.context() as patched:
         patched.syspath_prepend(tmp_path)
         package(tmp_path, "first", node="x = first:P")
-        adopt_installed(NODE_POLICIES)
+        assert NODE_POLICIES.look() == ()
         assert "x" in NODE_POLICIES
-    adopt_installed(NODE_POLICIES)
+    assert NODE_POLICIES.look() == ()
     assert "x" not in NODE_POLICIES
-    with pytest.raises(PolicyError, match='node policy "x": allowed are balanced'):
+    with pytest.raises(PolicyError, match=f'^node policy "x": allowed are {own}$'):
         NODE_POLICIES.made("x")
     del sys.modules["first"]
 
 
-def test_errors_are_of_their_kinds(tmp_path, monkeypatch):
+@pytest.fixture
+def registries():
+    """Two that have not looked for packages yet."""
+    one = Registry("node policy", "gpupack.node_policies", PolicyError, lambda _: "", installed)
+    return one, Registry("card policy", "gpupack.card_policies", CardPolicyError, lambda _: "", installed)
+
+
+def test_packages_are_looked_for_when_a_name_is_not_ours(tmp_path, monkeypatch, registries):
+    """A command that needs no other name imports nothing of others, and none has to remember to look."""
     monkeypatch.syspath_prepend(tmp_path)
-    package(tmp_path, "bad", node="x = gone:P", card="y = gone:P")
-    with pytest.raises(PolicyError):
-        adopt_installed(NODE_POLICIES)
-    with pytest.raises(CardPolicyError):
-        adopt_installed(CARD_POLICIES)
+    package(tmp_path, "first", node="x = first:P")
+    registry, _ = registries
+    registry.register(Entry("own", lambda _: object(), ""))
+    assert "own" in registry
+    assert registry.made("own") is not None
+    assert "first" not in sys.modules
+    assert "x" in registry
+    assert "first" in sys.modules
+    assert registry.names() == ("own", "x")
+    (tmp_path / "first-2.0.dist-info" / "entry_points.txt").unlink()
+    assert "y" not in registry
+    assert "x" in registry
+    del sys.modules["first"]
+
+
+def test_what_is_wrong_is_said_of_names_that_are_unknown(tmp_path, monkeypatch, registries):
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "bad", node="x = gone:P\nz = bad:P", card="y = gone:P")
+    for registry, name, error in zip(registries, "xy", (PolicyError, CardPolicyError), strict=True):
+        assert name not in registry
+        with pytest.raises(
+            error, match=rf'"{name}": allowed are .*; .* "{name}" of bad 2.0: "gone:P" cannot'
+        ):
+            registry.made(name)
+    assert "z" in registries[0]
+    del sys.modules["bad"]
+
+
+def test_everything_that_is_wrong_is_said_at_the_start(tmp_path, start):
+    package(tmp_path, "bad", node="x = gone:P\ny = bad:Q", card="z = gone:P")
+    status, err = start("queue")
+    assert status == 2
+    assert [line.split(" of bad")[0] for line in err.splitlines()] == [
+        'gpupack: node policy "x"',
+        'gpupack: node policy "y"',
+        'gpupack: card policy "z"',
+    ]
 
 
 def test_help_says_what_is_wrong_and_lists_the_others(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.app import run
-from scheduler_plugin.queue.settings import QueueSettings
+from scheduler_plugin.queue.running.app import run
+from scheduler_plugin.queue.running.settings import QueueSettings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
 from tests.extender_client import until

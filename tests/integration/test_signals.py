@@ -1,10 +1,15 @@
-"""A daemon that is told to stop while it still loads, and one that is told twice."""
+"""A command that is told to stop while it still loads, and one that is told twice."""
 
+import ast
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gpupack import commands
+from gpupack.signals import DAEMONS, PAGES
 
 # Signals itself at the moment when a module is asked for, as if the whole machine were slow.
 TOLD_WHILE_LOADING = """
@@ -41,25 +46,67 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+SIMULATED = ("--gpus", "simulated", "--profile", "2xt4")
+NOWHERE = ("--kubeconfig", "/nowhere")
+STARTED = {
+    "node": ("node", "--node-name", "n1", *SIMULATED, *NOWHERE),
+    "scheduler": ("scheduler", *NOWHERE),
+    "queue": ("queue", "--config", "/nowhere", *NOWHERE),
+    "mps": ("mps", "--root", "/nowhere", *SIMULATED),
+    "dashboard": ("dashboard", *NOWHERE),
+    "demo": ("demo", "--dashboard"),
+}
+
+
+def told_while_loading(arguments, module, number=signal.SIGTERM):
+    argv = ["gpupack", *arguments]
+    return python(TOLD_WHILE_LOADING.format(module=module, number=int(number), argv=argv))
+
+
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        ("node", "gpupack.cli"),
         ("node", "click"),
         ("node", "structlog"),
         ("node", "grpc"),
         ("node", "deviceplugin.settings"),
-        ("scheduler", "gpupack.cli"),
         ("scheduler", "numpy"),
         ("scheduler", "scheduler_plugin.settings"),
+        ("queue", "scheduler_plugin.queue.running.settings"),
+        ("mps", "deviceplugin.mps.supervisor"),
+        ("dashboard", "gpupack.dashboard.app"),
+        ("demo", "gpupack.demo.load"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_while_a_module_loads(command, module, number):
-    options = ["--node-name", "n1", "--gpus", "simulated", "--profile", "2xt4"] if command == "node" else []
-    argv = ["gpupack", command, *options, "--kubeconfig", "/nowhere"]
-    done = python(TOLD_WHILE_LOADING.format(module=module, number=int(number), argv=argv))
+def test_told_while_a_module_loads(command, module):
+    done = told_while_loading(STARTED[command], module)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", STARTED)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_before_anything_is_loaded(command, number):
+    done = told_while_loading(STARTED[command], "gpupack.cli", number)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("why", "ns/pod"), ("queue", "status"), ("node", "--check"), ("demo",)]
+)
+def test_a_command_that_ends_by_itself_is_not_taken_for_done(arguments):
+    assert told_while_loading(arguments, "gpupack.cli").returncode == -signal.SIGTERM
+
+
+def test_every_command_that_runs_on_heeds_signals_while_it_loads():
+    serving = {
+        path.stem
+        for path in Path(commands.__path__[0]).glob("*.py")
+        if any(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "serve"
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+    }
+    assert serving == {*DAEMONS, *PAGES} == set(STARTED)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from gpupack.cli import cli
 from scheduler_plugin.errors import SettingsError, TraceError
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import (
@@ -158,7 +159,7 @@ def test_a_useless_trace_stops(trace):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policies": ()}, "no policy; allowed are balanced, best-fit"),
+        ({"policies": ()}, f"no policy; allowed are {NODE_POLICIES.allowed}"),
         ({"policies": ("x",)}, 'node policy "x": allowed are'),
         ({"card_policy": "x"}, "card policy"),
         ({"inflation": 0.0}, "inflation 0: allowed is more than 0"),

@@ -9,6 +9,7 @@ from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.commit.two_tier_shared import SharedRows
 from scheduler_plugin.commit.two_tier_workers import BatchSettings, Job, schedule
 from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.placement.policies import NODE_POLICIES
 
 
 def cluster(count, used=(0, 0)):
@@ -109,7 +110,7 @@ def test_nothing_to_do():
 def test_bad_settings():
     with pytest.raises(SettingsError, match="0 workers"):
         schedule(cluster(1), [], BatchSettings(workers=0), lambda *_: True)
-    with pytest.raises(PolicyError, match='node policy "x": allowed are balanced'):
+    with pytest.raises(PolicyError, match=f'node policy "x": allowed are {NODE_POLICIES.allowed}$'):
         schedule(cluster(1), [], BatchSettings(node_policy="x"), lambda *_: True)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Rules, Take
-from scheduler_plugin.queue.queue import Queue, QueueRules
+from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
 from tests.property.queued.replica import Replica
 from tests.property.queued.simulation import run
 from tests.property.undercount.scene import ViolationError

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from allocator.place import place
 from allocator.records import charge
 from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.queue.admission import Release
-from scheduler_plugin.queue.entries import Phase
-from scheduler_plugin.queue.tenants import TenantState
-from scheduler_plugin.queue.waiting import Kind, Task
-from scheduler_plugin.queue.wants import GangWants, Needs, Wants
+from scheduler_plugin.queue.deciding.admission import Release
+from scheduler_plugin.queue.entering.entries import Phase
+from scheduler_plugin.queue.places.wants import GangWants, Needs, Wants
+from scheduler_plugin.queue.sharing.tenants import TenantState
+from scheduler_plugin.queue.sharing.waiting import Kind, Task
 from tests.queue_world import QueueWorld
 
 RACK = "topology.kubernetes.io/rack"

@@ -15,7 +15,7 @@ from allocator.errors import LedgerError
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
 from allocator.ledger.settled import Settled
-from deviceplugin.node.explain import explain
+from deviceplugin.node.telling.explain import explain
 from tests.ledger_world import Containers, World, cards, pod
 from tests.property.undercount.simulation import Simulation
 

@@ -21,13 +21,13 @@ from deviceplugin.memorymetrics import MemoryMetrics
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
-from deviceplugin.node.memory import ContainerMemory
+from deviceplugin.node.measuring.memory import ContainerMemory
 from deviceplugin.status import Status
 from gpupack.cli import cli
 from scheduler_plugin.http.metrics import ClusterMetrics
 from scheduler_plugin.http.metrics import Metrics as SchedulerMetrics
 from scheduler_plugin.http.waiting import Waiting
-from scheduler_plugin.queue.metrics import QueueMetrics
+from scheduler_plugin.queue.running.metrics import QueueMetrics
 from tests.extender_world import World
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
@@ -75,7 +75,7 @@ def scheduler_metrics() -> str:
     """The metrics of `gpupack scheduler`."""
     state = World().state
     events: Any = SimpleNamespace(written=0, limited=0, dropped=0)
-    fresh: Any = SimpleNamespace(age_s=0.0)
+    fresh: Any = SimpleNamespace(age_s=0.0, skipped={"nodes": 0, "pods": 0})
     metrics = SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events))
     metrics.follow(MagicMock())
     metrics.follow_looks(MagicMock())

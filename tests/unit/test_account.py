@@ -10,7 +10,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.account import CROWDED, NOT_OURS, TAKEN
+from deviceplugin.node.accounting.account import CROWDED, NOT_OURS, TAKEN
 from tests.account_world import Node
 from tests.ledger_world import ids, pod
 

@@ -4,10 +4,11 @@ import re
 
 from allocator import names
 from allocator.policies import CARD_POLICIES
+from allocator.registry import NAME, is_name
 from allocator.request import MAX_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import MAX_DATA, MAX_GANG
+from scheduler_plugin.queue.entering.pods import MAX_DATA, MAX_GANG
 from tests.manifest_objects import BUILDS, objects, text_of
 
 
@@ -40,11 +41,18 @@ def listed(name: str, key: str) -> list[str]:
     return str(objects(name)["ConfigMap", "gpupack-admission"]["data"][key]).split(", ")
 
 
-def test_the_lists_for_the_policies_are_those_of_the_code() -> None:
+def test_the_schedulers_that_call_the_extender_are_those_of_the_code() -> None:
     assert listed("base", "schedulerNames") == [names.SCHEDULER_NAME]
-    assert listed("base", "nodePolicies") == [e.name for e in NODE_POLICIES.entries() if not e.package]
-    assert listed("base", "cardPolicies") == [e.name for e in CARD_POLICIES.entries() if not e.package]
     assert listed("overlays/join-existing-scheduler", "schedulerNames") == ["default-scheduler"]
+
+
+def test_a_policy_is_not_listed_and_any_name_is_allowed() -> None:
+    """Who installs a policy, or writes one here, need not tell the API server."""
+    assert (listed("base", "nodePolicies"), listed("base", "cardPolicies")) == ([""], [""])
+    policy = objects("base")["ValidatingAdmissionPolicy", "gpupack-pod-annotations"]
+    (mistakes,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "mistakes")
+    assert f"value.matches('^{NAME.pattern}$')" in mistakes
+    assert all(map(is_name, (*NODE_POLICIES.names(), *CARD_POLICIES.names())))
 
 
 def test_the_ways_to_have_the_schedulers_name_set() -> None:

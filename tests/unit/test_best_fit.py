@@ -4,6 +4,7 @@ import pytest
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import make
 from scheduler_plugin.placement.policies.best_fit import CPU, GPU, MEMORY, BestFit, Settings, dominant
+from scheduler_plugin.placement.policies.registry import by_row
 from tests.policy_view import ask, place, view
 
 ABC = {
@@ -48,7 +49,9 @@ def test_dominant_class_leaves_out_what_nobody_has():
 def test_pick_names_one_node_and_holds_the_rest():
     arrays = view(ABC)
     rows = rows_of(arrays)
-    scores = make("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows)
+    policy = make("best-fit", {"mode": "pick"})
+    assert (by_row(policy), by_row(make("best-fit"))) == (False, True)
+    scores = policy.score(arrays, REQUEST, rows)
     assert scores.tolist() == [np.inf, np.inf, 0.0]
     # Not among the candidates: the next best.
     assert make("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows[:2]).tolist() == [0.0, np.inf]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.node.cgroups import PodCgroups, ProcessOwners, pod_uid
+from deviceplugin.node.host.cgroups import PodCgroups, ProcessOwners, pod_uid
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")

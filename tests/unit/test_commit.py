@@ -8,6 +8,7 @@ from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object, uuid
 
 
@@ -78,15 +79,15 @@ def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
 def test_a_node_policy_that_does_not_exist_is_refused_in_the_words_of_filter(world: World) -> None:
     annotations = {"gpupack.io/node-policy": "nowhere"}
     world.state.apply_pod(pod("q", 4, version=4, annotations=annotations), 0)
-    why = 'annotation gpupack.io/node-policy is "nowhere": allowed are balanced, best-fit, fragmentation, '
-    with pytest.raises(CommitError, match=f"pod default/q: {why}least-requested, weighted-balance$"):
+    why = 'annotation gpupack.io/node-policy is "nowhere": allowed are ' + NODE_POLICIES.allowed
+    with pytest.raises(CommitError, match=f"pod default/q: {why}$"):
         world.begin("q")
     assert world.assumed() == [0, 0]
     extender = Extender(world.state, world.policies, 16)
     body = {"Pod": pod_object("q", 4, annotations=annotations), "NodeNames": ["n"]}
     answer = json.loads(extender.filter(json.dumps(body).encode(), 0).answer)
     (said,) = answer["FailedAndUnresolvableNodes"].values()
-    assert said == f"{why}least-requested, weighted-balance"
+    assert said == why
 
 
 def test_several_containers_and_cards(world: World) -> None:

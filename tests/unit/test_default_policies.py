@@ -18,7 +18,7 @@ from scheduler_plugin.commit.two_tier_workers import BatchSettings
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.registry import Ask
-from scheduler_plugin.queue.settings import QueueSettings
+from scheduler_plugin.queue.running.settings import QueueSettings
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.simulator.options import Options
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -122,6 +123,23 @@ def messages(tree: ast.Module) -> Iterator[str]:
 def test_messages_are_in_plain_english() -> None:
     assert [
         (path.name, text) for path, tree in sources() for text in messages(tree) if UNCLEAR.search(text)
+    ] == []
+
+
+def remarks(path: Path, tree: ast.Module) -> Iterator[str]:
+    """What maintainers read: comments, and docstrings of modules, classes and functions."""
+    with path.open("rb") as file:
+        yield from (each.string for each in tokenize.tokenize(file.readline) if each.type == tokenize.COMMENT)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def test_comments_and_docstrings_are_in_plain_english() -> None:
+    assert [
+        (path.name, text) for path, tree in sources() for text in remarks(path, tree) if UNCLEAR.search(text)
     ] == []
 
 

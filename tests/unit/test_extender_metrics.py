@@ -31,7 +31,7 @@ class Told:
 
     def __call__(self, *, elected: bool = True) -> dict[str, float]:
         events: Any = SimpleNamespace(written=3, limited=2, dropped=1)
-        fresh: Any = SimpleNamespace(age_s=1.5)
+        fresh: Any = SimpleNamespace(age_s=1.5, skipped={"nodes": 0, "pods": 2})
         election = self.election if elected else None
         cluster = ClusterMetrics(self.world.state, fresh, self.waiting, events, cast("Any", election))
         metrics = Metrics(cluster)
@@ -80,6 +80,8 @@ def test_cards_and_pods_as_they_are() -> None:
             "gpupack_scheduler_waiting_pods|too_small": 1,
             "gpupack_scheduler_waiting_pods|not_refused": 1,
             "gpupack_scheduler_cache_age_seconds": 1.5,
+            "gpupack_scheduler_skipped_objects_total|nodes": 0,
+            "gpupack_scheduler_skipped_objects_total|pods": 2,
             "gpupack_scheduler_events_total|written": 3,
             "gpupack_scheduler_events_total|dropped": 1,
         }.items()

@@ -6,7 +6,13 @@ from allocator.ids import device_id
 from deviceplugin.errors import DeviceListError
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.kubelet.service import device_list
-from deviceplugin.node.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
+from deviceplugin.node.accounting.inventory import (
+    cards_in_units,
+    check_units,
+    list_bytes,
+    records,
+    smallest_unit,
+)
 
 
 def gpu(index: int, total_mib: int, reserved_mib: int = 0, error: str | None = None) -> GpuCard:

@@ -4,7 +4,7 @@ import pytest
 
 from allocator.errors import LedgerError
 from allocator.ledger import Ledger, charges
-from deviceplugin.node.explain import explain
+from deviceplugin.node.telling.explain import explain
 from tests.ledger_world import World, cards, ids, pod
 
 INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]

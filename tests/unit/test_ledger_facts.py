@@ -6,7 +6,7 @@ from allocator.errors import LedgerError
 from allocator.ledger import Ledger, Pod
 from allocator.ledger.pods import demand_of
 from allocator.selector import Selector
-from deviceplugin.node.explain import explain
+from deviceplugin.node.telling.explain import explain
 from tests.ledger_world import World, by_card, cards, ids, pod, request
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]

@@ -15,7 +15,7 @@ from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.links import links_of
 from deviceplugin.gpus.nvml_links import read_links as read_from_driver
 from deviceplugin.gpus.profile import load_profile, parse_profile
-from deviceplugin.node.inventory import cards_in_units, records
+from deviceplugin.node.accounting.inventory import cards_in_units, records
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.published import read_published

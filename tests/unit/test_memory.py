@@ -13,12 +13,12 @@ from deviceplugin.gpus.limits import Enforcement, Support
 from deviceplugin.gpus.source import GpuProcess, GpuSample
 from deviceplugin.memorymetrics import MemoryMetrics
 from deviceplugin.metrics import SLICE, Metrics
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.memory import ContainerMemory, Memory
-from deviceplugin.node.overuse import Names, OverUse
-from deviceplugin.node.shares import Shares
-from deviceplugin.node.told_use import ToldUse
-from deviceplugin.node.views import Seat
+from deviceplugin.node.accounting.views import Seat
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.limiting.shares import Shares
+from deviceplugin.node.measuring.memory import ContainerMemory, Memory
+from deviceplugin.node.measuring.overuse import Names, OverUse
+from deviceplugin.node.telling.told_use import ToldUse
 from kubeapi.errors import Conflict, TooManyRequests
 from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier

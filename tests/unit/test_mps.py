@@ -25,8 +25,8 @@ from deviceplugin.mps.cards import MpsCard, mps_cards
 from deviceplugin.mps.folder import CardFolder, State
 from deviceplugin.mps.grants import VOLTA, client_limit, why_not
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.sharing import Sharing
-from deviceplugin.node.supports import Supports
+from deviceplugin.node.limiting.sharing import Sharing
+from deviceplugin.node.limiting.supports import Supports
 from tests.account_world import Node
 from tests.ledger_world import RESOURCE, ids, pod
 

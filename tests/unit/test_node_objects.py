@@ -5,9 +5,10 @@ import json
 import msgspec
 import pytest
 
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARDS
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARD_POLICY, POD_CARDS
 from allocator.packing import Layout, NodeWords, node_resources
-from deviceplugin.node.objects import MIRROR, NodeObject, PodObject, version_of
+from allocator.records import charge, dump_assigned
+from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject, version_of
 
 GIB = "gpupack.io/gpu-memory-gib"
 
@@ -118,6 +119,15 @@ def test_annotations_that_cannot_be_read_are_left_out_and_told():
     assert read is not None
     assert read.assigned is None
     assert "rubbish" in str(problem)
+
+
+def test_a_card_policy_that_only_the_scheduler_knows_changes_no_cards():
+    """The scheduler has charged these cards: on others the next pod that it binds could find no room."""
+    shares = {"main": (("GPU-a", 4), ("GPU-b", 4))}
+    found = pod({POD_CARD_POLICY: "mine", POD_CARDS: "2", POD_ASSIGNED: dump_assigned(shares)}, units="8")
+    read, problem = found.read(GIB)
+    assert charge(read.request, read.assigned, {"GPU-a": 16, "GPU-b": 16}) == {"GPU-a": 4, "GPU-b": 4}
+    assert "mine" in str(problem)
 
 
 def test_a_request_that_cannot_be_read_is_told():

@@ -10,10 +10,10 @@ from allocator.ledger import BookEntry, Ledger, charges
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
-from deviceplugin.node.account import Account
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.objects import MIRROR, NodeObject, PodObject
-from deviceplugin.node.views import PodView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject
+from deviceplugin.node.accounting.views import PodView
 from kubeapi.errors import Unreachable
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

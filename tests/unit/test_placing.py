@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
@@ -9,6 +12,7 @@ from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.policies import make
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from tests.other_policies import offered
 from tests.policy_view import ask, view
 
 
@@ -44,6 +48,21 @@ def test_other_card_policies_and_node_policies_choose_as_ever(arrays):
     assert plain.charge == {0: 32}
     other = place_with(make("balanced"), arrays, row, query(arrays, request, "most-used"))
     assert other.charge == {2: 32}
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_card_policy_of_others_says_whether_node_policies_choose(arrays, leaves):
+    """The first card, or where it leaves that to the node policy what the default would take."""
+    first = SimpleNamespace(costs=lambda cards, _: [each.index for each in cards], node_policy_chooses=leaves)
+    row, request = arrays.rows["n"], PodRequest(containers(32))
+    policy = Fragmentation(Workload.of([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)]))
+    rows = np.array([row], dtype=np.intp)
+    with offered(CARD_POLICIES, first=lambda _: first):
+        asked = query(arrays, request, "first")
+        assert place_with(policy, arrays, row, asked).charge == ({2: 32} if leaves else {0: 32})
+        assert place_with(make("balanced"), arrays, row, asked).charge == {0: 32}
+        scores = [policy.score(arrays, one.ask, rows)[0] for one in (asked, query(arrays, request))]
+    assert (scores[0] == scores[1]) == leaves
 
 
 def test_what_does_not_fit_has_no_placement(arrays):

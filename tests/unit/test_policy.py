@@ -45,8 +45,8 @@ def test_golden_choices(used, sizes, units, count, least, most):
 @pytest.mark.parametrize("policy", CARD_POLICIES.names())
 def test_cards_out_of_play(policy):
     cards = node([0, 0, 0, 0], healthy=[False, True, True, True], cordoned=[False, True, False, False])
-    assert choose(cards, 4, 1, policy) == (2,)
-    assert choose(cards, 4, 2, policy) == (2, 3)
+    assert choose(cards, 4, 1, policy) in {(2,), (3,)}
+    assert sorted(choose(cards, 4, 2, policy)) == [2, 3]
     assert choose(cards, 4, 3, policy) is None
     assert choose(cards, 4, 1, policy, Selector(uuids=("GPU-3",))) == (3,)
     assert choose(cards, 4, 1, policy, Selector(uuids=("GPU-0",))) is None
@@ -77,9 +77,7 @@ def test_unknown_numa_is_near_nothing():
 
 
 def test_unknown_policy():
-    with pytest.raises(
-        PolicyError, match='card policy "best": allowed are fragmentation, least-used, most-used'
-    ):
+    with pytest.raises(PolicyError, match=f'card policy "best": allowed are {CARD_POLICIES.allowed}$'):
         choose(node([0]), 1, 1, "best")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from allocator.names import NODE_HOLDS
 from allocator.records import CardRecord
-from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.words import (
+from deviceplugin.node.accounting.objects import NodeObject
+from deviceplugin.node.telling.words import (
     LAST_REVISION,
     SETTLE_S,
     Wanted,

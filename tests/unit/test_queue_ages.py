@@ -8,10 +8,10 @@ import pytest
 
 from scheduler_plugin.cluster.objects import Gate
 from scheduler_plugin.cluster.signals import Signal
-from scheduler_plugin.queue.ages import Ages
-from scheduler_plugin.queue.explain import tenants
-from scheduler_plugin.queue.pods import QueuePod
-from scheduler_plugin.queue.watching import QueueFeed
+from scheduler_plugin.queue.entering.ages import Ages
+from scheduler_plugin.queue.entering.pods import QueuePod
+from scheduler_plugin.queue.running.explain import tenants
+from scheduler_plugin.queue.running.watching import QueueFeed
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
 

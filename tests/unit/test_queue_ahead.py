@@ -4,7 +4,10 @@ import random
 
 import pytest
 
-from scheduler_plugin.queue import ahead
+from allocator.names import DEFAULT_NODE_POLICY
+from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.placement.policies.registry import by_row
+from scheduler_plugin.queue.places.room import Room
 from tests.queue_world import QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)
@@ -40,19 +43,26 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("policy", [*sorted(ahead.BY_ROW), "weighted-balance"])
+BY_ROW = [name for name in NODE_POLICIES.names() if by_row(NODE_POLICIES.made(name))]
+
+
+def test_the_default_policy_has_lists() -> None:
+    assert DEFAULT_NODE_POLICY in BY_ROW
+
+
+@pytest.mark.parametrize("policy", NODE_POLICIES.names())
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_as_one_by_one(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = world(seed, policy)
     with_lists = placed(shared, seed)
     assert len(with_lists) > 100
     lists = shared.queue.admission.ahead.lists
-    assert lists < len(with_lists) / 2 if policy in ahead.BY_ROW else lists == 0
-    monkeypatch.setattr(ahead, "BY_ROW", frozenset())
+    assert lists < len(with_lists) / 2 if policy in BY_ROW else lists == 0
+    monkeypatch.setattr(Room, "by_row", lambda *_: False)
     assert with_lists == placed(world(seed, policy), seed)
 
 
-@pytest.mark.parametrize("policy", sorted(ahead.BY_ROW))
+@pytest.mark.parametrize("policy", BY_ROW)
 def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
     """Each change of the row counts as a version, so the versions alone do not tell the two nodes apart."""
     made = QueueWorld(policy=policy)

@@ -9,10 +9,10 @@ import pytest
 
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
-from scheduler_plugin.queue import explain
-from scheduler_plugin.queue.ages import TOLERANCE_S, Ages
-from scheduler_plugin.queue.controller import AGAIN_S, UNDER_WAY, Controller
-from scheduler_plugin.queue.writing import Writer
+from scheduler_plugin.queue.entering.ages import TOLERANCE_S, Ages
+from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.running.controller import AGAIN_S, UNDER_WAY, Controller
+from scheduler_plugin.queue.running.writing import Writer
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a}, {name: b}]"

@@ -1,7 +1,7 @@
 """Gangs: released whole or not at all, what is bound half, and members that are made again."""
 
-from scheduler_plugin.queue import explain
-from scheduler_plugin.queue.explain import Reason, waiting
+from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.running.explain import Reason, waiting
 from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
 
 __all__ = ["world"]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_CARDS
-from scheduler_plugin.queue import explain
-from scheduler_plugin.queue.controller import planned
-from scheduler_plugin.queue.reclaim import Reclaimer
+from scheduler_plugin.queue.deciding.reclaim import Reclaimer
+from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.running.controller import planned
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 

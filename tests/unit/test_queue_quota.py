@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugin.queue.quota import Account, Cohort, Quota, cohorts_of
+from scheduler_plugin.queue.configuration.quota import Cohort, Quota, QuotaUse, cohorts_of
 from tests.queue_world import TWO_QUEUES, UNSCHEDULABLE, QueueWorld
 
 
 def cohort(**quotas: Quota) -> Cohort:
-    return Cohort({name: Account(quota) for name, quota in quotas.items()})
+    return Cohort({name: QuotaUse(quota) for name, quota in quotas.items()})
 
 
 def test_a_tenant_without_quota_has_no_limit() -> None:
@@ -52,7 +52,7 @@ def test_what_is_allowed_never_exceeds_what_there_is(
 ) -> None:
     """All together have no more than their quotas, and nobody more than own plus limit and what is lent."""
     names = [f"t{number}" for number in range(len(quotas))]
-    both = Cohort({name: Account(Quota(*quota)) for name, quota in zip(names, quotas, strict=True)})
+    both = Cohort({name: QuotaUse(Quota(*quota)) for name, quota in zip(names, quotas, strict=True)})
     for who, units in uses:
         name = names[who % len(names)]
         account = both.accounts[name]

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_plugin.placement.preemption import room_on
-from scheduler_plugin.queue.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
 from tests.queue_world import QueueWorld
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.queue.settings import QueueSettings
+from scheduler_plugin.queue.running.settings import QueueSettings
 
 
 def test_the_defaults_hold() -> None:

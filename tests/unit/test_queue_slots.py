@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_plugin.queue.lending import Case
+from scheduler_plugin.queue.sharing.lending import Case
 from tests.queue_world import QueueWorld
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_plugin.queue.explain import Reason, tenants, waiting
+from scheduler_plugin.queue.running.explain import Reason, tenants, waiting
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]

@@ -7,7 +7,7 @@ import pytest
 
 from gpupack.errors import InputError
 from gpupack.queuestatus import read, render
-from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.running import explain
 from tests.queue_world import QueueWorld
 
 

@@ -1,6 +1,6 @@
 """Releases that come to nothing: a pod that is not bound gives its room back, waits again, or is removed."""
 
-from scheduler_plugin.queue import explain
+from scheduler_plugin.queue.running import explain
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld, world
 
 __all__ = ["world"]

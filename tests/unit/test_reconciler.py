@@ -8,9 +8,9 @@ import pytest
 from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import UnitInUseError
-from deviceplugin.node.account import Account
-from deviceplugin.node.reconciler import Pace, Reconciler
-from deviceplugin.node.views import PodView
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.reconciler import Pace, Reconciler
+from deviceplugin.node.accounting.views import PodView
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod

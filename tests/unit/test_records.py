@@ -1,5 +1,6 @@
 """Annotations: exact texts, and refusal of whatever others wrote."""
 
+import msgspec
 import pytest
 
 from allocator.cards import Card
@@ -60,6 +61,42 @@ def test_holds_with_units():
 def test_holds_of_the_release_before_say_nothing_of_units():
     assert load_holds('{"seen":"7","uids":["a"]}').units == {}
     assert load_holds('{"seen":"7","uids":[],"units":[]}').units == {}
+
+
+class HoldsBefore(msgspec.Struct):
+    """What the release before reads of `holds`; it takes what it understands and passes over other keys."""
+
+    seen: str
+    uids: list[str]
+
+
+class CardBefore(msgspec.Struct):
+    """The same of a card in `cards`."""
+
+    uuid: str
+    index: int
+    model: str
+    mib: int
+    numa: int | None
+    healthy: bool
+
+
+def test_the_release_before_reads_what_is_written_today():
+    units = {"a": {0: 8}, "b": {2: 4, 1: 4}}
+    text = dump_holds(Holds(1042, frozenset("ab"), units))
+    assert "units" in text
+    before = msgspec.json.decode(text, type=HoldsBefore)
+    # It wants digits, and UIDs that are not empty.
+    assert (int(before.seen), before.uids) == (1042, ["a", "b"])
+    assert before.seen.isascii()
+    assert before.seen.isdigit()
+    cards = dump_cards([msgspec.structs.replace(RECORDS[0], links="02", held="driver"), RECORDS[1]])
+    assert "links" in cards
+    assert "held" in cards
+    assert msgspec.json.decode(cards, type=list[CardBefore]) == [
+        CardBefore("GPU-a", 0, "NVIDIA L40S", 45459, 1, healthy=True),
+        CardBefore("GPU-b", 3, "", 45459, None, healthy=False),
+    ]
 
 
 def test_units_of_a_pod_that_is_not_held_are_a_mistake():

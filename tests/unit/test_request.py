@@ -3,8 +3,16 @@
 import pytest
 
 from allocator.errors import RequestError
+from allocator.names import POD_CARD_POLICY, POD_CARDS, POD_GPU_MODEL
 from allocator.policies import CARD_POLICIES
-from allocator.request import MAX_UNITS, ContainerRequest, Demand, PodRequest, parse_pod
+from allocator.request import (
+    MAX_UNITS,
+    ContainerRequest,
+    Demand,
+    PodRequest,
+    parse_admitted,
+    parse_pod,
+)
 from allocator.selector import Selector
 from tests.other_policies import offered
 
@@ -120,8 +128,26 @@ def test_node_policies_are_the_scheduler_s_to_judge():
 def test_card_policies_are_those_registered():
     with offered(CARD_POLICIES, own=lambda _: CARD_POLICIES.make("most-used")):
         assert parse([container("m", "8")], card_policy="own").card_policy == "own"
-    with pytest.raises(RequestError, match='card-policy is "own": allowed are fragmentation, least-used'):
+    with pytest.raises(RequestError, match=f'card-policy is "own": allowed are {CARD_POLICIES.allowed}$'):
         parse([container("m", "8")], card_policy="own")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cards", "problem"),
+    [
+        ({POD_CARDS: "2"}, 2, None),
+        ({POD_CARDS: "2", POD_CARD_POLICY: "mine"}, 2, POD_CARD_POLICY),
+        ({POD_CARDS: "3", POD_CARD_POLICY: "mine"}, 1, POD_CARDS),
+        ({POD_CARDS: "2", POD_CARD_POLICY: "mine", POD_GPU_MODEL: ""}, 1, POD_CARD_POLICY),
+    ],
+)
+def test_a_pod_that_a_kubelet_has_keeps_its_cards_without_a_policy_that_is_not_known(
+    annotations, cards, problem
+):
+    request, said = parse_admitted(annotations, [], [container("m", "8")], GIB)
+    assert (request.cards, request.effective_units, request.card_policy) == (cards, 8, None)
+    assert (said is None) if problem is None else str(said).startswith(f"annotation {problem} is ")
+    assert parse_admitted(annotations, [], [container("m", "8Gi")], GIB)[0] is None
 
 
 LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
@@ -218,8 +244,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8")],
             [],
             {"card_policy": "best\nfit"},
-            'annotation gpupack.io/card-policy is "best\\nfit": '
-            "allowed are fragmentation, least-used, most-used",
+            f'annotation gpupack.io/card-policy is "best\\nfit": allowed are {CARD_POLICIES.allowed}',
             id="card policy",
         ),
         pytest.param(

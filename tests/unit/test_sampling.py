@@ -10,8 +10,8 @@ from allocator.cards import Card
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
-from deviceplugin.node.cgroups import ProcessPlace
-from deviceplugin.node.sampling import Sampler
+from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.measuring.sampling import Sampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 

@@ -2,15 +2,18 @@ import itertools
 
 import pytest
 
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import make
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.options import WORKLOADS, Options
 from scheduler_plugin.simulator.placer import HELD, policy_for
 from scheduler_plugin.simulator.report import report
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
+from tests.other_policies import offered
 
 NODES = [
     TraceNode("a", 8000, 64, 2, "T4"),
@@ -30,9 +33,7 @@ def simulate(pods, policy="least-requested", card_policy="most-used", nodes=NODE
     return cluster, run(cluster, ranked, card_policy, pods, lambda: float(next(ticks)), **more)
 
 
-@pytest.mark.parametrize(
-    "policy", ["least-requested", "balanced", "best-fit", "weighted-balance", "fragmentation"]
-)
+@pytest.mark.parametrize("policy", NODE_POLICIES.names())
 def test_every_policy_fills_a_cluster(policy):
     pods = [pod(500) for _ in range(16)]
     cluster, outcome = simulate(pods, policy, policy if policy == "fragmentation" else "most-used")
@@ -107,6 +108,28 @@ def test_fragmentation_knows_the_pod_list_or_learns_it():
         run(Cluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
         epochs.append(policy.epoch)
     assert epochs[0] == 0 < epochs[1]
+
+
+def test_a_policy_of_others_gets_the_workload():
+    class Own:
+        epoch = 0
+        workload = None
+
+        def score(self, _view, _ask, rows):
+            return rows * 1.0
+
+        def with_workload(self, workload):
+            own = Own()
+            own.workload = workload
+            return own
+
+    workload = Workload()
+    with offered(NODE_POLICIES, own=lambda _: Own()):
+        assert policy_for("own", {}, workload).workload is workload
+        assert policy_for("own", {}, None).workload is None
+        assert policy_for("own", {"a": "b"}, workload).workload is None
+        variants = Options("", "", ("own", "best-fit"), workloads=WORKLOADS).variants()
+    assert [each.label for each in variants] == ["own, learned", "own, trace", "best-fit"]
 
 
 def test_the_fragmentation_card_policy_serves_other_node_policies_too():

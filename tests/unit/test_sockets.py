@@ -18,7 +18,7 @@ from deviceplugin.kubelet.sockets import (
     identify,
     name_of_our_own,
 )
-from deviceplugin.node.inotify import Inotify
+from deviceplugin.node.host.inotify import Inotify
 from tests.kubelet_world import short_folder, until
 
 

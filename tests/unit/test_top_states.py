@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from allocator.records import Holds, dump_holds
-from deviceplugin.node.objects import NodeObject
-from deviceplugin.node.words import farewell
+from deviceplugin.node.accounting.objects import NodeObject
+from deviceplugin.node.telling.words import farewell
 from gpupack.errors import InputError
 from gpupack.top import render, rows
 from gpupack.top.rendering import Look, lines

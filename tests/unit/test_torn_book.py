@@ -8,7 +8,7 @@ import pytest
 from allocator.ledger import Ledger
 from deviceplugin.errors import BookError, RefusedError, TornBookError
 from deviceplugin.kubelet.book import BOOK_NAME, MOST_BYTES, BookReader
-from deviceplugin.node.account import BOOK_WAIT_S, Account
+from deviceplugin.node.accounting.account import BOOK_WAIT_S, Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 

@@ -1,6 +1,7 @@
 import pytest
 
-from scheduler_plugin.commit.two_tier import Candidate, Turn, Turns, commit_times, decide
+from benchmarks.burst import commit_times
+from scheduler_plugin.commit.two_tier import Candidate, Turn, Turns, decide
 from scheduler_plugin.errors import SettingsError
 
 
@@ -16,7 +17,7 @@ def test_the_source_counts_one_scheduler_without_its_commits():
 
 
 def test_no_workers():
-    with pytest.raises(SettingsError, match="0 workers: allowed is 1 or more"):
+    with pytest.raises(ValueError, match="0 workers: allowed is 1 or more"):
         commit_times(1, 0, 1, 1)
 
 

@@ -53,6 +53,26 @@ async def test_a_quiet_cluster_is_heard_of_in_time(stale_s: float, longest_s: in
     assert 1 <= min(api.asked) <= max(api.asked) <= longest_s
 
 
+class Unreadable(QuietApi):
+    """One of two pods is none."""
+
+    async def pages(self, path: str, _limit: int) -> AsyncIterator[bytes]:
+        items = b'{"metadata":7},{"metadata":{"name":"p","uid":"u"}}' if path.endswith("pods") else b""
+        yield b'{"metadata":{"resourceVersion":"1"},"items":[%b]}' % items
+
+
+async def test_what_could_not_be_read_is_counted() -> None:
+    api = Unreadable()
+    watcher = Watcher(cast("Any", api), ClusterState(), lambda: api.now, 180.0)
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await api.enough.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert watcher.skipped == {"nodes": 0, "pods": 1}
+
+
 class Restored:
     """Lists that go back: pods notice, nodes do not by themselves."""
 

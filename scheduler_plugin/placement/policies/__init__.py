@@ -4,21 +4,20 @@ The extender, the simulator and Python users call the same code: `make(name)` bu
 `score` ranks candidate rows of a `ClusterView`, lower is better.
 """
 
-from scheduler_plugin.placement.policies import (
-    balanced,
-    best_fit,
-    fragmentation,
-    least_requested,
-    weighted_balance,
-)
+from importlib import import_module
+from typing import Final
+
 from scheduler_plugin.placement.policies.registry import NODE_POLICIES, make, names
 
-NODE_POLICIES.register(
-    balanced.POLICY,
-    best_fit.POLICY,
-    fragmentation.POLICY,
-    least_requested.POLICY,
-    weighted_balance.POLICY,
+_MODULES: Final = (
+    "balanced",
+    "best_fit",
+    "fragmentation",
+    "least_requested",
+    "weighted_balance",
 )
+"""Of gpupack's own policies, in this folder; each has a `POLICY`."""
+
+NODE_POLICIES.register(*(import_module(f"{__name__}.{name}").POLICY for name in _MODULES))
 
 __all__ = ["NODE_POLICIES", "make", "names"]

@@ -12,6 +12,7 @@ class Balanced:
     """Score: population variance of f, `f_c = (used_c + request_c) / capacity_c`, capacity 0 dropped."""
 
     epoch = 0
+    by_row = True
 
     def __init__(self) -> None:
         self._fractions = Fractions()

@@ -92,6 +92,11 @@ class BestFit:
         self._indexes: dict[tuple[str, int], Buckets] = {}
         self._versions: LongArray = np.zeros(0, dtype=np.int64)
 
+    @property
+    def by_row(self) -> bool:
+        """Whether each node is scored by itself: where one is picked, the others' scores follow from it."""
+        return self.settings.mode == "candidates"
+
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by what the dominant class has left after it; `pick`: 0 for the node, else inf."""
         if self.settings.mode == "candidates":

@@ -46,6 +46,8 @@ class Fragmentation:
             before the first lesson that is the whole score, later ever less of it.
     """
 
+    by_row = True
+
     def __init__(self, workload: Workload | None = None) -> None:
         self.epoch = 0
         self._learns = workload is None
@@ -55,6 +57,10 @@ class Fragmentation:
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._unseen = 0.0 if workload is not None else 1.0
         self._scores = Scores(self._seen, self._unseen)
+
+    def with_workload(self, workload: Workload) -> "Fragmentation":
+        """The same policy for a typical workload that is known."""
+        return Fragmentation(workload)
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""

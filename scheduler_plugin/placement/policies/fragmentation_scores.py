@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.place import choose_each
+from allocator.policy import node_policy_chooses
 from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.cardcosts import card_costs
@@ -16,9 +17,6 @@ from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS,
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import Ask
-
-BY_FRAGMENTATION: Final = "fragmentation"
-"""Card policy under which the cards that fragment least are taken."""
 
 PickArray = NDArray[np.int16]
 
@@ -152,7 +150,7 @@ class Scores:
             models = np.array([ask.selector.admits_model(model) for model in terms.card_model])
             allowed = models[place.cards]
         each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
-        costs = None if ask.card_policy == BY_FRAGMENTATION else card_costs(ask.card_policy)
+        costs = None if node_policy_chooses(ask.card_policy) else card_costs(ask.card_policy)
         chosen = [
             place.demand(d.units, d.cards, mask, costs) for d, mask in zip(ask.demands, each, strict=True)
         ]
@@ -169,7 +167,8 @@ def _one_card(ask: Ask) -> bool:
 
 def node_by_node(ask: Ask) -> bool:
     """Tell whether only the cards of each node say which of them the pod's card policy takes."""
-    return bool(ask.demands) and card_costs(ask.card_policy) is None
+    name = ask.card_policy
+    return bool(ask.demands) and not node_policy_chooses(name) and card_costs(name) is None
 
 
 def by_uuid(ask: Ask) -> bool:

@@ -12,6 +12,7 @@ class LeastRequested:
     """Score: `mean_c(f_c)`, `f_c = (used_c + request_c) / capacity_c`, classes of capacity 0 dropped."""
 
     epoch = 0
+    by_row = True
 
     def __init__(self) -> None:
         self._fractions = Fractions()

@@ -8,13 +8,17 @@ which grows by at least one whenever anything about a row changes, also when a r
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
+from allocator.installed import installed
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
+
+if TYPE_CHECKING:
+    from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 
 
 class CardDemand(NamedTuple):
@@ -51,7 +55,14 @@ class Ask:
 
 
 class NodePolicy(Protocol):
-    """Ranks nodes for a pod; see the module's text for the rules."""
+    """Ranks nodes for a pod; see the module's text for the rules.
+
+    `epoch` and `score` are all that a policy needs. One more attribute makes the queue faster:
+
+        by_row = True: while `epoch` stays, the score of a node changes with `view.version` of that node only.
+            The queue then scores again only the nodes that changed; of other policies it scores all nodes for
+            each pod.
+    """
 
     @property
     def epoch(self) -> int:
@@ -98,6 +109,20 @@ class CardChooser(Protocol):
         ...
 
 
+@runtime_checkable
+class WorkloadPolicy(Protocol):
+    """What a node policy implements as well when it ranks by a typical workload, known or learned."""
+
+    def with_workload(self, workload: "Workload") -> NodePolicy:
+        """The same policy, for a workload that is known."""
+        ...
+
+
+def by_row(policy: NodePolicy) -> bool:
+    """Tell whether a policy says that it scores each node by itself; see `NodePolicy`."""
+    return bool(getattr(policy, "by_row", False))
+
+
 def _lacks(policy: object) -> str:
     """Say what an object lacks to be a node policy; empty: nothing."""
     if not callable(getattr(policy, "score", None)):
@@ -106,7 +131,7 @@ def _lacks(policy: object) -> str:
 
 
 NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
-    "node policy", "gpupack.node_policies", PolicyError, _lacks
+    "node policy", "gpupack.node_policies", PolicyError, _lacks, installed
 )
 """Filled by the list in `policies/__init__`."""
 

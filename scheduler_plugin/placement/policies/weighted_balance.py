@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import sqrt
 from typing import Final, Literal, cast
 
 import numpy as np
@@ -75,37 +74,6 @@ class Settings:
             raise PolicyError(f"{NAME}: hold-rounds is {self.hold_rounds}; allowed is 0 or more")
 
 
-def imbalance(
-    used: Sequence[int], request: Sequence[int], capacity: Sequence[int], weights: Sequence[Fraction | float]
-) -> float:
-    """Compute y of one node after placing a request, the scalar form.
-
-    Args:
-        used: By class.
-        request: By class, 0 or more.
-        capacity: By class; classes with 0 are dropped.
-        weights: By class, renormalised over those that are left.
-
-    Returns:
-        0 (level) to 1.
-
-    Raises:
-        PolicyError: negative request, or more used than there is.
-    """
-    for what, mine in (("request", request), ("used", used)):
-        if min(mine) < 0:
-            raise PolicyError(f"{NAME}: {what} {list(mine)}; allowed is 0 or more")
-    if any(taken > there for taken, there in zip(used, capacity, strict=True)):
-        raise PolicyError(f"{NAME}: used {list(used)} of {list(capacity)}; allowed is at most the capacity")
-    kept = [at for at, there in enumerate(capacity) if there > 0]
-    total = sum(float(weights[at]) for at in kept)
-    if not kept or total <= 0:
-        return 0.0
-    d = [(used[at] + request[at]) / capacity[at] for at in kept]
-    level = sum(d) / len(d)
-    return sqrt(sum(float(weights[at]) / total * (f - level) ** 2 for at, f in zip(kept, d, strict=True)))
-
-
 class WeightedBalance:
     """The node policy; see the module's text."""
 
@@ -130,11 +98,6 @@ class WeightedBalance:
     def pending_by_class(self) -> tuple[int, ...]:
         """Pods that wait for cpu, memory, gpu-memory."""
         return tuple(self._counts[at] for at in range(len(CLASSES)))
-
-    def utilisation(self, view: ClusterView) -> float:
-        """U: mean over the classes of used / total; classes that nobody has are dropped."""
-        self._look(view)
-        return self._utilisation(self._shares())
 
     def weights(self, view: ClusterView) -> tuple[Fraction, ...]:
         """The weights in force, exact; `epoch` grows when they change."""
@@ -213,6 +176,7 @@ class WeightedBalance:
         return tuple(used / total if total > 0 else 0.0 for used, total in pairs)
 
     def _utilisation(self, shares: Sequence[float]) -> float:
+        """U; classes that nobody has are dropped."""
         cpu, memory, gpu = self._fractions.capacity_total
         return sum(shares) / max(1, (cpu > 0) + (memory > 0) + (gpu > 0))
 

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from allocator.errors import RequestError
-from allocator.names import POD_NODE_POLICY
+from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
+from allocator.policies import CARD_POLICIES
+from allocator.registry import is_name
 from allocator.request import MAX_UNITS, parse_pod
 from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.pods import QueuePod, read_ticket
+from scheduler_plugin.queue.entering.pods import QueuePod, read_ticket
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
 
@@ -25,13 +27,15 @@ def annotated(
 
 def python_refuses(pod: dict[str, Any]) -> bool:
     """Whether the product's own reading of a pod finds a mistake in it."""
-    annotations, spec = pod["metadata"]["annotations"], pod["spec"]
+    annotations, spec = dict(pod["metadata"]["annotations"]), pod["spec"]
+    # The API server looks at the form only: which names there are the extender knows.
+    policies = [annotations.pop(key, "any") for key in (POD_NODE_POLICY, POD_CARD_POLICY)]
     try:
         parse_pod(annotations, spec["initContainers"], spec["containers"], RESOURCE)
     except RequestError:
         return True
     fault = read_ticket(msgspec.convert(pod, QueuePod)).fault
-    return bool(fault) or annotations.get(POD_NODE_POLICY, "best-fit") not in NODE_POLICIES
+    return bool(fault) or not all(map(is_name, policies))
 
 
 AMOUNTS = ("1", "8", "8k", "1e5", "0.5", "-1", "8Gi", "8Mi", "8G", "8192Mi", str(2**63 - 1))
@@ -53,10 +57,10 @@ VALUES = {
         "*",
     ),
     "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
-    "node-policy": (*NODE_POLICIES.names(), "bestfit", "", "Best-Fit"),
+    "node-policy": (*NODE_POLICIES.names(), "of-others-2", "", "Best-Fit", "a--b", "a-"),
     "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
     "job": ("", "anything"),
-    "card-policy": ("least-used", "most-used", "fragmentation", "most-use", "", "a\nb"),
+    "card-policy": (*CARD_POLICIES.names(), "of-others-2", "", "a\nb", "a\n", "-a"),
 }
 GANGS = (
     ("g", "4"),

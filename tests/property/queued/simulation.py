@@ -7,10 +7,10 @@ from typing import Any, Final
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
 from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.queue import explain
-from scheduler_plugin.queue.config import parse_config
-from scheduler_plugin.queue.entries import Phase
-from scheduler_plugin.queue.explain import Reason
+from scheduler_plugin.queue.configuration.config import parse_config
+from scheduler_plugin.queue.entering.entries import Phase
+from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.running.explain import Reason
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.simulation import Simulation
 from tests.property.undercount.world import ModelPod

@@ -8,12 +8,12 @@ from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import BookError
-from deviceplugin.node.account import Account
-from deviceplugin.node.explain import explain
-from deviceplugin.node.nodeview import NodeView
-from deviceplugin.node.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.node.views import PodView
-from deviceplugin.node.words import Wanted, next_revision, patch, urgency
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.objects import Metadata, NodeObject, NodeStatus, PodObject
+from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.explain import explain
+from deviceplugin.node.telling.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet

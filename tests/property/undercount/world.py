@@ -8,10 +8,10 @@ import msgspec
 from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
-from deviceplugin.node.objects import Condition, Container, PodObject, Resources
-from deviceplugin.node.objects import Metadata as ObjectMetadata
-from deviceplugin.node.objects import PodSpec as ObjectSpec
-from deviceplugin.node.objects import PodStatus as ObjectStatus
+from deviceplugin.node.accounting.objects import Condition, Container, PodObject, Resources
+from deviceplugin.node.accounting.objects import Metadata as ObjectMetadata
+from deviceplugin.node.accounting.objects import PodSpec as ObjectSpec
+from deviceplugin.node.accounting.objects import PodStatus as ObjectStatus
 from scheduler_plugin.cluster.objects import (
     ContainerLite,
     Metadata,

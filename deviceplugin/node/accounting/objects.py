@@ -1,0 +1,283 @@
+"""The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import AllocatorError, RequestError
+from allocator.ledger import Pod
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_HOLDS,
+    PACKED_PREFIX,
+    POD_ASSIGNED,
+)
+from allocator.packing import NodeWords, read_node
+from allocator.records import (
+    Assignment,
+    CardRecord,
+    Holds,
+    load_assigned,
+    load_cards,
+    load_cordon,
+    load_holds,
+)
+from allocator.request import PodRequest, parse_admitted
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the API's image of a static pod; its value is the UID that the kubelet uses."""
+
+SCHEDULED: Final = "PodScheduled"
+"""The only condition of a pod that is not the kubelet's."""
+
+# Nearly every state of the Node has the texts of the one before; a thousand pods take some 0.3 ms to read.
+_load_holds: Final = lru_cache(maxsize=2)(load_holds)
+_load_cards: Final = lru_cache(maxsize=2)(load_cards)
+
+_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+_RAN: Final = frozenset({"Running", "Succeeded"})
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """Of a Pod or a Node."""
+
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    resource_version: str = "0"
+    creation_timestamp: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Resources(msgspec.Struct):
+    """Of a container; quantities are texts or numbers."""
+
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class Container(msgspec.Struct, rename="camel"):
+    """One container of a Pod."""
+
+    name: str
+    restart_policy: str | None = None
+    resources: Resources | None = None
+
+    def as_mapping(self) -> dict[str, Any]:
+        """In the form that `parse_pod` reads."""
+        resources = self.resources or Resources()
+        return {
+            "name": self.name,
+            "restartPolicy": self.restart_policy,
+            "resources": {"limits": resources.limits, "requests": resources.requests},
+        }
+
+
+class PodSpec(msgspec.Struct, rename="camel"):
+    """Of a Pod."""
+
+    node_name: str = ""
+    containers: list[Container] = []
+    init_containers: list[Container] | None = None
+
+
+class ContainerStatus(msgspec.Struct, rename="camel"):
+    """Of a Pod: one of its containers; `state` has one key, such as `running`."""
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+    state: dict[str, Any] | None = None
+
+
+class Condition(msgspec.Struct):
+    """Of a Pod."""
+
+    type: str = ""
+
+
+class PodStatus(msgspec.Struct, rename="camel"):
+    """Of a Pod."""
+
+    phase: str = ""
+    start_time: str | None = None
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+
+    @property
+    def containers(self) -> dict[str, str]:
+        """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
+        return {
+            each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
+        }
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Names of containers that do not run any more, at least not now."""
+        return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
+
+    def _statuses(self) -> Iterator[ContainerStatus]:
+        yield from self.init_container_statuses or ()
+        yield from self.container_statuses or ()
+        yield from self.ephemeral_container_statuses or ()
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the pod has ended."""
+        return self.phase in _TERMINAL
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the kubelet has admitted the pod.
+
+        startTime alone does not say so: the kubelet (1.36.3, measured) may write it, and no condition, some
+        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions.
+        """
+        by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
+        return self.start_time is not None and by_kubelet
+
+
+class PodObject(msgspec.Struct):
+    """A Pod."""
+
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    def request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
+        """Read what the pod asks for.
+
+        A pod that is bound with annotations that cannot be read was bound without our scheduler, and the
+        kubelet admits it all the same.
+
+        Returns:
+            The request, None where the pod does not ask, and what was wrong with it.
+        """
+        init = [container.as_mapping() for container in self.spec.init_containers or ()]
+        mains = [container.as_mapping() for container in self.spec.containers]
+        annotations = self.metadata.annotations or {}
+        return parse_admitted(annotations, init, mains, resource)
+
+    def read(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
+        """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""
+        request, problem = self.request(resource)
+        if request is None:
+            return None, problem
+        assigned, wrong = self._assigned()
+        pod = Pod(
+            uid=self.metadata.uid,
+            namespace=self.metadata.namespace,
+            name=self.metadata.name,
+            request=request,
+            version=version_of(self.metadata.resource_version),
+            created=self.metadata.creation_timestamp,
+            assigned=assigned,
+            runtime_uid=self.runtime_uid,
+            admitted=self.status.admitted,
+            ran=self.status.phase in _RAN,
+            terminal=self.status.terminal,
+        )
+        return pod, problem or wrong
+
+    @property
+    def runtime_uid(self) -> str:
+        """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
+        return (self.metadata.annotations or {}).get(MIRROR) or self.metadata.uid
+
+    def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
+        text = (self.metadata.annotations or {}).get(POD_ASSIGNED)
+        try:
+            return (None if text is None else load_assigned(text)), None
+        except RequestError as error:
+            return None, error
+
+
+class NodeInfo(msgspec.Struct):
+    """Of a Node: what its kubelet says of the machine."""
+
+    boot_id: str = msgspec.field(default="", name="bootID")
+
+
+class NodeStatus(msgspec.Struct, rename="camel"):
+    """Of a Node."""
+
+    capacity: dict[str, Any] | None = None
+    allocatable: dict[str, Any] | None = None
+    node_info: NodeInfo | None = None
+
+
+class NodeObject(msgspec.Struct):
+    """A Node."""
+
+    metadata: Metadata
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    @property
+    def version(self) -> int:
+        """The resourceVersion."""
+        return version_of(self.metadata.resource_version)
+
+    @property
+    def boot_id(self) -> str:
+        """Of the machine that the kubelet runs on; empty where it does not say."""
+        return self.status.node_info.boot_id if self.status.node_info is not None else ""
+
+    def words(self) -> NodeWords | None:
+        """The packed words, None where they are missing, corrupt, or unlike in capacity and allocatable."""
+        capacity, allocatable = self._packed(self.status.capacity), self._packed(self.status.allocatable)
+        if capacity != allocatable:
+            return None
+        try:
+            return read_node(allocatable)
+        except AllocatorError:
+            return None
+
+    def packed_keys(self) -> frozenset[str]:
+        """Every packed resource that the node has, ours or not."""
+        return frozenset(self._packed(self.status.capacity)) | frozenset(
+            self._packed(self.status.allocatable)
+        )
+
+    def holds(self) -> Holds | None:
+        """What the words contain, None where it cannot be read."""
+        return self.read_holds()[0]
+
+    def read_holds(self) -> tuple[Holds | None, AllocatorError | None]:
+        """What the words contain, None where that cannot be read, and what was wrong with it."""
+        text = self._annotation(NODE_HOLDS)
+        try:
+            return (None if text is None else _load_holds(text)), None
+        except AllocatorError as error:
+            return None, error
+
+    def cards(self) -> tuple[CardRecord, ...] | None:
+        """The inventory, None where it cannot be read."""
+        text = self._annotation(NODE_CARDS)
+        try:
+            return None if text is None else _load_cards(text)
+        except AllocatorError:
+            return None
+
+    def cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
+        """The cards that people want free, and what was wrong with the list."""
+        text = self._annotation(NODE_CORDON)
+        try:
+            return (frozenset() if text is None else load_cordon(text)), None
+        except AllocatorError as error:
+            return frozenset(), error
+
+    def _annotation(self, name: str) -> str | None:
+        return (self.metadata.annotations or {}).get(name)
+
+    @staticmethod
+    def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {name: value for name, value in (resources or {}).items() if name.startswith(PACKED_PREFIX)}
+
+
+def version_of(text: str) -> int:
+    """Read a resourceVersion; 0 where it is no number, as none of Kubernetes' own ever is."""
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,147 @@
+"""Keeps the ledger in step with the kubelet's book and with the cgroups of pods."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.node.accounting.account import Account
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to look, in seconds.
+
+    Attributes:
+        soon_s: after something happened; doubles while it is not settled.
+        unsettled_s: at most, while a pod that ended is still charged.
+        slow_s: when nothing happens.
+    """
+
+    soon_s: float = 0.1
+    unsettled_s: float = 1.0
+    slow_s: float = 5.0
+
+
+PACE: Final = Pace()
+
+
+class Changes(Protocol):
+    """Tells when the kubelet's book was written."""
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield after each write."""
+
+
+class Cgroups(Protocol):
+    """Which pods still run something. Blocking."""
+
+    def alive(self, uids: Collection[str]) -> frozenset[str]:
+        """Return those of `uids` that have a container left."""
+
+
+class Reconciler:
+    """Reads the book when it is written, and looks after pods that end.
+
+    Args:
+        account: the ledger.
+        book: tells when it was written.
+        cgroups: the containers.
+        clean: makes the kubelet clean its book and write it.
+        pace: waits.
+
+    Attributes:
+        registrable: set once the book has been read for the first time, or is torn: then the kubelet, which
+            believes it no more than we do, writes it anew when it has our list of devices.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        book: Changes,
+        cgroups: Cgroups,
+        clean: Callable[[], Awaitable[None]],
+        *,
+        pace: Pace = PACE,
+    ) -> None:
+        self._account = account
+        self._book = book
+        self._cgroups = cgroups
+        self._clean = clean
+        self._pace = pace
+        self._wake = asyncio.Event()
+        self._view: object = None
+        self.registrable = asyncio.Event()
+        account.follow(self._on_change)
+
+    def kubelet_restarted(self) -> None:
+        """Look at once which pods run: a kubelet that lost its book asks for the others again."""
+        self._account.ledger.kubelet_restarted()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled.
+
+        Raises:
+            UnitInUseError: containers hold IDs of another unit's resource.
+        """
+        delay_s = self._pace.soon_s
+        while True:
+            self._wake.clear()
+            await self._once()
+            delay_s = min(self._pace.unsettled_s, delay_s * 2) if self._unsettled() else self._pace.slow_s
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            delay_s = self._pace.soon_s
+            # Several events make one look, and no burst makes more than a few a second.
+            await asyncio.sleep(self._pace.soon_s)
+
+    async def follow_book(self) -> None:
+        """Read the book whenever it was written, until cancelled."""
+        async for _ in self._book.changes():
+            self._refresh()
+
+    async def _once(self) -> None:
+        ledger = self._account.ledger
+        self._refresh()
+        others = frozenset(self._account.others.pods)
+        if others:
+            running = await asyncio.to_thread(self._cgroups.alive, others)
+            self._account.others.check(others, running)
+            self._refresh()
+        if ledger.wants_view():
+            self._account.want_list()
+        uids, self._view = ledger.doubtful(), ledger.facts.view
+        if uids:
+            mark = ledger.mark(self._account.now_s())
+            alive = await asyncio.to_thread(self._cgroups.alive, uids)
+            # What was written before a container ran must be known before it is said to run.
+            self._refresh()
+            before = self._account.state()
+            ledger.looked(uids, alive, mark)
+            if self._account.state() != before:
+                self._account.changed()
+        if ledger.wants_write(self._account.now_s()):
+            await self._clean()
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._account.refresh()
+        legible = self._account.book_problem is None or self._account.book_torn
+        if legible and not self._account.others.pods:
+            self.registrable.set()
+
+    def _unsettled(self) -> bool:
+        return bool(self._account.others.pods) or self._account.ledger.unsettled()
+
+    def _on_change(self) -> None:
+        # A new list may show pods that run already: those do not ask for devices.
+        if self._unsettled() or self._view is not self._account.ledger.facts.view:
+            self._wake.set()

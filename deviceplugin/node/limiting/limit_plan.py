@@ -1,0 +1,46 @@
+"""Which limit a container's cgroup gets on each card; pure.
+
+A cgroup appears before anybody says which container of its pod it is. Until then it gets the least that any
+container of the pod was given on the card: never more than it may have, whoever it is, and never another
+pod's. A limit that is one of the pod's own amounts is left alone so long: the vendor's toolkit, which knows
+the container, may have set it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Grants = Mapping[str, Mapping[str, int]]
+"""MiB by container name and card UUID, of one pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The limit of one cgroup on one card.
+
+    Attributes:
+        mib: what to set.
+        accepted: what may stand there instead.
+        known: whose cgroup it is was known.
+    """
+
+    mib: int
+    accepted: frozenset[int]
+    known: bool
+
+
+def wanted(grants: Grants, container: str | None) -> dict[str, Wanted]:
+    """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory.
+
+    Args:
+        grants: of the cgroup's pod.
+        container: whose cgroup it is, None while that is not known.
+    """
+    if container is not None:
+        mine = grants.get(container, {})
+        return {uuid: Wanted(mib, frozenset({mib}), known=True) for uuid, mib in mine.items() if mib > 0}
+    amounts: dict[str, set[int]] = {}
+    for shares in grants.values():
+        for uuid, mib in shares.items():
+            if mib > 0:
+                amounts.setdefault(uuid, set()).add(mib)
+    return {uuid: Wanted(min(found), frozenset(found), known=False) for uuid, found in amounts.items()}

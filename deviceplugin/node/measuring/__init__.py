@@ -1,0 +1,1 @@
+"""What containers and cards really use: measured, compared with what was given, and their health."""

@@ -1,0 +1,1 @@
+"""The configuration: read, checked whole, and the quotas that it gives."""

@@ -1,0 +1,143 @@
+"""What each tenant may have: its own quota, and what the others of its cohort lend. Pure.
+
+Amounts are units of GPU memory. A tenant without a nominal quota has no limit of its own: its weight alone
+decides, and it neither lends nor borrows.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The quota of a tenant.
+
+    Attributes:
+        nominal: Units that are its own; None: no limit.
+        borrowing_limit: Units that it may have beyond them; None: whatever others lend.
+        lending_limit: Unused units of its own that others may have at most; None: all.
+    """
+
+    nominal: int | None = None
+    borrowing_limit: int | None = None
+    lending_limit: int | None = None
+
+
+@dataclass(slots=True)
+class QuotaUse:
+    """What a tenant uses of its quota.
+
+    Attributes:
+        quota: Its quota.
+        used: Units of its released pods.
+    """
+
+    quota: Quota
+    used: int = 0
+
+    @property
+    def borrowed(self) -> int:
+        """Units beyond its own."""
+        return 0 if self.quota.nominal is None else max(0, self.used - self.quota.nominal)
+
+    @property
+    def idle(self) -> int:
+        """Units of its own that it does not use."""
+        return 0 if self.quota.nominal is None else max(0, self.quota.nominal - self.used)
+
+    @property
+    def kept(self) -> int:
+        """Units of its own that it does not use and nobody else may have."""
+        limit = self.quota.lending_limit
+        return 0 if limit is None else max(0, self.idle - limit)
+
+
+class Cohort:
+    """Tenants that lend to each other.
+
+    Invariant: all together have at most what their nominal quotas sum up to, less what each keeps for itself,
+    as long as `allows` was asked before every use and the quotas have not changed since.
+
+    Args:
+        accounts: By tenant. Change what they use by `use` only.
+    """
+
+    def __init__(self, accounts: Mapping[str, QuotaUse]) -> None:
+        self.accounts = dict(accounts)
+        limited = [a for a in self.accounts.values() if a.quota.nominal is not None]
+        self._pool = sum(account.quota.nominal or 0 for account in limited)
+        self._used = sum(account.used for account in limited)
+        self._kept = sum(account.kept for account in limited)
+
+    def use(self, tenant: str, units: int) -> None:
+        """Let a tenant have so many units more, or less where negative."""
+        account = self.accounts[tenant]
+        if account.quota.nominal is None:
+            account.used += units
+            return
+        self._kept -= account.kept
+        account.used += units
+        self._used += units
+        self._kept += account.kept
+
+    def allows(self, tenant: str, units: int) -> bool:
+        """Whether a tenant may have so many units more."""
+        most = self.headroom(tenant)
+        return most is None or units <= most
+
+    def headroom(self, tenant: str) -> int | None:
+        """The most units that a tenant may have more, below 0 after a change; None: no limit."""
+        account = self.accounts[tenant]
+        quota = account.quota
+        if quota.nominal is None:
+            return None
+        free = self.free(tenant)
+        if quota.borrowing_limit is None:
+            return free
+        return min(free, quota.nominal + quota.borrowing_limit - account.used)
+
+    def free(self, tenant: str) -> int:
+        """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
+        return -self._lacks(self.accounts[tenant], 0)
+
+    def is_own(self, tenant: str, units: int) -> bool:
+        """Whether a tenant would have so many units more within its own quota; it has one."""
+        account = self.accounts[tenant]
+        return account.quota.nominal is not None and account.used + units <= account.quota.nominal
+
+    def lacks(self, tenant: str, units: int) -> int:
+        """Units that borrowers have and that a tenant misses to have so many more within its own quota."""
+        return max(0, self._lacks(self.accounts[tenant], units)) if self.is_own(tenant, units) else 0
+
+    def lent(self, tenant: str) -> int:
+        """Units of a tenant's own quota that others have: each lender's share of what all borrow."""
+        idle = {name: account.idle - account.kept for name, account in self.accounts.items()}
+        borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
+        return 0 if not lendable else min(idle[tenant], round(borrowed * idle[tenant] / lendable))
+
+    def borrowers(self, tenant: str) -> list[str]:
+        """Other tenants of the cohort that have more than their own, the one that borrows most first."""
+        others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
+        return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
+
+    def _lacks(self, account: QuotaUse, units: int) -> int:
+        return self._used + units - (self._pool - (self._kept - account.kept))
+
+
+def cohorts_of(tenants: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
+    """Find the cohort whose tenants lend to each other: the root of each tenant's tree of cohorts.
+
+    Args:
+        tenants: Name and cohort of each, the cohort empty for none.
+        parents: Parent cohort by cohort, without circles.
+
+    Returns:
+        Root cohort by tenant; a tenant without a cohort is alone, under a name that no cohort has.
+    """
+    roots: dict[str, str] = {}
+    for name, cohort in tenants:
+        root = cohort
+        while root in parents:
+            root = parents[root]
+        roots[name] = f"cohort {root}" if root else f"tenant {name}"
+    return roots

@@ -1,0 +1,203 @@
+"""What the queue knows of one pod, and of one gang. Pure."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.queue.entering.pods import Ticket
+from scheduler_plugin.queue.places.wants import GangWants, Needs, Wants
+from scheduler_plugin.queue.sharing.waiting import Kind, Task
+
+GATED_AGAIN_S: Final = 60.0
+"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
+
+
+class Phase(StrEnum):
+    """Where a pod is on its way."""
+
+    GATED = "gated"
+    """It wears our gate."""
+    RELEASED = "released"
+    """Its gate is gone, or on its way to be; it has no node."""
+    BOUND = "bound"
+    """It is on a node."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One pod.
+
+    Attributes:
+        record: As the cluster state reads it.
+        ticket: What it says to the queue.
+        wants: What it needs of a node; None when it asks for what cannot be given.
+        fault: Why it cannot be given anything, in words.
+        phase: Where it is.
+        since: Since when it waits, by the API server's clock: the order in its queue.
+        began: When it began to wait, seconds of the queue's clock; below 0 where that was before its process.
+        released: When it was released, seconds; when the queue found it released where it began later.
+        holder: Tenant whose quota counts it, empty for none.
+        waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
+        given_back: It was released and others have its room again; its quota is its own until it is gone.
+        ungated: The API server has said of its newest release that the gate is gone.
+        taken_back: It was told that its newest release is taken back.
+        template: What it has in common with the other pods of its template, see `alike`.
+    """
+
+    record: PodRecord
+    ticket: Ticket
+    wants: Wants | None
+    fault: str
+    phase: Phase
+    since: float
+    began: float
+    released: float
+    holder: str = ""
+    waits_in: str = ""
+    given_back: bool = False
+    ungated: bool = False
+    taken_back: bool = False
+    template: Hashable = None
+
+    @property
+    def uid(self) -> str:
+        """Of the pod."""
+        return self.record.uid
+
+    @property
+    def called(self) -> str:
+        """In words."""
+        return f"pod {self.record.namespace}/{self.record.name}"
+
+    @property
+    def kind(self) -> Kind:
+        """Bound to data, or not."""
+        return Kind.LOCAL if self.ticket.data else Kind.FREE
+
+    @property
+    def job(self) -> str:
+        """Its job, told apart by namespace; empty for none."""
+        return f"{self.record.namespace}/{self.ticket.job}" if self.ticket.job else ""
+
+    @property
+    def gang(self) -> str:
+        """UID of its gang, empty for none."""
+        return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
+
+    def release(self, tenant: str, now: float) -> None:
+        """It was released, on a tenant's quota."""
+        self.phase, self.released, self.holder, self.waits_in = Phase.RELEASED, now, tenant, ""
+        self.given_back = self.ungated = self.taken_back = False
+
+    def is_gated_again(self, now: float) -> bool:
+        """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
+        again = self.phase is Phase.RELEASED and self.ungated and self.ticket.gated
+        return again and now - self.released >= GATED_AGAIN_S
+
+    def update(
+        self, record: PodRecord, ticket: Ticket, wants: Wants | None, fault: str, phase: Phase
+    ) -> None:
+        """Take its newest version; for arguments see the attributes."""
+        self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
+
+    def task(self, wants: Needs) -> Task[Needs]:
+        """The task that waits for it, where it is in no gang."""
+        return Task(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
+
+
+@dataclass(slots=True)
+class Gang:
+    """The pods of one gang.
+
+    Attributes:
+        uid: Of the gang's task.
+        members: UIDs of all that exist and have not ended.
+        ready: UIDs of those that could wait in a queue.
+        released: When it was released, seconds; None: it was not.
+        since: Since when the pods wait that go together, the first of them.
+        template: What it has in common with other gangs, see `alike`.
+        binding: It was released, and not all of its pods have been bound since.
+        whole: After its release all pods were bound, those that were left; what is made again joins them.
+        broken: It was taken back, and some of its pods are still bound.
+        waits_in: Tenant in whose queue its task waits, empty for none.
+        began: When the first of the pods that wait began to, seconds, see `Entry.began`.
+        fault: Why it waits in none, in words.
+    """
+
+    uid: str
+    members: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    released: float | None = None
+    since: float = 0.0
+    template: Hashable = None
+    binding: bool = False
+    whole: bool = False
+    broken: bool = False
+    waits_in: str = ""
+    began: float = 0.0
+    fault: str = ""
+
+    @property
+    def called(self) -> str:
+        """In words."""
+        return self.uid
+
+    def task(self, entries: list[Entry]) -> Task[Needs]:
+        """The task that waits for all of them that are ready.
+
+        Args:
+            entries: Its pods.
+        """
+        ready = (entry for entry in entries if entry.uid in self.ready)
+        pods = [(entry.uid, entry.wants) for entry in ready if entry.wants is not None]
+        pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
+        first = min(entries, key=lambda entry: (entry.since, entry.uid))
+        wants = GangWants(self.uid, tuple(pods))
+        data = frozenset().union(*(entry.ticket.data for entry in entries))
+        if data:
+            # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
+            return Task(self.uid, Kind.LOCAL, first.since, wants, data)
+        return Task(self.uid, Kind.FREE, first.since, wants, data, first.job)
+
+    def disagreement(self, entries: list[Entry]) -> str:
+        """What the pods of the gang do not agree on, in words; empty: nothing."""
+        for what, values in (
+            ("gang-size", {str(entry.ticket.gang_size) for entry in entries}),
+            ("queue-name", {entry.ticket.queue for entry in entries}),
+            ("job", {entry.ticket.job for entry in entries}),
+        ):
+            if len(values) > 1:
+                return f"its pods disagree on gpupack.io/{what}: {', '.join(sorted(values))}; allowed is one"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
+
+    Attributes:
+        name: Of the pod, with its namespace.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A released pod whose room others have again.
+
+    Attributes:
+        entry: The pod.
+        why: In words.
+        remove: It is in the way where it is: whoever made it makes it again, with its gate.
+        again: That was told before, and it is there still.
+        first: Of its release nothing was taken back before.
+    """
+
+    entry: Entry
+    why: str
+    remove: bool
+    again: bool = False
+    first: bool = True

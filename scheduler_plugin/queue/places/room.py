@@ -1,0 +1,260 @@
+"""Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.place import place
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.filtering import fitting
+from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.policies.registry import by_row
+from scheduler_plugin.placement.query import Query
+from scheduler_plugin.placement.ranking import best
+from scheduler_plugin.queue.places.kept import KeptRooms, OnNode
+from scheduler_plugin.queue.places.labels import NodeRules, Taint
+from scheduler_plugin.queue.places.wants import Wants
+
+if TYPE_CHECKING:
+    from allocator.records import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What placing needs to know of a node besides its cards.
+
+    Attributes:
+        labels: Of the node.
+        taints: Of the node.
+        unschedulable: It is cordoned.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+@dataclass(slots=True)
+class _Mask:
+    """Where a pod fits, by row, and which version of each row says so.
+
+    Attributes:
+        beside: By node whether it fits beside what is kept there; before that versions, and who asks.
+    """
+
+    fits: BoolArray
+    made: np.ndarray[tuple[int], np.dtype[np.int64]]
+    facts: int
+    query: Query
+    beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
+
+
+class Room:
+    """The cluster's room, and what is kept free of it.
+
+    Args:
+        state: The cluster, with what was released and is not bound as takes.
+        policies: Of the cluster.
+
+    Attributes:
+        kept: What is kept free for pods that waited long, or for which others are evicted.
+        facts_version: +1 whenever something else than cards is new of a node.
+    """
+
+    def __init__(self, state: ClusterState, policies: Policies) -> None:
+        self.state = state
+        self.policies = policies
+        self.facts: dict[str, NodeFacts] = {}
+        self.facts_version = 0
+        self._masks: dict[Wants, _Mask] = {}
+        self._allowed: dict[NodeRules, BoolArray] = {}
+        self._allowed_key: object = None
+        self.kept = KeptRooms()
+
+    def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
+        """Take what is known of a node, None when it is gone; tell whether that changed anything."""
+        if self.facts.get(node) == facts:
+            return False
+        if facts is None:
+            del self.facts[node]
+        else:
+            self.facts[node] = facts
+        self.facts_version += 1
+        return True
+
+    def forget_unused(self, used: set[Wants]) -> None:
+        """Drop what was remembered of needs that no waiting pod has any more."""
+        for wants in [wants for wants in self._masks if wants not in used]:
+            del self._masks[wants]
+
+    def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
+        """Tell where a pod fits now.
+
+        Args:
+            wants: The pod's needs.
+            holder: UID of the task that asks: what is kept free for it is free to it.
+
+        Returns:
+            bool[R]. Read it before anything changes.
+
+        Raises:
+            RequestError: it names a node policy that does not exist.
+        """
+        mask = self._mask(wants)
+        if not self.kept:
+            return mask.fits
+        fits = mask.fits.copy()
+        rows = self.state.nodes.rows
+        for node in self.kept.nodes:
+            row = rows.get(node)
+            if row is not None and fits[row]:
+                fits[row] = self._fits_beside(mask, wants, node, row, holder)
+        return fits
+
+    def fits_but_for_kept(self, wants: Wants) -> bool:
+        """Whether a pod would fit somewhere if nothing were kept free."""
+        return bool(self._mask(wants).fits.any())
+
+    def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
+        """Order rows that fit by the node policy.
+
+        Args:
+            wants: The pod's needs.
+            rows: intp[m], all of them fit.
+            limit: How many at most.
+
+        Returns:
+            intp[k], best first; the policy may hold a pod back from every row.
+        """
+        ranks = self.state.nodes.name_rank[rows]
+        return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+
+    def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
+        """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
+        query = self.query(wants)
+        if not len(rows):
+            return np.zeros(0, dtype=np.float64)
+        return score(self.policies.of(query.request), self.state.nodes, query, rows)
+
+    def by_row(self, wants: Wants) -> bool:
+        """Whether the node policy for a pod scores each node by itself."""
+        return by_row(self.policies.of(wants.request))
+
+    def epoch(self, wants: Wants) -> int:
+        """Of the weights of that policy: scores of another one cannot be compared."""
+        return self.policies.of(wants.request).epoch
+
+    def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
+        """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
+        nodes, query = self.state.nodes, self.query(wants)
+        mine = self.kept.of(uid)
+        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row]).cards
+        placement = None
+        if mine is not None and mine.node == nodes.names[row]:
+            others = set(range(int(nodes.cards[row]))).difference(mine.cards)
+            placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
+        if placement is None:
+            placement = place_with(self.policies.of(query.request), nodes, row, query)
+        if placement is not None and not set(kept).isdisjoint(placement.charge):
+            placement = place(self._without(row, kept), query.request, query.ask.card_policy)
+        if placement is None:
+            return False
+        uuids = nodes.uuids[row]
+        assigned: Assignment | None = None
+        if uuids:
+            assigned = {
+                container: tuple((uuids[card], units) for card, units in shares)
+                for container, shares in placement.containers
+            }
+        self.state.take(uid, nodes.names[row], assigned, now)
+        return True
+
+    def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
+        """Whether a pod that fits on a node also does beside what is kept there for others."""
+        who = holder if self.kept.is_part_of(holder, node) else ""
+        version = int(self.state.nodes.version[row])
+        known = mask.beside.get(node)
+        if known is not None and known[:3] == (version, self.kept.version, who):
+            return known[3]
+        found = self._leaves(mask.query, wants, row, self.kept.from_others(who, node))
+        mask.beside[node] = (version, self.kept.version, who, found)
+        return found
+
+    def _leaves(self, query: Query, wants: Wants, row: int, others: OnNode) -> bool:
+        """Whether a pod that fits on a node leaves others what is kept for them there."""
+        nodes = self.state.nodes
+        if not others.pods:
+            return True
+        if nodes.cpu_used[row] + others.cpu_milli + wants.cpu_milli > nodes.cpu_capacity[row]:
+            return False
+        if nodes.memory_used[row] + others.memory_bytes + wants.memory_bytes > nodes.memory_capacity[row]:
+            return False
+        return place(self._without(row, others.cards), query.request, query.ask.card_policy) is not None
+
+    def _without(self, row: int, cards: Collection[int]) -> list[Card]:
+        """The cards of a node, some of them counted as full."""
+        return [
+            replace(card, used_units=card.size_units) if card.index in cards else card
+            for card in cards_of(self.state.nodes, row)
+        ]
+
+    # Masks.
+
+    def _mask(self, wants: Wants) -> _Mask:
+        nodes = self.state.nodes
+        mask = self._masks.get(wants)
+        size = nodes.row_count
+        if mask is not None and wants.request.selector.admits_all:
+            query = mask.query
+        else:
+            query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
+        if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
+            made = np.full(size, -1, dtype=np.int64)
+            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
+            self._masks[wants] = mask
+        mask.query = query
+        rows = np.flatnonzero(mask.made != nodes.version)
+        if rows.size:
+            mask.fits[rows] = self._fit(wants, query, rows)
+            mask.made[rows] = nodes.version[rows]
+        return mask
+
+    def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        nodes = self.state.nodes
+        fits = fitting(nodes, query, rows)
+        fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
+        fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
+        for at in np.flatnonzero(fits).tolist():
+            fits[at] = self.allowed(wants, nodes.names[rows[at]])
+        return fits
+
+    def query(self, wants: Wants) -> Query:
+        """A pod's needs, ready to be asked of the arrays."""
+        return self._mask(wants).query
+
+    def allowed(self, wants: Wants, name: str) -> bool:
+        """Whether labels and taints of a node let a pod run there."""
+        facts = self.facts.get(name)
+        if facts is None:
+            return False
+        return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+
+    def allowed_rows(self, wants: Wants) -> BoolArray:
+        """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
+        nodes = self.state.nodes
+        key = (self.facts_version, nodes.epoch, nodes.row_count)
+        if key != self._allowed_key:
+            self._allowed_key = key
+            self._allowed.clear()
+        allowed = self._allowed.get(wants.rules)
+        if allowed is None:
+            allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
+            for name, row in nodes.rows.items():
+                allowed[row] = self.allowed(wants, name)
+        return allowed

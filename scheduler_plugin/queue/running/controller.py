@@ -1,0 +1,321 @@
+"""The queue at work: decides when something has changed, writes what it decided, says why."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.events import BUSY_S
+from scheduler_plugin.queue.configuration.config import over_the_cluster
+from scheduler_plugin.queue.deciding.admission import Member, Release
+from scheduler_plugin.queue.deciding.queue import Queue
+from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.entering.entries import Entry, Phase, TakenBack
+from scheduler_plugin.queue.running.explain import Reason, why
+from scheduler_plugin.queue.running.writing import Writer, Written
+from scheduler_plugin.queue.sharing.lending import launch_order
+
+UNDER_WAY: Final = 16
+"""Writes at once: more do not make the API server faster."""
+
+BATCH: Final = 64
+"""Releases that are decided before their writes begin; then other work of the process has its turn."""
+
+TICK_S: Final = 1.0
+
+EXPLAIN_S: Final = 0.02
+"""Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
+
+AGAIN_S: Final = 600.0
+"""A pod that waits for others is told that often at most for which, where the reason stays the same."""
+
+_WAITS_FOR_PODS: Final = frozenset({Reason.STAGE, Reason.GANG})
+
+log = structlog.get_logger(__name__)
+
+
+class Told(NamedTuple):
+    """The newest Event that says why a pod waits; the message where another one is worth an Event."""
+
+    reason: Reason
+    message: str
+    at_s: float
+
+
+class Recorder(Protocol):
+    """Takes Events; `kubeapi.events.EventRecorder` does."""
+
+    def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
+        """Note something about an object."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, by tenant.
+
+    Attributes:
+        released: Pods released.
+        borrowed: Of them, with quota or a turn that others lent.
+        taken_back: Pods whose room was given to others again.
+        reclaimed: Pods that were evicted for a lender.
+    """
+
+    released: dict[str, int] = field(default_factory=dict)
+    borrowed: dict[str, int] = field(default_factory=dict)
+    taken_back: dict[str, int] = field(default_factory=dict)
+    reclaimed: dict[str, int] = field(default_factory=dict)
+
+
+class Controller:
+    """Runs a queue.
+
+    Args:
+        queue: What is decided.
+        writer: Writes it.
+        recorder: Takes Events about pods.
+        clock: Monotonic seconds.
+        ready: Whether the view can be trusted and this process is the one that decides.
+        decided: Told the seconds that each decision took.
+
+    Attributes:
+        counts: What happened.
+        warning: What about the configuration cannot be kept by this cluster, empty for nothing.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        writer: Writer,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        ready: Callable[[], bool],
+        decided: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self.queue = queue
+        self.counts = Counts()
+        self.warning = ""
+        self._writer = writer
+        self._recorder = recorder
+        self._clock = clock
+        self._ready = ready
+        self._decided = decided
+        self._news = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._wrote = float("-inf")
+        self._turns = asyncio.Semaphore(UNDER_WAY)
+        self._told: dict[str, Told] = {}
+        self._reclaimer = Reclaimer(queue)
+        self._unexplained: list[str] = []
+
+    def note(self) -> None:
+        """Something changed: decide again."""
+        self._news.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether releases are on their way to the API server, or pods that were released are being bound."""
+        return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
+
+    async def run(self) -> None:
+        """Decide until cancelled."""
+        next_tick = self._clock()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass
+                self._news.clear()
+                if not self._ready():
+                    # Who stands by sees all pods too.
+                    self.queue.forget_unused()
+                    continue
+                await self._release()
+                if self._clock() >= next_tick:
+                    next_tick = self._clock() + TICK_S
+                    self._tick()
+                self._explain_some()
+                # News may be there already; others of this process have their turn all the same.
+                await asyncio.sleep(0)
+        finally:
+            for task in self._writes:
+                task.cancel()
+
+    async def _release(self) -> None:
+        """Decide, in batches, until nobody can be released."""
+        decisions = self.queue.decide(self._clock())
+        while self._ready():
+            began = self._clock()
+            batch: list[Release] = []
+            for release in decisions:
+                batch.append(release)
+                self._decided(self._clock() - began)
+                began = self._clock()
+                if len(batch) == BATCH:
+                    break
+            if not batch:
+                return
+            by_uid = {release.task.uid: release for release in batch}
+            tasks = [release.task for release in batch]
+            for task in launch_order(tasks, plain=self.queue.config.plain_launch):
+                for member in by_uid[task.uid].members:
+                    self._begin(by_uid[task.uid], member)
+            while len(self._writes) >= UNDER_WAY:
+                await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+
+    def _begin(self, release: Release, member: Member) -> None:
+        task = asyncio.create_task(self._write(release, member))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _write(self, release: Release, member: Member) -> None:
+        entry = self.queue.entries.get(member.uid)
+        if entry is None:
+            return
+        node = member.node if self.queue.config.mode == "batch" else ""
+        async with self._turns:
+            answer = await self._writer.release(entry, node, planned(self.queue, member.uid))
+        self._wrote = self._clock()
+        if answer.written is not Written.DONE:
+            outcome = answer.written.name.lower()
+            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
+            self.queue.not_released(member.uid, self._clock(), answer.why)
+            if answer.why and entry.phase is Phase.GATED:
+                self._explain(entry, self._clock())
+            self.note()
+            return
+        entry.ungated = True
+        message = told(release, member)
+        self._told.pop(member.uid, None)
+        counts = self.counts
+        counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
+        if release.borrowed or release.lender:
+            counts.borrowed[release.tenant] = counts.borrowed.get(release.tenant, 0) + 1
+        self._event(entry, "Normal", "Released", message)
+        log.info("released", pod=_name(entry), queue=release.tenant, node=member.node, why=message)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._check_quotas()
+        for back in self.queue.expire(now):
+            self._take_back(back)
+        for reclaim in self._reclaimer.find(now):
+            self._reclaim(reclaim)
+        for entry, node in self.queue.keep_room(now):
+            long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
+            message = f"{long}: cards of node {node} are kept free for it"
+            self._event(entry, "Normal", "RoomKept", message)
+            log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
+        if not self._unexplained:
+            self._unexplained = [
+                uid for uid, entry in self.queue.entries.items() if entry.phase is Phase.GATED
+            ]
+            self._unexplained.reverse()
+        self.queue.forget_unused()
+        for uid in [uid for uid in self._told if uid not in self.queue.entries]:
+            del self._told[uid]
+
+    def _explain_some(self) -> None:
+        """Say why pods wait, for a moment; then it is looked whether somebody can be released."""
+        until = self._clock() + EXPLAIN_S
+        while self._unexplained and self._clock() < until:
+            entry = self.queue.entries.get(self._unexplained.pop())
+            if entry is not None and entry.phase is Phase.GATED:
+                self._explain(entry, self._clock())
+        if self._unexplained:
+            self.note()
+
+    def _check_quotas(self) -> None:
+        """Warn when the quotas promise more than the cluster has; cards come and go."""
+        warning = over_the_cluster(self.queue.config, int(self.queue.state.nodes.size.sum()))
+        if warning and not self.warning:
+            log.warning("quotas are over the cluster", why=warning)
+        self.warning = warning
+
+    def _reclaim(self, reclaim: Reclaim) -> None:
+        """Evict those who borrowed what a lender needs, and keep the room for it."""
+        reclaim.keep(self.queue)
+        for victim in reclaim.victims:
+            why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
+            self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            borrower = victim.ticket.queue
+            self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
+            log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
+            self._begin_removing(victim, reclaim.tenant)
+
+    def _take_back(self, back: TakenBack) -> None:
+        entry = back.entry
+        if back.again:
+            self._begin_removing(entry)
+            return
+        queue = entry.ticket.queue
+        if back.first:
+            self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
+        end = "it is removed and waits again" if back.remove else "its room is given to others"
+        self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
+        log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
+        if back.remove:
+            self._begin_removing(entry)
+
+    def _begin_removing(self, entry: Entry, lender: str = "") -> None:
+        task = asyncio.create_task(self._remove(entry, lender))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _remove(self, entry: Entry, lender: str) -> None:
+        async with self._turns:
+            answer = await self._writer.remove(entry)
+        if answer.written in {Written.REFUSED, Written.UNKNOWN}:
+            stays = answer.written is Written.REFUSED
+            self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
+            self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
+            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+
+    def _explain(self, entry: Entry, now: float) -> None:
+        """Say why a pod waits, when that has changed."""
+        found = why(self.queue, entry, now, position=0)
+        lasts = found.reason in _WAITS_FOR_PODS or found.reason is Reason.REFUSED
+        told = self._told.get(entry.uid)
+        new = Told(found.reason, found.message if lasts else "", now)
+        if told is not None and told.reason is new.reason:
+            soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
+            if soon or told.message == new.message:
+                return
+        self._told[entry.uid] = new
+        wrong = found.reason in {Reason.REFUSED, Reason.GANG}
+        self._event(entry, "Warning" if wrong else "Normal", "Waiting", f"{found.reason}: {found.message}")
+
+    def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
+        record = entry.record
+        self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
+
+
+def planned(queue: Queue, uid: str) -> list[str]:
+    """UUIDs of the cards that are taken for a released pod, in order."""
+    take = queue.state.taken(uid)
+    shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
+    return sorted({uuid for uuid, _ in shares})
+
+
+def told(release: Release, member: Member) -> str:
+    """Say what decided a release."""
+    parts = [f"released from queue {release.tenant} for node {member.node}"]
+    if release.case is not None:
+        parts.append(f"case {release.case.value} ({release.case.name.lower().replace('_', ' ')})")
+    if release.relaxed:
+        parts.append("its data is elsewhere")
+    if release.lender:
+        parts.append(f"queue {release.lender} had nothing for this room and lends its turn")
+    if release.borrowed:
+        parts.append(f"{release.borrowed} units are borrowed")
+    return "; ".join(parts)
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.record.namespace}/{entry.record.name}"

@@ -1,0 +1,241 @@
+"""What the queue writes: a gate taken away, with or without a node named in the same patch; a pod removed.
+
+Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
+without an answer is done again a few times, and then it is looked what became of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from allocator.names import POD_PLANNED, QUEUE_GATE
+from kubeapi.backoff import Backoff
+from kubeapi.errors import (
+    UNREADABLE,
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeApiError,
+    NotFound,
+    TooManyRequests,
+)
+from kubeapi.paths import pod_path
+from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.queue.entering.entries import Entry
+from scheduler_plugin.queue.entering.pods import Affinities, QueuePod
+from scheduler_plugin.queue.places.labels import NodeTerm
+
+JSON_PATCH: Final = "application/json-patch+json"
+
+TRIES: Final = 4
+"""Patches of one pod before others have its turn: what fails for one pod may be done for others."""
+
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_decode_pod = msgspec.json.Decoder(QueuePod).decode
+
+
+class QueueApi(Protocol):
+    """What the queue needs of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
+        """Change an object."""
+        ...
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
+        """Create an object."""
+        ...
+
+
+class Written(Enum):
+    """What became of a write."""
+
+    DONE = auto()
+    REFUSED = auto()
+    """The pod is not as the queue saw it, and its newest version is on its way here; or it must not be so."""
+    UNKNOWN = auto()
+    """There was no answer, or one that says nothing of the pod: it may have been done."""
+    GONE = auto()
+
+
+class Answer(NamedTuple):
+    """What became of a write.
+
+    Attributes:
+        written: In one word.
+        why: The API server's words, where it refuses a pod that is as the queue saw it.
+    """
+
+    written: Written
+    why: str = ""
+
+
+class Writer:
+    """Writes until the API server has said what became of it.
+
+    Args:
+        api: The API server.
+        may: Whether this process may still write; asked before each request.
+        timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
+        sleep: Waits, as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        api: QueueApi,
+        may: Callable[[], bool],
+        timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api = api
+        self._may = may
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+
+    async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Answer:
+        """Take our gate off a pod, the only one that it wears.
+
+        Args:
+            entry: The pod, as the queue saw it.
+            node: The one node that it may run on from now on, empty: as it says itself.
+            cards: UUIDs of the cards there that are meant for it.
+        """
+        record = entry.record
+        path = pod_path(record.namespace, record.name)
+        patch = release_patch(entry, node, cards)
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
+            except NotFound:
+                return Answer(Written.GONE)
+            except (Invalid, Conflict, Forbidden) as error:
+                return await self._look(path, record, error.message)
+            except KubeApiError as error:
+                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
+                pause_s = backoff.failed(asked_s)
+                if backoff.failures == TRIES:
+                    return await self._look(path, record, error.message)
+                await self._sleep(pause_s)
+            else:
+                return Answer(Written.DONE)
+        return Answer(Written.REFUSED)
+
+    async def remove(self, entry: Entry) -> Answer:
+        """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
+        pod = entry.record
+        path = pod_path(pod.namespace, pod.name)
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
+        except NotFound:
+            return Answer(Written.GONE)
+        except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
+            return Answer(Written.REFUSED, error.message)
+        except KubeApiError as error:
+            return Answer(Written.UNKNOWN, error.message)
+        return Answer(Written.DONE)
+
+    async def _look(self, path: str, record: PodRecord, why: str) -> Answer:
+        """See whether a patch that was refused had been done by an earlier one without an answer.
+
+        Without an answer to this either it is asked again: whoever takes a pod that was released for one that
+        was not gives its room away.
+
+        Args:
+            path: Of the pod.
+            record: The pod that the patch was made for.
+            why: The API server's words; they say nothing where the pod has changed since.
+        """
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+            except NotFound:
+                return Answer(Written.GONE)
+            except UNREADABLE:
+                return Answer(Written.REFUSED, why)
+            except KubeApiError:
+                await self._sleep(backoff.failed(None))
+                continue
+            if now.metadata.uid != record.uid:
+                return Answer(Written.GONE)
+            if not now.spec.scheduling_gates:
+                return Answer(Written.DONE)
+            changed = now.metadata.resource_version != record.resource_version
+            return Answer(Written.REFUSED, "" if changed else why)
+        return Answer(Written.REFUSED)
+
+
+def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Write the JSON patch that releases a pod, to any node or to one.
+
+    The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
+    node as one more condition. A term without conditions selects no node, and must stay so.
+    """
+    patch: list[dict[str, Any]] = [
+        {"op": "test", "path": "/metadata/uid", "value": entry.uid},
+        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
+        {"op": "remove", "path": "/spec/schedulingGates"},
+    ]
+    return patch + _only_node(entry, node) + _planned(entry, cards) if node else patch
+
+
+def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
+    """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
+    text = ",".join(cards)
+    if not text:
+        return []
+    if entry.ticket.annotated:
+        path = "/metadata/annotations/" + POD_PLANNED.replace("~", "~0").replace("/", "~1")
+        return [{"op": "add", "path": path, "value": text}]
+    return [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
+    ]
+
+
+def only_node(node: str) -> dict[str, Any]:
+    """Write the node affinity of a pod that may run on one node."""
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(node)]}]}}
+
+
+def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
+    affinity = only_node(node)
+    match entry.ticket.affinity:
+        case Affinities.NONE:
+            return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
+        case Affinities.SOME:
+            return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": affinity}]
+        case Affinities.NODES:
+            path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+            return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
+    own = entry.wants.rules.terms if entry.wants is not None else None
+    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
+    return [
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}
+        for at, term in enumerate(own or ())
+        if term.match_expressions or term.match_fields
+    ]
+
+
+def _field(node: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
+def _fields(term: NodeTerm) -> list[dict[str, Any]]:
+    return [
+        {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
+        for each in term.match_fields or ()
+    ]

@@ -1,0 +1,92 @@
+"""The kubelet's book turns to an unknown layout while pods come."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from allocator.cards import Card
+from allocator.ledger import Ledger
+from deviceplugin.kubelet.book import BOOK_NAME, BookReader
+from deviceplugin.node.accounting.account import Account
+from tests.cluster_builders import node, uuid
+from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
+from tests.state_world import bound, free, state_with
+
+CARD = uuid("n", 0)
+
+
+class World:
+    """A node of one card of 8 units, its kubelet's book as a file, and an extender that reads its words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.now_s, self.known = folder / BOOK_NAME, 100.0, True
+        self.held: dict[str, frozenset[str]] = {}
+        self.ledger = Ledger([Card(0, CARD, "M", size_units=8, used_units=0)])
+        self.account = Account(
+            self.ledger,
+            BookReader(folder),
+            RESOURCE,
+            1024,
+            clock=lambda: self.now_s,
+        )
+        self.state = state_with(8)
+        self.versions: dict[str, int] = {}
+        self.published = 1
+        self.write()
+        self.ledger.pods_synced([], self.ledger.mark(self.now_s))
+
+    def write(self) -> None:
+        entries = [
+            {"PodUID": uid, "ContainerName": "main", "ResourceName": RESOURCE, "DeviceIDs": {"-1": [*held]}}
+            for uid, held in self.held.items()
+        ]
+        data = {"PodDeviceEntries": entries if self.known else {"Entries": entries}, "RegisteredDevices": {}}
+        self.path.write_text(json.dumps({"Data": data, "Checksum": 1}))
+        self.account.refresh()
+
+    @property
+    def offered(self) -> frozenset[str]:
+        return ids(CARD, *range(8)).difference(*self.held.values())
+
+    async def run(self, uid: str, units: int) -> None:
+        """A pod from its binding until it is admitted; the words go out in between, and at the end."""
+        self.versions[uid] = len(self.versions) + 2
+        self.state.apply_pod(bound(uid, units, 0, uid=uid, version=self.versions[uid]), 0)
+        made = pod(uid, units, CARD, version=self.versions[uid])
+        self.ledger.pod_changed(made, self.now_s)
+        self.held[uid] = frozenset(await self.account.preferred([*self.offered], (), units))
+        self.publish()
+        await self.account.allocate([*self.held[uid]])
+        self.write()
+        self.publish()
+        self.now_s += SETTLED_S
+        self.ledger.looked(self.ledger.doubtful(), [*self.held], self.ledger.mark(self.now_s))
+        self.ledger.pod_changed(replace(made, admitted=True, ran=True), self.now_s)
+        self.publish()
+
+    def publish(self) -> None:
+        holds = self.ledger.published_holds()
+        seen = max([1, *(version for uid, version in self.versions.items() if uid in holds)])
+        self.published += 1
+        told = {"holds": [*holds], "seen": seen, "version": self.published, "revision": self.published}
+        self.state.apply_node(node("n", (8,), self.ledger.used(), **told), 0)
+
+    def counted(self) -> tuple[int, int]:
+        """Units in the words, and units that the extender has left."""
+        return self.ledger.used()[0], free(self.state)[0]
+
+
+async def test_a_pod_that_is_admitted_meanwhile_is_counted_by_words_and_extender(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.run("a", 3)
+    assert world.counted() == (3, 5)
+    world.known = False
+    await world.run("b", 3)
+    assert "unknown layout" in (world.account.book_problem or "")
+    # More than it has: whose units were handed out last, only the book can say.
+    used, left = world.counted()
+    assert (used >= 6, left <= 2) == (True, True)
+    world.known = True
+    world.write()
+    world.publish()
+    assert world.counted() == (6, 2)
