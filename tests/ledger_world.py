@@ -104,17 +104,25 @@ class World:
         entries = [BookEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
         self.ledger.read_book(entries, self.now)
 
-    def choose(self, size: int, must: frozenset[str] = frozenset()) -> frozenset[str]:
-        """GetPreferredAllocation."""
+    def choose(self, size: int, must: frozenset[str] = frozenset(), uid: str | None = None) -> frozenset[str]:
+        """GetPreferredAllocation; without the UID of who asks PodResources does not answer."""
         offered = self.offered() | must
-        answer = self.prefer(offered, must, size)
+        answer = self.prefer(offered, must, size, uid)
         assert len(answer) == size == len(set(answer))
         assert must <= set(answer) <= offered
         return frozenset(answer)
 
-    def prefer(self, available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
+    def prefer(
+        self, available: Collection[str], must: Collection[str], size: int, uid: str | None = None
+    ) -> tuple[str, ...]:
         """What the ledger answers."""
-        return self.ledger.preferred(self.ledger.ask(available, must, size))
+        return self.ledger.preferred(self.ledger.ask(available, must, size, self.taken_up(uid)))
+
+    def taken_up(self, uid: str | None) -> frozenset[tuple[str, str]] | None:
+        """What PodResources lists while one asks."""
+        if uid is None:
+            return None
+        return frozenset(("ns", f"pod-{each}") for each in {uid, *(owner for owner, _ in self.book)})
 
     def allocate(self, given: frozenset[str], key: tuple[str, str] | None = None) -> Grant:
         """Allocate, and the write that shows it; without a key the book never shows it."""
@@ -126,7 +134,7 @@ class World:
 
     def hand(self, size: int, uid: str = "unknown", container: str = "main") -> dict[str, int]:
         """The kubelet gives one container devices; returns units by card."""
-        given = self.choose(size)
+        given = self.choose(size, uid=uid)
         self.allocate(given, (uid, container))
         return by_card(given)
 
@@ -135,7 +143,7 @@ class World:
         units, reusable = [], frozenset[str]()
         for container in self.pods[uid].request.containers:
             must = frozenset(sorted(reusable)[: container.units])
-            given = must if len(must) == container.units else self.choose(container.units, must)
+            given = must if len(must) == container.units else self.choose(container.units, must, uid)
             self.allocate(given, (uid, container.name))
             reusable = reusable | given if container.kind == "init" else reusable - given
             units.append(by_card(given))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add, shape
-from allocator.ledger.settled import Move, Settled, Share
+from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add
+from allocator.ledger.settled import Settled, Share
 from allocator.records import Assignment
 from allocator.request import WHOLE, Demand, PodRequest
 
@@ -107,7 +107,7 @@ class Facts:
 
     def _share(self, one: PodFacts) -> Share:
         positions = {self.position[uuid]: count for uuid, count in one.units.items() if count}
-        return Share(one.pod.uid, one.units, positions, self.assignment(one), self.moves(one))
+        return Share(one.pod.uid, one.units, positions, self.assignment(one))
 
     def sized(self, pod: Pod) -> Pod:
         """Tell a pod that asks for percent how large the cards are."""
@@ -187,24 +187,6 @@ class Facts:
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
             return None
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
-
-    def moves(self, one: PodFacts) -> tuple[Move, ...]:
-        """What each demand of a bound pod did to its pool of targets.
-
-        Where the words had a pod elsewhere before this daemon started, they also had the place of whoever
-        gave way to it, and who that was is forgotten: it took nothing from its pool.
-        """
-        found = []
-        for number, demand in enumerate(one.pod.request.demands):
-            alone = one.ids.keys() <= set(demand.containers)
-            got = tuple(sorted(one.units if alone else self.by_card(one.ids_of(demand.containers))))
-            target = self.target(one.pod, demand) or ()
-            if one.remembered is not None and got != target and one.remembered.keys() >= set(got):
-                got = ()
-            bound = (one.seen.order, one.turn, number)
-            served = (one.since.order if one.since is not None else 0, one.turn, number)
-            found.append(Move(shape(one.pod.request, demand), target, got, bound, served))
-        return tuple(move for move in found if move.target or move.got)
 
     def assignment(self, one: PodFacts) -> Assignment | None:
         """What each container of a pod got; None where a card is not known."""

@@ -286,9 +286,7 @@ class Ledger:
             # A kubelet that starts takes what it finds by age; later ones as they are bound.
             batch = facts.view is None or facts.asked < facts.restarted
             turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
-            # The first list comes after the first look at the book, but most of it was bound before that.
-            seen = at if facts.view is not None else Mark(0, at.at_s)
-            one = replace(one, bound=True, seen=seen, over=None, turn=turn)
+            one = replace(one, bound=True, seen=at, over=None, turn=turn)
         one = replace(
             one,
             pod=facts.sized(pod),

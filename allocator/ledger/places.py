@@ -1,17 +1,11 @@
-"""Where pods that are bound and have no devices yet will be served.
+"""Where pods that are bound and have no devices yet will be served: as the scheduler said, if that can be."""
 
-The kubelet never says which pod it will ask for next. Pods whose demands are alike (`shape`) share a pool of
-targets: the cards assigned to all of them, less those that the ones already served really got. It does not
-matter which of them is asking; the book says a moment later who it was.
-"""
-
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from allocator.ledger import charges
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import PodFacts, Units, add, shape
+from allocator.ledger.pods import PodFacts, Units, add
 from allocator.policy import choose
 from allocator.request import Demand, PodRequest
 
@@ -25,7 +19,7 @@ class Place:
 
     Attributes:
         units: still to come, by card; every card that could take it where nobody can say.
-        on_target: the cards are those of its pool, or where it has something already.
+        on_target: the cards are those that were assigned to it, or where it has something already.
     """
 
     units: Units
@@ -50,11 +44,6 @@ class Waiting:
         """What names it in `places`."""
         return (self.owner.pod.key, self.number)
 
-    @property
-    def shape(self) -> Hashable:
-        """Names its pool."""
-        return shape(self.owner.pod.request, self.demand)
-
 
 def waiting(facts: Facts) -> list[Waiting]:
     """List what is to be served, in the order in which the kubelet hears of the pods."""
@@ -68,7 +57,7 @@ def waiting(facts: Facts) -> list[Waiting]:
 
 
 class Draft:
-    """Places under way: targets left in the pools, room left on the cards, what is settled.
+    """Places under way: room left on the cards, what is settled.
 
     Each step takes one demand and settles it, or leaves it to the next step.
     """
@@ -76,7 +65,6 @@ class Draft:
     def __init__(self, facts: Facts) -> None:
         promised = charges.charged(facts)
         self.facts = facts
-        self.pools = pools(facts)
         self.room = {
             uuid: card.size_units - promised[uuid] if card.healthy else 0
             for uuid, card in facts.cards.items()
@@ -100,16 +88,11 @@ class Draft:
             most = max(got.values())
             self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)
 
-    def a_target_of_its_pool(self, one: Waiting) -> None:
-        """One that is left and has room, its own before others."""
-        left, own = self.pools[one.shape], self.facts.target(one.owner.pod, one.demand)
-        open_ones = [target for target, count in left.items() if target and count > 0]
-        for target in sorted(open_ones, key=lambda target: (target != own, target)):
-            units = self._units(one, target)
-            if all(self.room[uuid] >= count for uuid, count in units.items()):
-                left[target] -= 1
-                self._settle(one, units, on_target=True)
-                return
+    def where_the_scheduler_said(self, one: Waiting) -> None:
+        """On the cards that were assigned to it, as long as they have room."""
+        units = self._units(one, self.facts.target(one.owner.pod, one.demand) or ())
+        if units and all(self.room[uuid] >= count for uuid, count in units.items()):
+            self._settle(one, units, on_target=True)
 
     def by_the_card_policy(self, one: Waiting) -> None:
         """Where the scheduler's policy would put it now."""
@@ -132,7 +115,7 @@ class Draft:
 
 STEPS = (
     Draft.where_it_has_something,
-    Draft.a_target_of_its_pool,
+    Draft.where_the_scheduler_said,
     Draft.by_the_card_policy,
     Draft.on_every_card,
 )
@@ -149,27 +132,6 @@ def places(facts: Facts) -> dict[Key, Place]:
             if one.key not in draft.settled:
                 step(draft, one)
     return draft.settled
-
-
-def pools(facts: Facts) -> defaultdict[Hashable, Counter[tuple[str, ...]]]:
-    """Count the targets that are left by shape, by going through what happened.
-
-    Who is served takes the target on those cards, if somebody was bound there by then, and leaves him his
-    own. Who gets cards that nobody waited for has used up his own. A pod leaves the pool when its charge
-    ends, not before: until then the cards that it got are not free.
-    """
-    left: defaultdict[Hashable, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    moves = [move for one in facts.open.values() if one.bound for move in facts.moves(one)]
-    moves += facts.settled.moves(moves)
-    bound = [(move.bound, False, move) for move in moves if move.target]
-    served = [(move.served, True, move) for move in moves if move.got]
-    for _, is_served, move in sorted(bound + served, key=lambda event: event[0]):
-        targets = left[move.shape]
-        if not is_served:
-            targets[move.target] += 1
-        else:
-            targets[move.got if targets[move.got] > 0 else move.target] -= 1
-    return left
 
 
 def by_policy(

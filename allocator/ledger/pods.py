@@ -192,13 +192,6 @@ def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
     return position, request.demands[position]
 
 
-def shape(request: PodRequest, demand: Demand) -> Hashable:
-    """What makes demands interchangeable; the scheduler keeps others of the same size off the node."""
-    if request.shared:
-        return (tuple((c.kind, c.units) for c in request.containers), request.selector, request.percent)
-    return (demand.per_card, demand.cards, request.selector, request.percent)
-
-
 def add(total: Units, more: Mapping[str, int]) -> None:
     """Add units by card in place."""
     for uuid, units in more.items():

@@ -32,11 +32,6 @@ def positive(counts: dict[Any, Any]) -> dict[Any, Any]:
     return {key: count for key, count in counts.items() if count}
 
 
-def left(facts: Facts) -> dict[Any, Any]:
-    """The pools without what comes to nothing."""
-    return positive({shape: positive(targets) for shape, targets in places.pools(facts).items()})
-
-
 def answers(facts: Facts, *, percent: bool) -> list[object]:
     """What the kubelet is told of each size, with all IDs offered and with those of each pod that may ask."""
     offered = frozenset(facts.share_of if percent else facts.card_of)
@@ -72,7 +67,7 @@ def of_charges(facts: Facts) -> object:
 
 
 def of_places(facts: Facts) -> object:
-    return places.places(facts), places.reserved(facts), left(facts)
+    return places.places(facts), places.reserved(facts)
 
 
 def of_release(facts: Facts) -> object:

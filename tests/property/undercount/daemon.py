@@ -7,7 +7,7 @@ from allocator.cards import Card
 from allocator.ledger import Ledger, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
-from deviceplugin.errors import BookError
+from deviceplugin.errors import TornBookError
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.nodeview import NodeView
 from deviceplugin.node.accounting.objects import Metadata, NodeObject, NodeStatus, PodObject
@@ -46,7 +46,7 @@ class ModelDaemon(Plugin):
     def read(self) -> Book | None:
         """What `Account` reads."""
         if self.kubelet.torn:
-            raise BookError("torn")
+            raise TornBookError("torn")
         return self.kubelet.file
 
     @property
@@ -71,12 +71,15 @@ class ModelDaemon(Plugin):
             self.account.refresh()
 
     def register(self) -> bool:
-        """Send the kubelet that runs a list of devices; tells whether the book has been read before that."""
-        book_read = self.account.book_problem is None or self.ledger.complete
-        if book_read and not self.registered and self.kubelet.synced:
+        """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it may ask."""
+        torn = self.account.book_torn
+        legible = self.account.book_problem is None or torn or self.ledger.complete
+        if legible and not self.registered and self.kubelet.synced:
             self.registered = True
             self.kubelet.take_list()
-        return book_read
+            if torn:
+                self.account.refresh()
+        return legible and self.ledger.facts.read > 0
 
     def start(self) -> None:
         """Begin with an empty memory."""

@@ -87,3 +87,15 @@ OTHERS_BIND_TOO = {
     ),
 }
 """Other schedulers bind pods, cards are cordoned, and the daemon hears of pods late."""
+DEAF_AND_OFTEN_RESTARTED = {
+    "restart_extender": 20.0,
+    "extender_hears": 0.05,
+    "settle_binding": 0.3,
+    "publish": 3.0,
+    "admit": 2.0,
+    "force_delete": 4.0,
+    **dict.fromkeys(("stop_daemon", "restart_kubelet", "away", "relist"), 0.2),
+    "sleep": 0.3,
+    **dict.fromkeys(("tear", "fall_sick", "cordon", "delete_node", "foreign"), 0.0),
+}
+"""The extender starts again and again, and hears of little between."""

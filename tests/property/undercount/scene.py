@@ -7,7 +7,6 @@ from typing import Final
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import release
-from allocator.ledger.pods import shape
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 from scheduler_plugin.cluster.rules import Rules
@@ -17,7 +16,7 @@ from .deviceids import units_of
 from .extender import ModelExtender
 from .kubelet import ModelKubelet
 from .room import fit
-from .world import RESOURCE, ModelPod, World
+from .world import ModelPod, World
 
 BEHIND_S: Final = 1.0
 UNSAID: Final = 1 << 60
@@ -256,26 +255,15 @@ class Scene:
                 )
 
     def _check_target(self, node: Node, uid: str) -> None:
-        """A pod gets cards that the scheduler chose for it or for its like."""
+        """A pod gets the cards that the scheduler chose for it."""
         facts = node.daemon.ledger.facts
-        pods = {key: one.pod for key, one in facts.pods.items() if one.bound}
-        for pod in self.world.pods.values():
-            read, _ = pod.object.read(RESOURCE)
-            if pod.node == node.name and read is not None:
-                pods.setdefault(read.uid, read)
-        for demand in pods[uid].request.demands:
-            like = shape(pods[uid].request, demand)
-            chosen = {
-                facts.target(pod, each)
-                for pod in pods.values()
-                for each in pod.request.demands
-                if shape(pod.request, each) == like
-            }
-            got = node.kubelet.cards(uid, demand.containers)
-            if got not in chosen:
+        pod = facts.pods[uid].pod
+        for demand in pod.request.demands:
+            chosen, got = facts.target(pod, demand), node.kubelet.cards(uid, demand.containers)
+            if got != chosen:
                 self._fail(
-                    f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen} for it "
-                    f"and its like; {units_of(node.kubelet.devices)}, {node.daemon.explain()}"
+                    f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen}; "
+                    f"{units_of(node.kubelet.devices)}, {node.daemon.explain()}"
                 )
 
     def _fail(self, text: str) -> None:

@@ -1,6 +1,5 @@
 """What stands in the place of an accounting rule that a mutant takes out."""
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,8 +8,7 @@ import pytest
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
-from allocator.ledger.places import Draft
-from allocator.ledger.pods import Mark, Pod, PodFacts, Units, add, shape
+from allocator.ledger.pods import Mark, PodFacts, Units, add
 from tests.property.undercount.extender import ModelExtender
 
 
@@ -100,17 +98,6 @@ def first_batch_is_known(ledger: Ledger) -> None:
     ledger.facts.asked = ledger.facts.restarted
 
 
-_UPDATE = Ledger._update
-
-
-def first_list_is_late(ledger: Ledger, pod: Pod, at: Mark) -> None:
-    """Pods of the first list are taken to be bound after all that the first look at the book showed."""
-    _UPDATE(ledger, pod, at)
-    one = ledger.facts.pods.get(pod.key)
-    if one is not None and one.bound and ledger.facts.view is None and not one.seen.order:
-        ledger.facts.put(replace(one, seen=at))
-
-
 # When a charge ends.
 
 
@@ -138,41 +125,8 @@ _MAY_START_UNTIL = release.may_start_until
 # Where pods will be served.
 
 
-def own_target_only(draft: Draft, one: places.Waiting) -> None:
-    own = draft.facts.target(one.owner.pod, one.demand)
-    pool = draft.pools[one.shape]
-    draft.pools[one.shape] = Counter({target: n for target, n in pool.items() if target == own})
-    Draft.a_target_of_its_pool(draft, one)
-    draft.pools[one.shape] = pool
-
-
 def steps(step: Callable[..., None], *instead: Callable[..., None]) -> tuple[Callable[..., None], ...]:
     return tuple(new for each in places.STEPS for new in (instead if each is step else (each,)))
-
-
-def targets_only(facts: Facts) -> Any:
-    """A pool that does not know who was served where."""
-    bare = Facts.of(list(facts.cards.values()), facts.policy)
-    for one in facts.pods.values():
-        bare.put(replace(one, book={}, ids={}, units={}))
-    return _POOLS(bare)
-
-
-def nobody_uses_up_his_own(facts: Facts) -> Any:
-    left: Any = defaultdict(Counter)
-    for one in sorted(facts.pods.values(), key=lambda one: one.turn):
-        for demand in one.pod.request.demands if one.bound else ():
-            pool, target = left[shape(one.pod.request, demand)], facts.target(one.pod, demand)
-            pool.update([target] if target is not None else [])
-            pool.subtract([tuple(sorted(facts.by_card(one.ids_of(demand.containers))))])
-    return left
-
-
-_MOVES = Facts.moves
-
-
-def as_if_nothing_was_remembered(facts: Facts, one: PodFacts) -> Any:
-    return _MOVES(facts, replace(one, remembered=None))
 
 
 _MAY_ASK = PodFacts.may_ask.fget
@@ -198,7 +152,6 @@ def never_heard(facts: Facts, one: PodFacts) -> bool:
     return one.may_ask
 
 
-_POOLS = places.pools
 _SERVED_ON = choice._served_on
 
 
