@@ -8,13 +8,17 @@ from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from tests.property.undercount.extender import ModelExtender
-from tests.property.undercount.mutant import BUSY_WITHOUT_RESTARTS, DEAF_AND_OFTEN_RESTARTED, OTHERS_BIND_TOO, Mutant
+from tests.property.undercount.mutant import (
+    BUSY_WITHOUT_RESTARTS,
+    DEAF_AND_OFTEN_RESTARTED,
+    OTHERS_BIND_TOO,
+    Mutant,
+)
 from tests.property.undercount.taken_out import (
     begun_is_complete,
     book_is_all,
     dead_whenever_looked,
     empty,
-    first_batch_is_known,
     forgotten_at_once,
     give_up_at_once,
     heard,
@@ -212,23 +216,6 @@ MUTANTS = (
         never_out_of_use,
         seed=22,
         also=(published, "_out_of_service", nobody),
-    ),
-    Mutant(
-        "node: pods are taken in the order in which the kubelet hears of them",
-        Facts,
-        "queue",
-        lambda facts: [one for one in facts.pods.values() if one.bound],
-        seed=900303,
-        guessed=True,
-    ),
-    Mutant(
-        "node: until it asks, a kubelet that restarted takes all pods as one batch",
-        Ledger,
-        "kubelet_restarted",
-        first_batch_is_known,
-        seed=40079,
-        percent=0.5,
-        guessed=True,
     ),
     Mutant(
         "node: what containers of a pod that is over run with is not given out again",

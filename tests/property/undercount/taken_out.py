@@ -89,15 +89,6 @@ def begun_is_complete(one: PodFacts) -> bool:
     return _COMPLETE(one) or one.since is not None
 
 
-_RESTARTED = Ledger.kubelet_restarted
-
-
-def first_batch_is_known(ledger: Ledger) -> None:
-    """Who comes into view after the restart is taken to come after all others."""
-    _RESTARTED(ledger)
-    ledger.facts.asked = ledger.facts.restarted
-
-
 # When a charge ends.
 
 
