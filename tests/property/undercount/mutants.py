@@ -32,6 +32,7 @@ from tests.property.undercount.taken_out import (
     none,
     nothing,
     of_any_pod,
+    on_all_that_it_has,
     one_share,
     over_is_dead,
     policy_only,
@@ -243,6 +244,15 @@ MUTANTS = (
         "_may_be_of",
         of_any_pod,
         seed=23003879,
+        fresh_words=True,
+    ),
+    Mutant(
+        "node: a pod goes on where it has something, if those are not too many cards",
+        places,
+        "STEPS",
+        steps(Draft.where_it_has_something, on_all_that_it_has),
+        seed=26207345,
+        density=2.0,
         fresh_words=True,
     ),
     Mutant(
