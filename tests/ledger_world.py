@@ -51,7 +51,7 @@ def pod(
     for position, container in enumerate(wanted.containers):
         mine = on[position * count : position * count + count] or on[:count]
         assigned[container.name] = tuple((card, container.units // count) for card in mine)
-    known = {"created": uid, "assigned": assigned if on else None} | more
+    known = {"assigned": assigned if on else None} | more
     return Pod(uid=uid, namespace="ns", name=f"pod-{uid}", request=wanted, **known)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from allocator.request import ContainerRequest, Demand, PodRequest
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the kubelet asks for one container; it never says whose.
+    """What the kubelet asks for one container; the question itself never says whose.
 
     Attributes:
         facts: all that is known.

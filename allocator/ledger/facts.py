@@ -32,7 +32,6 @@ class Facts:
         view: when the newest complete list of pods began, None before the first.
         read: the number of events before the book was read last.
         restarted: the same of the kubelet's last start.
-        asked: the same of its last question for devices.
     """
 
     cards: dict[str, Card]
@@ -49,7 +48,6 @@ class Facts:
     view: Mark | None = None
     read: int = 0
     restarted: int = 0
-    asked: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -165,8 +163,9 @@ class Facts:
         return total
 
     def queue(self) -> list[PodFacts]:
-        """Pods that the kubelet may ask for, in the order in which it hears of them."""
-        return sorted((one for one in self.open.values() if one.may_ask), key=lambda one: one.turn)
+        """Pods that the kubelet may ask for, as they came into view."""
+        asking = (one for one in self.open.values() if one.may_ask)
+        return sorted(asking, key=lambda one: (one.seen.order, one.pod.uid))
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""

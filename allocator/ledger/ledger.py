@@ -182,8 +182,6 @@ class Ledger:
         Raises:
             LedgerError: no card (or not enough cards) can take the container.
         """
-        self._order += 1
-        self._facts.asked = self._order
         answer = choice.prefer(ask)
         self._answers.append((frozenset(answer), ask.asker()))
         return answer
@@ -221,11 +219,9 @@ class Ledger:
         return grant
 
     def kubelet_restarted(self) -> None:
-        """The kubelet takes up all pods that it finds in one batch, the oldest first."""
+        """The kubelet lists its pods anew, and takes them up one by one."""
         self._order += 1
         self._facts.restarted = self._order
-        for one in list(self._facts.pods.values()):
-            self._facts.put(replace(one, turn=(0, 0, one.pod.created, one.pod.uid)))
 
     def wants_write(self, now_s: float) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
@@ -283,10 +279,7 @@ class Ledger:
         if words is not None:
             one = replace(one, remembered=words.remembered)
         if not one.bound or one.pod.uid != pod.uid:
-            # A kubelet that starts takes what it finds by age; later ones as they are bound.
-            batch = facts.view is None or facts.asked < facts.restarted
-            turn = (0, 0, pod.created, pod.uid) if batch else (1, pod.version, pod.created, pod.uid)
-            one = replace(one, bound=True, seen=at, over=None, turn=turn)
+            one = replace(one, bound=True, seen=at, over=None)
         one = replace(
             one,
             pod=facts.sized(pod),

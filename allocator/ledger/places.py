@@ -74,19 +74,29 @@ class Draft:
     def where_it_has_something(self, one: Waiting) -> None:
         """A demand that was served in part goes on there, and one that is asked for again where it was.
 
-        Not where that card is unhealthy now: the kubelet would not give any of it.
+        Where those are more cards than it asks for, as of a pod that was asked for again and only in part, it
+        goes where the scheduler said.
+        """
+        got = self.has(one)
+        if len(got) > one.demand.cards:
+            got = {uuid: got.get(uuid, 0) for uuid in self.facts.target(one.owner.pod, one.demand) or ()}
+        if got:
+            most = max(got.values())
+            self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)
+
+    def has(self, one: Waiting) -> Units:
+        """Units by card that a demand has; none where a card is unhealthy and all of it is asked for again.
+
+        The kubelet would not give any of that card.
         """
         mine = one.owner
         sets = [mine.ids.get(name, frozenset[str]()) for name in one.demand.containers]
         again = [grant.ids for grant in charges.given_again(self.facts, mine)]
         got = self.facts.of_containers(sets + [ids for ids in again if any(map(ids.intersection, sets))])
-        if mine.asked_again:
-            got = got or charges.of_pod(self.facts, mine)
-            if not all(self.facts.cards[uuid].healthy for uuid in got):
-                return
-        if got:
-            most = max(got.values())
-            self._settle(one, {u: max(0, n - most) for u, n in self._units(one, got).items()}, on_target=True)
+        if not mine.asked_again:
+            return got
+        got = got or charges.of_pod(self.facts, mine)
+        return got if all(self.facts.cards[uuid].healthy for uuid in got) else {}
 
     def where_the_scheduler_said(self, one: Waiting) -> None:
         """On the cards that were assigned to it, as long as they have room."""

@@ -39,7 +39,6 @@ class Pod:
         name: of the pod.
         request: what it asks for.
         version: resourceVersion of this state; an older state than the one known is ignored.
-        created: creation time in a form that sorts; within one batch the kubelet admits older pods first.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
         admitted: status says that the kubelet has admitted exactly this UID.
@@ -53,7 +52,6 @@ class Pod:
     name: str
     request: PodRequest
     version: int = 0
-    created: str = ""
     runtime_uid: str = ""
     assigned: Assignment | None = None
     admitted: bool = False
@@ -113,7 +111,6 @@ class PodFacts:
         known: when it was first known of.
         bound: the API server has shown it bound to this node.
         seen: when it first did.
-        turn: sorts pods in the order in which the kubelet hears of them.
         over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
         admitted: since when its status, a running container or `holds` of before say that the kubelet has
             admitted it.
@@ -132,7 +129,6 @@ class PodFacts:
     known: Mark
     bound: bool = False
     seen: Mark = Mark(0, 0.0)
-    turn: tuple[int, int, str, str] = (0, 0, "", "")
     over: Mark | None = None
     admitted: Mark | None = None
     ran: bool = False

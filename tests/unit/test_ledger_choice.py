@@ -439,11 +439,3 @@ def test_the_fallback_takes_a_card_that_others_use_rather_than_one_that_a_pod_wa
     world.ledger.set_pressure({"c0": 6})
     world.bind(pod("w", 6, "c1"))
     assert world.hand(4) == {"c0": 4}
-
-
-def test_h4_a_kubelet_that_starts_serves_the_oldest_first():
-    world = World.of(8, 8, 8)
-    world.bind(pod("b", 3, "c2"))
-    world.bind(pod("a", 3, "c1"))
-    world.ledger.kubelet_restarted()
-    assert asks(world, 3) == ("a", "main")

@@ -312,22 +312,3 @@ def test_explain_shows_everything_as_json():
             },
         ],
     }
-
-
-def test_h4_pods_bound_before_the_first_list_are_taken_by_age_later_ones_as_bound():
-    world = World(Ledger(cards(8)))
-    for uid, version in (("b", 1), ("a", 2)):
-        world.pods[uid] = pod(uid, 1, version=version)
-    world.version = 2
-    world.sync()
-    world.bind(pod("d", 1))
-    world.bind(pod("c", 1))
-    assert queue(world) == ["a", "b", "d", "c"]
-
-
-def test_h4_a_kubelet_that_starts_takes_all_that_it_finds_by_age():
-    world = World.of(8)
-    world.bind(pod("b", 1))
-    world.bind(pod("a", 1))
-    world.ledger.kubelet_restarted()
-    assert queue(world) == ["a", "b"]

@@ -208,3 +208,18 @@ def test_two_pods_may_have_the_same_target():
     world.bind(pod("y", 3, "c0"))
     assert where(world) == {"x": ("c0",), "y": ("c0",)}
     assert off_target(world) == set()
+
+
+def test_a_pod_that_was_asked_for_again_in_part_goes_where_the_scheduler_said():
+    """Its card was unhealthy, its init container got another, and then the kubelet lost its book again."""
+    world = World.of(8, 5)
+    world.bind(pod("x", INIT_AND_MAIN, "c0"))
+    world.admit("x")
+    for given in ({("x", "setup"): ids("c1", 0, 1)}, {}):
+        world.book = given
+        world.write()
+    world.ledger.kubelet_restarted()
+    assert world.ledger.facts.pods["x"].units == {"c0": 5, "c1": 2}
+    assert where(world) == {"x": ("c0",)}
+    assert world.used == [5, 2]
+    assert world.hand(2, "x", "setup") == {"c0": 2}

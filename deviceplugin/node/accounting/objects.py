@@ -48,7 +48,6 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     namespace: str = ""
     resource_version: str = "0"
-    creation_timestamp: str = ""
     annotations: dict[str, str] | None = None
 
 
@@ -174,7 +173,6 @@ class PodObject(msgspec.Struct):
             name=self.metadata.name,
             request=request,
             version=version_of(self.metadata.resource_version),
-            created=self.metadata.creation_timestamp,
             assigned=assigned,
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,

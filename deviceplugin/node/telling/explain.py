@@ -45,7 +45,7 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "over": not one.live,
                 "in_holds": charges.complete(one),
             }
-            for one in sorted(facts.pods.values(), key=lambda one: one.turn)
+            for one in sorted(facts.pods.values(), key=lambda one: (one.seen.order, one.pod.uid))
             if one.bound
         ],
     }

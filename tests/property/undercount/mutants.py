@@ -2,6 +2,7 @@
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
+from allocator.ledger.places import Draft
 from allocator.ledger.pods import PodFacts
 from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
@@ -19,7 +20,6 @@ from tests.property.undercount.taken_out import (
     book_is_all,
     dead_whenever_looked,
     empty,
-    first_batch_is_known,
     forgotten_at_once,
     give_up_at_once,
     heard,
@@ -32,9 +32,11 @@ from tests.property.undercount.taken_out import (
     none,
     nothing,
     of_any_pod,
+    on_all_that_it_has,
     one_share,
     over_is_dead,
     policy_only,
+    steps,
     without_grants,
     yes,
 )
@@ -201,24 +203,6 @@ MUTANTS = (
         also=(published, "_out_of_service", nobody),
     ),
     Mutant(
-        "node: pods are taken in the order in which the kubelet hears of them",
-        Facts,
-        "queue",
-        lambda facts: [one for one in facts.pods.values() if one.bound],
-        seed=900303,
-        guessed=True,
-        stale_words=True,
-    ),
-    Mutant(
-        "node: until it asks, a kubelet that restarted takes all pods as one batch",
-        Ledger,
-        "kubelet_restarted",
-        first_batch_is_known,
-        seed=40079,
-        percent=0.5,
-        guessed=True,
-    ),
-    Mutant(
         "node: the scheduler's card is taken",
         choice,
         "_cards",
@@ -234,6 +218,14 @@ MUTANTS = (
     ),
     Mutant(
         "node: the kubelet asks for a pod that it has taken up", Ask, "_may_be_of", of_any_pod, seed=23003879
+    ),
+    Mutant(
+        "node: a pod goes on where it has something, if those are not too many cards",
+        places,
+        "STEPS",
+        steps(Draft.where_it_has_something, on_all_that_it_has),
+        seed=26207345,
+        density=2.0,
     ),
     Mutant(
         "node: an unknown pod is waited for",

@@ -9,6 +9,7 @@ import pytest
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
+from allocator.ledger.places import Draft
 from allocator.ledger.pods import Grant, PodFacts, Units, add
 from allocator.request import Demand
 from tests.property.undercount.extender import ModelExtender
@@ -100,15 +101,6 @@ def begun_is_complete(one: PodFacts) -> bool:
     return _COMPLETE(one) or one.since is not None
 
 
-_RESTARTED = Ledger.kubelet_restarted
-
-
-def first_batch_is_known(ledger: Ledger) -> None:
-    """Who comes into view after the restart is taken to come after all others."""
-    _RESTARTED(ledger)
-    ledger.facts.asked = ledger.facts.restarted
-
-
 # When a charge ends.
 
 
@@ -192,6 +184,14 @@ _MAY_ASK = PodFacts.may_ask.fget
 def heard(one: PodFacts) -> bool:
     """The kubelet is taken to have heard of the end of every pod that its book lacks."""
     return bool(_MAY_ASK and _MAY_ASK(replace(one, unlisted=None)))
+
+
+_GOES_ON = Draft.where_it_has_something
+
+
+def on_all_that_it_has(draft: Draft, one: places.Waiting) -> None:
+    """However many cards those are."""
+    _GOES_ON(draft, replace(one, demand=replace(one.demand, cards=len(draft.facts.cards))))
 
 
 _MAY_BE_OF = Ask._may_be_of

@@ -118,7 +118,6 @@ class ModelPod:
                 uid=self.uid,
                 namespace="default",
                 resource_version=str(self.version),
-                creation_timestamp=self.created,
                 annotations=dict(self.annotations),
             ),
             spec=ObjectSpec(
