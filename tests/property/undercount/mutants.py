@@ -2,7 +2,6 @@
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
-from allocator.ledger.places import Draft
 from allocator.ledger.pods import PodFacts
 from scheduler_plugin.cluster import published
 from scheduler_plugin.cluster.rules import Rules
@@ -32,11 +31,9 @@ from tests.property.undercount.taken_out import (
     none,
     nothing,
     of_any_pod,
-    on_all_that_it_has,
     one_share,
     over_is_dead,
     policy_only,
-    steps,
     without_grants,
     yes,
 )
@@ -218,14 +215,6 @@ MUTANTS = (
     ),
     Mutant(
         "node: the kubelet asks for a pod that it has taken up", Ask, "_may_be_of", of_any_pod, seed=23003879
-    ),
-    Mutant(
-        "node: a pod goes on where it has something, if those are not too many cards",
-        places,
-        "STEPS",
-        steps(Draft.where_it_has_something, on_all_that_it_has),
-        seed=26207345,
-        density=2.0,
     ),
     Mutant(
         "node: an unknown pod is waited for",
