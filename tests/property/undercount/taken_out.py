@@ -9,7 +9,6 @@ import pytest
 
 from allocator.ledger import Ask, Ledger, charges, choice, places, release
 from allocator.ledger.facts import Facts
-from allocator.ledger.places import Draft
 from allocator.ledger.pods import Grant, PodFacts, Units, add
 from allocator.request import Demand
 from tests.property.undercount.extender import ModelExtender
@@ -184,14 +183,6 @@ _MAY_ASK = PodFacts.may_ask.fget
 def heard(one: PodFacts) -> bool:
     """The kubelet is taken to have heard of the end of every pod that its book lacks."""
     return bool(_MAY_ASK and _MAY_ASK(replace(one, unlisted=None)))
-
-
-_GOES_ON = Draft.where_it_has_something
-
-
-def on_all_that_it_has(draft: Draft, one: places.Waiting) -> None:
-    """However many cards those are."""
-    _GOES_ON(draft, replace(one, demand=replace(one.demand, cards=len(draft.facts.cards))))
 
 
 _MAY_BE_OF = Ask._may_be_of
