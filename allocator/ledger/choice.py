@@ -33,13 +33,14 @@ class Ask:
     taken_up: Collection[tuple[str, str]] | None = None
 
     def whose(self) -> tuple[PodFacts, ContainerRequest] | None:
-        """Find which container it may be for; of equal ones it does not matter which.
+        """Find which container it is for.
 
         Of the pods that the kubelet has taken up, where it said so: as a rule all but one of them have what
-        they asked for. A pod whose IDs must be included. Else one that has begun, for the kubelet admits one
-        pod at a time. Else the first in the kubelet's order whose next container wants so much; living pods
-        first, then those that are gone as long as the kubelet may not have heard of it. Then one whose turn
-        comes later; at last a container that starts again in a pod that runs.
+        they asked for. Of those that are left, and where it did not say, a pod whose IDs must be included.
+        Else one that has begun, for the kubelet admits one pod at a time. Else the first that came into view
+        and whose next container wants so much; living pods first, then those that are gone as long as the
+        kubelet may not have heard of it. Then one whose turn comes later; at last a container that starts
+        again in a pod that runs.
         """
         queue = [one for one in self.facts.queue() if self._may_be_of(one)]
         if self.fixed:
@@ -88,7 +89,7 @@ class Ask:
         return not had or bool(found[0].book)
 
     def is_displaced(self) -> bool:
-        """Whether the pod that seems to ask gets no card that was assigned to its like, or that is not known.
+        """Whether the pod that seems to ask is not served where the scheduler said, or that is not known.
 
         Where it goes instead depends on all other pods: wait a little for a fresh list of them.
         """

@@ -1,11 +1,14 @@
-"""The kubelet's book turns to an unknown layout while pods come."""
+"""The kubelet's book turns to an unknown layout while pods come and go."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from allocator.cards import Card
 from allocator.ledger import Ledger
+from deviceplugin.errors import RefusedError
 from deviceplugin.kubelet.book import BOOK_NAME, BookReader
 from deviceplugin.node.accounting.account import Account
 from tests.cluster_builders import node, uuid
@@ -28,9 +31,12 @@ class World:
             RESOURCE,
             1024,
             clock=lambda: self.now_s,
+            view_wait_s=0.0,
+            room_wait_s=0.0,
         )
         self.state = state_with(8)
         self.versions: dict[str, int] = {}
+        self.shown = {}
         self.published = 1
         self.write()
         self.ledger.pods_synced([], self.ledger.mark(self.now_s))
@@ -51,7 +57,8 @@ class World:
     async def run(self, uid: str, units: int) -> None:
         """A pod from its binding until it is admitted; the words go out in between, and at the end."""
         self.versions[uid] = len(self.versions) + 2
-        self.state.apply_pod(bound(uid, units, 0, uid=uid, version=self.versions[uid]), 0)
+        self.shown[uid] = bound(uid, units, 0, uid=uid, version=self.versions[uid])
+        self.state.apply_pod(self.shown[uid], 0)
         made = pod(uid, units, CARD, version=self.versions[uid])
         self.ledger.pod_changed(made, self.now_s)
         self.held[uid] = frozenset(await self.account.preferred([*self.offered], (), units))
@@ -62,6 +69,17 @@ class World:
         self.now_s += SETTLED_S
         self.ledger.looked(self.ledger.doubtful(), [*self.held], self.ledger.mark(self.now_s))
         self.ledger.pod_changed(replace(made, admitted=True, ran=True), self.now_s)
+        self.publish()
+
+    def delete_by_force(self, uid: str) -> None:
+        """A pod is gone from the API server and from the kubelet's book, its containers still run."""
+        running = [*self.held]
+        self.ledger.pod_gone(uid, self.now_s)
+        self.state.delete_pod(self.shown.pop(uid), "9", 0)
+        del self.held[uid]
+        self.write()
+        self.now_s += SETTLED_S
+        self.ledger.looked(self.ledger.doubtful(), running, self.ledger.mark(self.now_s))
         self.publish()
 
     def publish(self) -> None:
@@ -90,3 +108,16 @@ async def test_a_pod_that_is_admitted_meanwhile_is_counted_by_words_and_extender
     world.write()
     world.publish()
     assert world.counted() == (6, 2)
+
+
+async def test_nothing_is_promised_twice_meanwhile(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.run("a", 3)
+    world.known = False
+    await world.run("b", 3)
+    world.delete_by_force("a")
+    assert len(world.offered) == 5
+    with pytest.raises(RefusedError, match="3 free units"):
+        await world.run("c", 3)
+    used, left = world.counted()
+    assert (used >= 6, left <= 2) == (True, True)
