@@ -89,6 +89,13 @@ def test_a_pod_as_the_ledger_wants_it():
         ),
         pytest.param({"conditions": [{"type": "Ready"}]}, False, False, False, id="no start"),
         pytest.param({"phase": "Failed"}, False, False, True, id="failed"),
+        pytest.param(
+            {"phase": "Failed", "startTime": "x", "conditions": [{"type": "Ready", "status": "False"}]},
+            False,
+            False,
+            True,
+            id="refused",
+        ),
         pytest.param({"phase": "Pending"}, False, False, False, id="pending"),
         pytest.param(
             {"phase": "Pending", "startTime": "x", "conditions": [{"type": "Initialized"}]},

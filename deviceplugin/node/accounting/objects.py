@@ -39,6 +39,7 @@ _load_cards: Final = lru_cache(maxsize=2)(load_cards)
 
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RAN: Final = frozenset({"Running", "Succeeded"})
+_FAILED: Final = "Failed"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -134,10 +135,11 @@ class PodStatus(msgspec.Struct, rename="camel"):
         """Whether the kubelet has admitted the pod.
 
         startTime alone does not say so: the kubelet (1.36.3, measured) may write it, and no condition, some
-        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions.
+        10 s before it says that it has refused the pod. Of an admitted pod it always writes conditions; of
+        one that failed in any case, so a pod that failed is not known to have been admitted.
         """
         by_kubelet = any(condition.type != SCHEDULED for condition in self.conditions or ())
-        return self.start_time is not None and by_kubelet
+        return self.start_time is not None and by_kubelet and self.phase != _FAILED
 
 
 class PodObject(msgspec.Struct):

@@ -138,7 +138,9 @@ class NodeSide:
         def read() -> dict[str, str]:
             first = min(self.pids(container_id))
             words = Path(f"/proc/{first}/environ").read_bytes().split(b"\0")
-            return dict(word.decode().split("=", 1) for word in words if b"=" in word)
+            found = dict(word.decode().split("=", 1) for word in words if b"=" in word)
+            # Until the container's program has replaced it, this is the runtime's own process.
+            return {} if any(name.startswith("_LIBCONTAINER") for name in found) else found
 
         return until(read, f"environment of container {container_id}", 10)
 
