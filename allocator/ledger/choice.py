@@ -203,11 +203,12 @@ def _belongs_on(
 def _given_back(facts: Facts) -> Units:
     """Units by card that are charged and yet free if the kubelet offers them.
 
-    What it has forgotten, and what it drops before it asks, if that has ended: it writes its book after that.
+    What it has forgotten, and what it dropped from its book before it asks: of pods that are over, unless
+    their containers were seen to run and may run on.
     """
-    total = charges.forgotten(facts)
+    total, lingering = charges.forgotten(facts), release.lingering(facts)
     for one in facts.open.values():
-        if release.is_dead(one):
+        if one.over is not None and one not in lingering:
             add(total, charges.of_pod(facts, one))
     return total
 
