@@ -41,8 +41,8 @@ class ModelKubelet:
         running: pods with a container's cgroup.
         starting: pods that are gone and whose containers may come up all the same, until when.
         refused: pods that failed admission for want of devices, with the reason.
-        late: pods deleted before they were admitted or asked for devices, that nobody could wait for; or whose
-            Node was deleted with all that it said.
+        late: pods deleted before they had devices or were admitted, that nobody could wait for; or whose Node
+            was deleted with all that it said.
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
         overdue: it gave devices to a pod of whose deletion it should have heard long ago.
         sick: IDs that the plugin calls unhealthy.
