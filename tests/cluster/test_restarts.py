@@ -221,6 +221,7 @@ def test_a_pod_that_waits_outlives_the_extender_that_refused_it(cluster):
         os.kill(cluster.daemon.pid, signal.SIGCONT)
         kubelet.thaw()
     cluster.wait_running("waits")
+    wait_agree(cluster)  # the next test may not begin with words from before
 
 
 def test_kubelet_frozen_while_pods_are_bound(cluster):
