@@ -25,11 +25,6 @@ class Place:
     units: Units
     on_target: bool
 
-    @property
-    def cards(self) -> tuple[str, ...]:
-        """Their UUIDs."""
-        return tuple(self.units)
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -46,7 +41,7 @@ class Waiting:
 
 
 def waiting(facts: Facts) -> list[Waiting]:
-    """List what is to be served, in the order in which the kubelet hears of the pods."""
+    """List what is to be served, as the pods came into view."""
     return [
         Waiting(one, number, demand)
         for one in facts.queue()

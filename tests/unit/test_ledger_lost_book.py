@@ -11,7 +11,7 @@ def test_a_pod_that_is_asked_for_again_has_its_place_where_it_was():
     world.admit("a")
     world.drop("a")
     ((key, place),) = places(world.ledger.facts).items()
-    assert (key, place.cards, place.on_target) == (("a", 0), ("c0",), True)
+    assert (key, tuple(place.units), place.on_target) == (("a", 0), ("c0",), True)
     assert world.used == [4, 0]
 
 

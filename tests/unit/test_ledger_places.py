@@ -15,7 +15,7 @@ def where(world: World) -> dict[str, tuple[str, ...]]:
     """The cards of each waiting pod's demands, one after the other."""
     found: dict[str, tuple[str, ...]] = {}
     for (uid, _), place in sorted(places(world.ledger.facts).items()):
-        found[uid] = found.get(uid, ()) + place.cards
+        found[uid] = found.get(uid, ()) + tuple(place.units)
     return found
 
 
