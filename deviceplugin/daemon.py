@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from allocator.ledger import Ledger
-from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION
+from allocator.names import PERCENT_RESOURCE
 from deviceplugin.giving import Giving
 from deviceplugin.gpus.health import HealthTracker
 from deviceplugin.gpus.helpers import WithoutHelpers
@@ -165,7 +165,7 @@ class Daemon:
             settings.unit_mib,
             hand_over=giving.hand_over,
         )
-        pods = PodView(account, settings.resource, POD_ALLOCATION)
+        pods = PodView(account, settings.resource)
         metrics = Metrics()
         self._plugin = DevicePlugin(account, observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)

@@ -169,7 +169,8 @@ class MemoryParts:
         return {uuid: self.supports.enforcement(uuid) for uuid in cards}
 
     def _names(self, uid: str) -> Names | None:
-        seat = self._pods.seat(uid)
-        if seat is None:
+        pod = self._pods.running(uid)
+        if pod is None:
             return None
-        return Names(seat.namespace, seat.name, seat.uid, static=seat.uid != seat.runtime_uid)
+        of = pod.metadata
+        return Names(of.namespace, of.name, of.uid, static=of.uid != pod.runtime_uid)

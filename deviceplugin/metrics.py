@@ -32,7 +32,6 @@ class CardState:
         size: all units.
         used: published as used.
         promised: held by containers.
-        reserved: kept for pods on their way.
         beyond: used by others, or by pods beyond their promise.
         measured_mib: MiB that the driver counts as used; None where it was not measured yet.
         healthy: fit for pods.
@@ -45,7 +44,6 @@ class CardState:
     size: int
     used: int
     promised: int
-    reserved: int
     beyond: int
     measured_mib: int | None
     healthy: bool
@@ -196,7 +194,6 @@ class _State(Collector):
             ("size_bytes", "Memory that pods can get.", lambda c: c.size * self._unit_bytes),
             ("used_bytes", "Memory published as used.", lambda c: c.used * self._unit_bytes),
             ("promised_bytes", "Memory that containers hold.", lambda c: c.promised * self._unit_bytes),
-            ("reserved_bytes", "Memory kept for bound pods.", lambda c: c.reserved * self._unit_bytes),
             (
                 "beyond_bytes",
                 "Memory used by others or beyond promise.",

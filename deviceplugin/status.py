@@ -120,7 +120,6 @@ class Status:
     def card_states(self) -> Iterator[CardState]:
         """Describe the cards for their metrics."""
         ledger = self.account.ledger
-        reserved = ledger.reserved()
         for card, used in zip(ledger.cards(), ledger.used(), strict=True):
             use = self.sampler.uses.get(card.uuid)
             yield CardState(
@@ -129,7 +128,6 @@ class Status:
                 size=card.size_units,
                 used=used,
                 promised=card.used_units,
-                reserved=reserved.get(card.uuid, 0),
                 beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
                 measured_mib=use.measured_mib if use is not None else None,
                 healthy=card.healthy,

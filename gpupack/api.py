@@ -27,9 +27,9 @@ from gpupack.ask.snapshot import FILES
 from gpupack.ask.why import why as why_of
 from gpupack.errors import InputError
 from gpupack.top.records import NodeRow
+from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import score
 from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.verdicts import takes
 from scheduler_plugin.simulator.app import simulate as run_all
 from scheduler_plugin.simulator.options import Options
 
@@ -185,7 +185,7 @@ def rank(
     request = request_of(_ask(units, cards, model), cluster.state.resource)
     query = cluster.policies.query(nodes, request, 0, 0)
     blocks = cluster.hosts.blocks(any_pod())
-    rows = cluster.rows[takes(nodes, query, cluster.rows, None)]
+    rows = cluster.rows[fitting(nodes, query, cluster.rows)]
     rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
     if not len(rows):
         return []

@@ -21,20 +21,34 @@ class SteppingClock:
 
 
 class Node:
-    """An account with its book; `bind` is a pod that comes into view."""
+    """An account with its book; `bind` is a pod that comes into view.
+
+    Attributes:
+        listed: UIDs that PodResources lists, None where it does not answer.
+        asked: how often PodResources was asked.
+        lists: how often a list of pods was asked for.
+    """
 
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
         self.book, self.clock = FakeBook(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
         self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, **options)
-        self.lists = 0
+        self.asked = self.lists = 0
+        self.listed: set[str] | None = set()
         self.account.want_list = self.count
+        self.account.taken_up = self.taken_up
 
     def count(self) -> None:
         self.lists += 1
 
+    async def taken_up(self) -> Collection[tuple[str, str]] | None:
+        self.asked += 1
+        return None if self.listed is None else {("ns", f"pod-{uid}") for uid in self.listed}
+
     def bind(self, *bound) -> None:
         for each in bound:
+            if self.listed is not None:
+                self.listed.add(each.uid)
             self.ledger.pod_changed(each, self.account.now_s())
         self.account.changed()
 
@@ -66,8 +80,3 @@ class Node:
 
     def ask(self, size: int) -> asyncio.Task[Collection[str]]:
         return asyncio.create_task(self.preferred(size))
-
-    @property
-    def granted(self) -> int:
-        """Allocates that the book does not show."""
-        return len(self.ledger.facts.grants)

@@ -187,17 +187,8 @@ def offered(node: Node, pod: Pod, world: World) -> bool:
     """What kube-scheduler looks at besides cards, written down once more."""
     used = sum(each.cpu for each in world.pods if each.node == node.name)
     units = sum(each.units for each in world.pods if each.node == node.name)
-    # The kubelet could take one for the other: same units, another shape, and not in the words yet.
-    mistaken = any(
-        each.node == node.name
-        and not each.held
-        and each.units == pod.units
-        and (each.count, each.model) != (pod.count, pod.model)
-        for each in world.pods
-    )
     return (
-        not mistaken
-        and not node.cordoned
+        not node.cordoned
         and set(node.taints) <= set(pod.tolerates)
         and set(pod.selector) <= set(node.labels)
         and (not pod.cpu or used + pod.cpu <= node.cpu)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
-from allocator.ledger import BookEntry, Grant, Ledger, Pod, charges
+from allocator.ledger import Ask, BookEntry, Ledger, Pod, charges
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -104,38 +104,42 @@ class World:
         entries = [BookEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
         self.ledger.read_book(entries, self.now)
 
-    def choose(self, size: int, must: frozenset[str] = frozenset(), uid: str | None = None) -> frozenset[str]:
+    def ask(self, size: int, *taken_up: str, must: frozenset[str] = frozenset()) -> Ask:
+        """A question of the kubelet, which lists these UIDs; with none PodResources does not answer."""
+        listed = frozenset(("ns", f"pod-{uid}") for uid in taken_up) if taken_up else None
+        return self.ledger.ask(self.offered() | must, must, size, listed)
+
+    def choose(self, size: int, uid: str | None = None, must: frozenset[str] = frozenset()) -> frozenset[str]:
         """GetPreferredAllocation; without the UID of who asks PodResources does not answer."""
-        offered = self.offered() | must
-        answer = self.prefer(offered, must, size, uid)
+        ask = self.ask(size, *self.taken_up(uid), must=must)
+        answer = self.ledger.preferred(ask)
         assert len(answer) == size == len(set(answer))
-        assert must <= set(answer) <= offered
+        assert must <= set(answer) <= ask.offered
         return frozenset(answer)
 
-    def prefer(
-        self, available: Collection[str], must: Collection[str], size: int, uid: str | None = None
-    ) -> tuple[str, ...]:
-        """What the ledger answers."""
-        return self.ledger.preferred(self.ledger.ask(available, must, size, self.taken_up(uid)))
+    def prefer(self, available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
+        """What the ledger answers a kubelet that offers exactly this."""
+        return self.ledger.preferred(self.ledger.ask(available, must, size))
 
-    def taken_up(self, uid: str | None) -> frozenset[tuple[str, str]] | None:
-        """What PodResources lists while one asks."""
-        if uid is None:
-            return None
-        return frozenset(("ns", f"pod-{each}") for each in {uid, *(owner for owner, _ in self.book)})
+    def taken_up(self, uid: str | None) -> frozenset[str]:
+        """Whom PodResources lists while one asks."""
+        return frozenset() if uid is None else frozenset({uid, *(owner for owner, _ in self.book)})
 
-    def allocate(self, given: frozenset[str], key: tuple[str, str] | None = None) -> Grant:
-        """Allocate, and the write that shows it; without a key the book never shows it."""
-        grant = self.ledger.allocate(given, self.now)
-        if key is not None:
-            self.book[key] = given
-            self.write()
-        return grant
+    def allocate(self, given: frozenset[str], uid: str | None = None) -> dict[str, int]:
+        """Allocate, which the book does not show yet; returns units by card."""
+        listed = frozenset(("ns", f"pod-{each}") for each in self.taken_up(uid)) or None
+        return self.ledger.allocate(given, self.now, listed)
+
+    def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:
+        """The kubelet writes that a container has devices."""
+        self.book[uid, container] = given
+        self.write()
 
     def hand(self, size: int, uid: str = "unknown", container: str = "main") -> dict[str, int]:
         """The kubelet gives one container devices; returns units by card."""
-        given = self.choose(size, uid=uid)
-        self.allocate(given, (uid, container))
+        given = self.choose(size, uid)
+        self.allocate(given, uid)
+        self.show(uid, given, container)
         return by_card(given)
 
     def admit(self, uid: str) -> list[dict[str, int]]:
@@ -143,8 +147,9 @@ class World:
         units, reusable = [], frozenset[str]()
         for container in self.pods[uid].request.containers:
             must = frozenset(sorted(reusable)[: container.units])
-            given = must if len(must) == container.units else self.choose(container.units, must, uid)
-            self.allocate(given, (uid, container.name))
+            given = must if len(must) == container.units else self.choose(container.units, uid, must)
+            self.allocate(given, uid)
+            self.show(uid, given, container.name)
             reusable = reusable | given if container.kind == "init" else reusable - given
             units.append(by_card(given))
         return units
@@ -152,6 +157,12 @@ class World:
     def drop(self, uid: str) -> None:
         """The kubelet takes a pod out of its book."""
         self.book = {key: given for key, given in self.book.items() if key[0] != uid}
+        self.write()
+
+    def lose_book(self) -> None:
+        """The kubelet starts without its book; containers run on."""
+        self.book.clear()
+        self.ledger.kubelet_restarted()
         self.write()
 
     # The API server.

@@ -6,7 +6,6 @@ import json
 import msgspec
 
 from allocator.ledger import BookEntry, Ledger
-from allocator.names import POD_ALLOCATION
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.inventory import records
 from deviceplugin.node.accounting.nodeview import NodeView
@@ -16,7 +15,7 @@ from deviceplugin.node.telling.publisher import Publisher
 from kubeapi.errors import Conflict, KubeApiError
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
-from tests.ledger_world import cards, ids, pod
+from tests.ledger_world import Containers, cards, ids, pod
 
 
 class FakeApi:
@@ -76,7 +75,7 @@ class Bench:
         self.account = Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.nodes = NodeView(self.account, "n1")
-        self.pods = PodView(self.account, GIB, POD_ALLOCATION)
+        self.pods = PodView(self.account, GIB)
         self.publisher = Publisher(
             self.api,
             self.account,
@@ -94,9 +93,17 @@ class Bench:
         self.ledger.pods_synced([], self.ledger.mark(self.now_s))
         self.book()
 
+    def bind(self, containers: int | Containers) -> None:
+        """Pod `a` is bound to c0."""
+        self.ledger.pod_changed(pod("a", containers, "c0"), self.now_s)
+
+    def allocate(self, *slots: int) -> None:
+        """Its next container is given units of c0."""
+        self.ledger.allocate(ids("c0", *slots), self.now_s, {("ns", "pod-a")})
+
     def admit(self, *, written: bool = True) -> None:
-        self.ledger.pod_changed(pod("a", 3, "c0"), self.now_s)
-        self.ledger.allocate(ids("c0", 0, 1, 2), self.now_s)
+        self.bind(3)
+        self.allocate(0, 1, 2)
         if written:
             self.book(a=ids("c0", 0, 1, 2))
             self.ledger.looked(["a"], ["a"], self.ledger.mark(self.now_s))

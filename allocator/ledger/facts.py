@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger.pods import Grant, Mark, Pod, PodFacts, Units, add
-from allocator.ledger.settled import Settled, Share
+from allocator.ledger.pods import Mark, Pod, PodFacts, Units, add
 from allocator.records import Assignment
 from allocator.request import WHOLE, Demand, PodRequest
 
@@ -25,13 +24,9 @@ class Facts:
         pressure: units by card used beyond what is promised.
         position: of each card in the words.
         pods: by the UID that the kubelet uses; to change one is to `put` another in its place.
-        open: those of them that are not settled.
-        settled: what the others come to.
         version: changes whenever what others than the ledger work with does, see `PodFacts.shows`.
-        grants: Allocates that the book does not show yet, oldest first.
         view: when the newest complete list of pods began, None before the first.
         read: the number of events before the book was read last.
-        restarted: the same of the kubelet's last start.
     """
 
     cards: dict[str, Card]
@@ -41,13 +36,9 @@ class Facts:
     pressure: Units = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
     pods: dict[str, PodFacts] = field(default_factory=dict)
-    open: dict[str, PodFacts] = field(default_factory=dict)
-    settled: Settled = field(default_factory=Settled)
     version: int = 0
-    grants: list[Grant] = field(default_factory=list)
     view: Mark | None = None
     read: int = 0
-    restarted: int = 0
 
     @classmethod
     def of(cls, cards: Sequence[Card], policy: str) -> "Facts":
@@ -77,35 +68,14 @@ class Facts:
         self.cards, self.position = fresh.cards, fresh.position
         self.card_of, self.share_of = fresh.card_of, fresh.share_of
         for one in list(self.pods.values()):
-            self.put(replace(one, pod=self.sized(one.pod), units=self.of_containers(one.ids.values())))
-        for grant in self.grants:
-            grant.shares = tuple(self.by_card(grant.ids).items())
+            self.put(replace(one, pod=self.sized(one.pod)))
 
     def put(self, one: PodFacts) -> None:
         """Know this of a pod from now on, in place of what was known of it."""
         key, before = one.pod.key, self.pods.get(one.pod.key)
         if before is None or before.shows != one.shows:
             self.version += 1
-        if before is not None and before.settled:
-            self.settled.remove(before)
-        self.pods[key] = one
-        if one.settled:
-            self.open.pop(key, None)
-            self.settled.add(one, self._share(one))
-        else:
-            self.open[key] = one
-
-    def drop(self, key: str) -> PodFacts | None:
-        """Forget a pod; returns what was known of it."""
-        one = self.pods.pop(key, None)
-        if one is not None and one.settled:
-            self.settled.remove(one)
-        self.open.pop(key, None)
-        return one
-
-    def _share(self, one: PodFacts) -> Share:
-        positions = {self.position[uuid]: count for uuid, count in one.units.items() if count}
-        return Share(one.pod.uid, one.units, positions, self.assignment(one))
+        self.pods[key] = replace(one, units=self.of_containers((*one.ids.values(), *one.given.values())))
 
     def sized(self, pod: Pod) -> Pod:
         """Tell a pod that asks for percent how large the cards are."""
@@ -162,11 +132,6 @@ class Facts:
             add(total, self.by_card(ids))
         return total
 
-    def queue(self) -> list[PodFacts]:
-        """Pods that the kubelet may ask for, as they came into view."""
-        asking = (one for one in self.open.values() if one.may_ask)
-        return sorted(asking, key=lambda one: (one.seen.order, one.pod.uid))
-
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""
         needs = {uuid: demand.units_on(card.size_units) for uuid, card in self.cards.items()}
@@ -176,11 +141,11 @@ class Facts:
             if card.size_units >= needs[uuid] and request.selector.admits(card)
         }
 
-    def target(self, pod: Pod, demand: Demand) -> tuple[str, ...] | None:
-        """Cards that the scheduler assigned to a demand; None where nobody said, or other cards than ours."""
+    def target(self, pod: Pod, demand: Demand) -> tuple[str, ...]:
+        """Cards that the scheduler assigned to a demand; none where nobody said, or other cards than ours."""
         costs = pod.assigned_costs
         if pod.assigned is None or costs is None or not costs.keys() <= self.cards.keys():
-            return None
+            return ()
         return tuple(sorted(uuid for uuid, _ in pod.assigned[demand.containers[0]]))
 
     def assignment(self, one: PodFacts) -> Assignment | None:
@@ -188,7 +153,7 @@ class Facts:
         request = one.pod.request
         shares: dict[str, tuple[tuple[str, int], ...]] = {}
         for demand in request.demands:
-            cards = self.by_card(one.ids_of(demand.containers))
+            cards = self.of_containers(one.sets(demand.containers))
             if len(cards) != demand.cards:
                 return None
             for container in request.containers:

@@ -4,17 +4,16 @@ Invariant: the units that the words show plus those that the scheduler assumes a
 that the kubelet holds or will hold for pods that are bound.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal, get_args
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, choice, places, release
+from allocator.ledger import charges, choice, release
 from allocator.ledger.choice import Ask
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import BookEntry, Grant, Mark, Pod, PodFacts, Units
+from allocator.ledger.pods import BookEntry, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.records import Assignment
 from allocator.request import PodRequest
@@ -22,7 +21,6 @@ from allocator.request import PodRequest
 Why = Literal["sick", "withheld", "cordoned", "closed"]
 """Why a card is out of use: its health, what was not promised for it, people's wish, all that it can take."""
 
-_ANSWERS: Final = 8
 _SHOWN_IDS: Final = 4
 
 
@@ -39,7 +37,6 @@ class Ledger:
         self._order = 0
         self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
         self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
-        self._answers: deque[tuple[frozenset[str], tuple[str, str] | None]] = deque(maxlen=_ANSWERS)
 
     @property
     def facts(self) -> Facts:
@@ -130,23 +127,19 @@ class Ledger:
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
         facts.read = at.order
-        for uid in facts.pods.keys() - book.keys():
-            one = facts.pods[uid]
-            if one.book:
-                facts.put(replace(one, book={}, unlisted=at))
-        shown = set()
-        for uid, mine in book.items():
-            if uid in facts.pods and facts.pods[uid].book == mine:
-                continue  # as nearly all
-            one = self._known(uid, at)
-            shown |= {ids for name, ids in mine.items() if one.book.get(name) != ids}
-            ids = one.ids | mine
-            units = one.units if ids == one.ids else facts.of_containers(ids.values())
-            facts.put(replace(one, book=mine, ids=ids, units=units, since=one.since or at))
-        for grant in facts.grants:
-            grant.writes += 1
-        facts.grants = [grant for grant in facts.grants if grant.ids not in shown]
-        self.settle(now_s)
+        shown: dict[frozenset[str], tuple[str, str]] = {}
+        for uid in facts.pods.keys() | book.keys():
+            one, mine = self._known(uid, at), book.get(uid, {})
+            if one.book != mine:
+                shown |= {ids: (uid, c) for c, ids in mine.items() if one.book.get(c) != ids}
+                unlisted = one.unlisted if mine else at
+                facts.put(replace(one, book=mine, ids=one.ids | mine, unlisted=unlisted))
+        for uid, one in [(uid, one) for uid, one in facts.pods.items() if one.given]:
+            # What another container turns out to have was not this one's.
+            given = {c: ids for c, ids in one.given.items() if shown.get(ids, (uid, c)) == (uid, c)}
+            facts.put(replace(one, given=given))
+            if not one.bound and not facts.pods[uid].given:
+                del facts.pods[uid]
 
     def _known(self, uid: str, at: Mark) -> PodFacts:
         """Return what is known of a pod by the kubelet's UID: at least, now, that there is one."""
@@ -182,50 +175,47 @@ class Ledger:
         Raises:
             LedgerError: no card (or not enough cards) can take the container.
         """
-        answer = choice.prefer(ask)
-        self._answers.append((frozenset(answer), ask.asker()))
-        return answer
+        return choice.prefer(ask)
 
-    def allocate(self, ids: Collection[str], now_s: float) -> Grant:
-        """Record an Allocate. IDs that are charged already are taken: the kubelet decides.
+    def allocate(
+        self, wanted: Collection[str], now_s: float, taken_up: Collection[tuple[str, str]] | None = None
+    ) -> Units:
+        """Record an Allocate of IDs that a container may have: those that it would be told to prefer.
+
+        Returns:
+            Units by card, in word order.
 
         Raises:
-            LedgerError: no ID, an unknown one, one of an unhealthy card, or more cards than were offered; a
-                share of less than one unit; more than the card has, with what was given out as the other
-                resource.
+            LedgerError: none, unknown ones, other cards than the container's, or more than they have.
         """
-        facts, wanted = self._facts, frozenset(ids)
+        facts, wanted = self._facts, frozenset(wanted)
         unknown = sorted(wanted - facts.known(wanted))
         if not wanted or unknown:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
             )
-        counts = facts.by_card(wanted)
-        sick = [uuid for uuid in counts if not facts.cards[uuid].healthy]
-        if sick:
-            raise LedgerError(f"Allocate on {shown(sick)}: allowed are IDs of healthy cards")
-        answered = next((one for one in self._answers if one[0] == wanted), None)
-        if len(counts) > 1 and answered is None:
+        units = facts.by_card(wanted)
+        ask = self.ask(wanted, wanted, len(wanted), taken_up)
+        if set(choice.prefer(ask)) != wanted:
             raise LedgerError(
-                f"Allocate of {len(wanted)} units on {len(counts)} cards {shown(sorted(counts))}: "
-                "allowed is one card, or what GetPreferredAllocation just answered"
+                f"Allocate of {len(wanted)} IDs, by card {shown(units)}: allowed are as many on each card"
             )
-        charges.check_room(facts, wanted)
-        if answered is not None:
-            self._answers.remove(answered)
-        shares = tuple((uuid, counts[uuid]) for uuid in facts.cards if uuid in counts)
-        grant = Grant(wanted, shares, self.mark(now_s), answered[1] if answered is not None else None)
-        facts.grants.append(grant)
-        return grant
+        at = self.mark(now_s)
+        one, container = ask.asker() or (self._known(f"allocate-{at.order}", at), "")
+        # What a container that does not run had before counts no more: the kubelet had lost it.
+        ids = {name: before for name, before in one.ids.items() if name != container or one.ran}
+        given = one.given | {container: wanted}
+        facts.put(replace(one, ids=ids, given=given, over=one.over and at))
+        return units
 
     def kubelet_restarted(self) -> None:
-        """The kubelet lists its pods anew, and takes them up one by one."""
-        self._order += 1
-        self._facts.restarted = self._order
+        """What the kubelet had not written down it has forgotten; containers may run with it."""
+        for one in [one for one in self._facts.pods.values() if one.given]:
+            self._facts.put(replace(one, given={}, ids=one.ids | one.given))
 
-    def wants_write(self, now_s: float) -> bool:
+    def wants_write(self) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
-        return release.stale(self._facts, now_s)
+        return any(release.is_stale(self._facts, one) for one in self._facts.pods.values())
 
     # The API server.
 
@@ -251,35 +241,30 @@ class Ledger:
             present.add(pod.key)
             self._update(pod, at)
         for uid, one in list(facts.pods.items()):
-            if uid not in present and (one.seen if one.bound else one.known).order <= mark.order:
+            if uid not in present and one.seen.order <= mark.order:
                 facts.put(replace(one, over=one.over or at))
         if facts.view is None or mark.order > facts.view.order:
             facts.view = mark
-        self.settle(mark.at_s)
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed."""
         self._update(pod, self.mark(now_s))
-        self.settle(now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
         """Take the deletion of a pod; an unknown UID is ignored."""
         for one in [one for one in self._facts.pods.values() if one.bound and one.pod.uid == uid]:
             self._facts.put(replace(one, over=one.over or self.mark(now_s)))
-        self.settle(now_s)
 
     def _update(self, pod: Pod, at: Mark) -> None:
         facts = self._facts
-        words = facts.drop(pod.uid) if pod.key != pod.uid else None
+        words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
         one = self._known(pod.key, at)
-        if one.settled and one.pod == pod:
-            return  # as most of a list
         if words is not None:
             one = replace(one, remembered=words.remembered)
         if not one.bound or one.pod.uid != pod.uid:
-            one = replace(one, bound=True, seen=at, over=None)
+            one = replace(one, bound=True, seen=at, over=None, ids=one.ids | one.given, given={})
         one = replace(
             one,
             pod=facts.sized(pod),
@@ -293,27 +278,17 @@ class Ledger:
 
     def doubtful(self) -> frozenset[str]:
         """UIDs whose cgroups are to be looked for: of pods that are over, and of those not seen to run."""
-        pods = self._facts.open.items()
+        pods = self._facts.pods.items()
         return frozenset(uid for uid, one in pods if one.over is not None or (one.bound and not one.ran))
 
     def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
         """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
-        now = self.mark(mark.at_s)
         for uid in self._facts.pods.keys() & frozenset(uids):
             one = self._facts.pods[uid]
-            if uid in alive:
-                one = replace(one, death=None, ran=True, admitted=one.admitted or now)
-            else:
-                one = replace(one, death=mark)
-            self._facts.put(one)
-        self.settle(mark.at_s)
-
-    def settle(self, now_s: float) -> None:
-        """End every charge that ends by now, and forget pods of which nothing can come any more."""
-        facts = self._facts
-        for uid in [uid for uid, one in facts.open.items() if release.is_over(facts, one, now_s)]:
-            facts.drop(uid)
-        facts.grants = [grant for grant in facts.grants if not release.is_void(facts, grant, now_s)]
+            runs = uid in alive
+            self._facts.put(replace(one, ran=one.ran or runs, death=None if runs else mark))
+            if release.is_over(self._facts.pods[uid]):
+                del self._facts.pods[uid]
 
     # What can be asked.
 
@@ -324,25 +299,20 @@ class Ledger:
 
     def wants_view(self) -> bool:
         """Something waits for a list of pods that begins now: the book shows an unknown pod."""
-        return any(not one.bound and one.over is None for one in self._facts.open.values())
+        return any(not one.bound and one.over is None for one in self._facts.pods.values())
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""
-        waiting = (one for one in self._facts.open.values() if one.live and not charges.complete(one))
-        return bool(self._facts.grants) or any(one.since is not None for one in waiting)
+        return any(one.units and not one.complete for one in self._facts.pods.values())
 
     def promised(self) -> Units:
         """Units by card that containers hold, never more than the card has."""
         charged = charges.charged(self._facts)
         return {uuid: min(units, self._facts.cards[uuid].size_units) for uuid, units in charged.items()}
 
-    def reserved(self) -> Units:
-        """Units by card that bound pods will take where the scheduler does not count them."""
-        return places.reserved(self._facts)
-
     def used(self) -> tuple[int, ...]:
         """Units of each card in word order as published."""
-        return charges.used(self._facts, self.reserved())
+        return charges.used(self._facts)
 
     def promises(self) -> dict[str, Units]:
         """Units by card and UID that pods hold."""
@@ -355,26 +325,22 @@ class Ledger:
     def published_holds(self) -> dict[str, dict[int, int]]:
         """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
         position = self._facts.position
-        settled = {share.uid: share.positions for share in self._facts.settled.shares.values()}
-        return settled | {
+        return {
             uid: {position[uuid]: count for uuid, count in units.items() if count}
             for uid, units in charges.holds(self._facts).items()
-            if uid not in settled
         }
 
     def unsettled(self) -> bool:
-        """Something changes without any event: a pod that is over or unknown, an Allocate not in the book."""
-        return bool(self._facts.grants) or any(not one.live for one in self._facts.open.values())
+        """Something changes without any event: a pod is over or unknown."""
+        return any(not one.live for one in self._facts.pods.values())
 
     def unheld(self) -> frozenset[str]:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""
-        pods = self._facts.open.values()
-        return frozenset(one.pod.uid for one in pods if one.live and not charges.complete(one))
+        pods = self._facts.pods.values()
+        return frozenset(one.pod.uid for one in pods if one.live and not one.complete)
 
     def allocations(self) -> dict[str, Assignment]:
         """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        facts = self._facts
-        found = {share.uid: share.assignment for share in facts.settled.shares.values()}
-        held = [one for one in facts.open.values() if one.live and not one.missing]
-        found |= {one.pod.uid: facts.assignment(one) for one in held}
+        held = [one for one in self._facts.pods.values() if one.live and not one.missing]
+        found = {one.pod.uid: self._facts.assignment(one) for one in held}
         return {uid: assignment for uid, assignment in found.items() if assignment is not None}

@@ -1,4 +1,4 @@
-"""What the node knows of one pod, of one entry of the kubelet's book and of one Allocate: plain values."""
+"""What the node knows of one pod and of one entry of the kubelet's book: plain values."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -81,62 +81,41 @@ class Mark:
     at_s: float
 
 
-@dataclass(slots=True, eq=False)
-class Grant:
-    """An Allocate that was answered and that the kubelet's book does not show yet.
-
-    Attributes:
-        ids: the device IDs.
-        shares: for each card its UUID and the units, in word order.
-        at: when.
-        owner: UID and container that asked, None where that was guessed.
-        writes: how often the book was written since without it.
-    """
-
-    ids: frozenset[str]
-    shares: tuple[tuple[str, int], ...]
-    at: Mark
-    owner: tuple[str, str] | None = None
-    writes: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class PodFacts:
     """What is known of one pod, from the moment the book, the API server or `holds` shows it.
 
-    Kept until its charge has ended. Never changed: another value takes its place, see `Facts.put`.
+    Kept until its charge has ended. Never changed: another value takes its place, see `Facts.put`. An
+    Allocate of an unknown pod is a pod of its own, until the book shows its IDs.
 
     Attributes:
         pod: its newest state; only its UID is right while it was not `bound`.
-        known: when it was first known of.
+        seen: when it was first known of; of a bound pod, when the API server first showed it.
         bound: the API server has shown it bound to this node.
-        seen: when it first did.
         over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
-        admitted: since when its status, a running container or `holds` of before say that the kubelet has
-            admitted it.
+        admitted: since when its status, or `holds` of before, say that the kubelet has admitted it.
         ran: a container of it was seen running.
         death: when a look at the cgroups that found nothing of it began.
         book: device IDs by container as the kubelet's book has them now.
+        given: the same by the Allocates since the kubelet's start, which the book may not show yet.
         ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
             given others has only those.
-        units: units by card of `ids`, each once, see `of_containers`.
-        since: when the book was first read with it, None if it never was.
-        unlisted: when the book was first read without it after that.
+        units: units by card of `ids` and `given`, each ID once, see `Facts.of_containers`.
+        unlisted: when the book was last read without it, and before with it.
         remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
     """
 
     pod: Pod
-    known: Mark
+    seen: Mark
     bound: bool = False
-    seen: Mark = Mark(0, 0.0)
     over: Mark | None = None
     admitted: Mark | None = None
     ran: bool = False
     death: Mark | None = None
     book: dict[str, frozenset[str]] = field(default_factory=dict)
+    given: dict[str, frozenset[str]] = field(default_factory=dict)
     ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
-    since: Mark | None = None
     unlisted: Mark | None = None
     remembered: Units | None = None
 
@@ -145,47 +124,40 @@ class PodFacts:
         """The API server shows it bound and not finished."""
         return self.bound and self.over is None
 
-    @property
-    def may_ask(self) -> bool:
-        """The kubelet may ask for it: it lives, or it is gone and the kubelet may not have heard of that.
-
-        It has heard once it has dropped the pod from its book; not where it had lost the book before.
-        """
-        if self.over is None or not self.bound:
-            return self.bound
-        lost = self.unlisted is not None and self.unlisted.order < self.over.order
-        return not self.pod.terminal and (self.since is None or bool(self.book) or lost)
-
-    @property
-    def asked_again(self) -> bool:
-        """The kubelet has lost what it gave this pod, which does not run: it asks for all of it once more."""
-        had = self.since is not None or self.admitted is not None
-        return had and self.live and not self.ran and not self.book
-
     @cached_property
     def missing(self) -> tuple[ContainerRequest, ...]:
-        """Containers that the book never showed, in the kubelet's order."""
-        return tuple(c for c in self.pod.request.containers if c.name not in self.ids)
+        """Containers that nothing was ever given to, in the kubelet's order."""
+        return tuple(c for c in self.pod.request.containers if c.name not in self.ids | self.given)
 
-    @cached_property
-    def settled(self) -> bool:
-        """Nothing of it is under way: it lives and runs, and the book shows all of it as it always has."""
-        return self.live and self.ran and not self.missing and self.book == self.ids
+    @property
+    def complete(self) -> bool:
+        """Its charge contains all that it will ever ask for."""
+        known = self.admitted is not None or not self.missing
+        return self.over is not None or (self.bound and known)
+
+    @property
+    def has(self) -> dict[str, frozenset[str]]:
+        """Device IDs by container that the kubelet has for it."""
+        return self.book | self.given
 
     @property
     def shows(self) -> Hashable:
         """What others than the ledger work with; see `Facts.version`."""
-        return (tuple(self.ids.items()), self.admitted is not None, self.ran, self.death is None)
+        ids = (*self.ids.items(), *self.given.items())
+        return (ids, self.admitted is not None, self.ran, self.death is None)
 
-    def ids_of(self, containers: Iterable[str]) -> frozenset[str]:
-        """IDs that these containers have, each once."""
-        return frozenset().union(*(self.ids.get(name, ()) for name in containers))
+    def all_of(self, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        """All IDs together."""
+        return frozenset().union(*has.values())
+
+    def sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
+        """IDs that were given to each of these containers."""
+        return [ids[name] for name in containers for ids in (self.ids, self.given) if name in ids]
 
 
-def demand_of(request: PodRequest, container: str) -> tuple[int, Demand]:
-    """Find the demand that a container which asks belongs to, with its position."""
-    position = [container in demand.containers for demand in request.demands].index(True)
-    return position, request.demands[position]
+def demand_of(request: PodRequest, container: str) -> Demand:
+    """Find the demand that a container which asks belongs to."""
+    return next(demand for demand in request.demands if container in demand.containers)
 
 
 def add(total: Units, more: Mapping[str, int]) -> None:

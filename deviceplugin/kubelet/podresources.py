@@ -59,6 +59,8 @@ class PodResources:
 
         It is asked again for a while, but not when the last question had no answer at all.
         """
+        if self.problem is not None and self._turn.locked():
+            return None  # somebody waits for an answer already, and none has come before
         answer = await self._ask(self._timeout_s if self.problem is None else 0.0)
         if answer is None:
             return None

@@ -21,11 +21,11 @@ from gpupack.errors import InputError
 from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
+from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.offered import offered
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 from scheduler_plugin.placement.reasons import demanded
-from scheduler_plugin.placement.verdicts import takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[st
     choices matters, so the pods are placed one after the other, on all nodes at once.
     """
     nodes = cluster.state.nodes
-    rows = rows[takes(nodes, query, rows, None)] if len(rows) else rows
+    rows = rows[fitting(nodes, query, rows)] if len(rows) else rows
     names = [nodes.names[row] for row in rows.tolist()]
     if not names:
         return Counter()

@@ -25,11 +25,10 @@ from gpupack.ask.hosts import (
     Wish,
 )
 from scheduler_plugin.cluster.arrays import IntArray, LongArray, RowArray
-from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
 from scheduler_plugin.placement.offered import offered
 from scheduler_plugin.placement.query import Query, units_by_card
 from scheduler_plugin.placement.reasons import amount, demanded, memory
-from scheduler_plugin.placement.verdicts import busy_rows, takes, why_not
 
 WORDS: Final = {
     Misfit.UNKNOWN_NODE: "UnknownNode",
@@ -40,7 +39,6 @@ WORDS: Final = {
     Misfit.NOT_ADMITTED: "NotAdmitted",
     Misfit.TOO_SMALL: "TooSmall",
     Misfit.NOT_FREE: "NotFree",
-    Misfit.BUSY: "Busy",
     Misfit.HELD_BACK: "HeldBack",
     Misfit.NO_SUCH_CARD: "NoSuchCard",
 }
@@ -48,7 +46,6 @@ WORDS: Final = {
 
 ORDER: Final = (
     "NotFree",
-    "Busy",
     "HeldBack",
     SUM,
     "TooSmall",
@@ -72,7 +69,7 @@ ORDER: Final = (
 )
 """Nodes that come closest stand first."""
 
-_WITH_CARDS: Final = frozenset({"NotFree", "Busy", "HeldBack", "TooSmall"})
+_WITH_CARDS: Final = frozenset({"NotFree", "HeldBack", "TooSmall"})
 _EXAMPLES: Final = 3
 OFFERED: Final = 8
 
@@ -102,10 +99,8 @@ def verdicts(cluster: Cluster, query: Query, wish: Wish) -> Verdicts:
     """
     nodes, rows = cluster.state.nodes, cluster.rows
     blocks = cluster.hosts.blocks(wish)
-    busy = busy_rows(nodes, cluster.state.busy_nodes(query.wanted))
-    fit = takes(nodes, query, rows, busy)
-    out = rows[~fit]
-    codes = why_not(nodes, query, out, busy, np.zeros(len(out), dtype=np.bool_))
+    out = rows[~fitting(nodes, query, rows)]
+    codes = misfits(nodes, query, out)
     sums = cluster.hosts.too_little(query.request.effective_units, percent=query.request.percent)
     found = {nodes.names[row]: Block(WORDS[Misfit(code)]) for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
@@ -229,7 +224,6 @@ class _Sentences:
         if special is not None:
             return special(rows, best, asked)
         return {
-            "Busy": "a pod of the same size and another shape is starting there: tried again in a moment",
             "HeldBack": "held back by the node policy for now",
             "NoWords": "no GPU memory is offered there: no gpupack daemon has published cards",
             "CorruptWords": "the packed words of the node cannot be read: see gpupack top",

@@ -64,10 +64,8 @@ class _Pod:
     def once_gone(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
         """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
         near = cluster.hosts.neighbours.blocked(self.wish.pod, gone) if self.wish.pod is not None else None
-        busy = cluster.state.busy_nodes(self.query.wanted, gone)
         return lambda node: (
-            node not in busy
-            and cluster.hosts.lets(self.wish, node, gone)
+            cluster.hosts.lets(self.wish, node, gone)
             and (near is None or not near(node, cluster.nodes[node]))
         )
 

@@ -4,8 +4,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from allocator.errors import AllocatorError
 from allocator.names import NODE_HOLDS
 from allocator.place import Placement
@@ -15,10 +13,10 @@ from gpupack.ask.cluster import Cluster
 from gpupack.ask.hosts import Wish
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
-from scheduler_plugin.placement.verdicts import busy_rows, takes
 
 Units = Mapping[int, int]
 """Units by card position."""
@@ -60,7 +58,7 @@ class Trial:
         """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
         nodes = self.cluster.state.nodes
         rows = self.cluster.rows if only is None else only
-        rows = rows[takes(nodes, self.query, rows, self._busy(leaving))]
+        rows = rows[fitting(nodes, self.query, rows)]
         if not len(rows):
             return rows
         names = [nodes.names[row] for row in rows.tolist()]
@@ -76,11 +74,6 @@ class Trial:
         nodes = self.cluster.state.nodes
         policy = self.cluster.policies.of(self.query.request)
         return place_with(policy, nodes, nodes.rows[node], self.query)
-
-    def _busy(self, leaving: Collection[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-        """Rows where another pod is starting that could be mistaken, besides those that are gone."""
-        state = self.cluster.state
-        return busy_rows(state.nodes, state.busy_nodes(self.query.wanted, leaving))
 
 
 def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:

@@ -1,11 +1,7 @@
 """What is known by node name, and the arrays that follow from it."""
 
-from collections.abc import Collection
-
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
-from scheduler_plugin.cluster.pods import Shape, Size
-from scheduler_plugin.cluster.rules import Claim, NodeRecord, Rules
-from scheduler_plugin.cluster.shapeindex import ShapeIndex, mistakable
+from scheduler_plugin.cluster.rules import NodeRecord, Rules
 from scheduler_plugin.cluster.signals import Signal
 
 
@@ -16,7 +12,6 @@ class Books:
         nodes: The arrays.
         rules: What a book's pods cost.
         by_name: The books.
-        shapes: What the claims ask of the kubelet.
         broken: As of `state.ClusterState`.
     """
 
@@ -24,7 +19,6 @@ class Books:
         self.nodes = NodeArrays()
         self.rules = rules
         self.by_name: dict[str, NodeRecord] = {}
-        self.shapes = ShapeIndex()
         self.broken: Signal[[str, Exception]] = Signal(_raise)
         self._changed: set[str] = set()
         self._failures: list[tuple[str, Exception]] = []
@@ -45,16 +39,6 @@ class Books:
         """Note that a book changed, and that time will change it."""
         self._changed.add(name)
         self._expiring.add(name)
-
-    def busy(self, wanted: frozenset[tuple[Size, Shape]], leaving: Collection[str]) -> set[str]:
-        """Names of nodes as of `ShapeIndex.busy`, with the claims of some pods left out."""
-        found = self.shapes.busy(wanted)
-        if leaving:
-            for name in [name for name in found if not self.by_name[name].pods.keys().isdisjoint(leaving)]:
-                staying = [each for each in self.rules.claims(self.by_name[name]) if each.uid not in leaving]
-                if not any(mistakable(wanted, claim.request) for claim in staying):
-                    found.discard(name)
-        return found
 
     def settle(self, now: float, *, expire: bool = False) -> None:
         """Recompute what depends on the books that changed.
@@ -86,11 +70,9 @@ class Books:
 
     def _settle(self, book: NodeRecord, now: float) -> None:
         self._expire(book, now)
-        claims: list[Claim] = self.rules.claims(book)
-        self.shapes.update(book, claims)
         if book.row >= 0:
             if book.sizes:
-                self.nodes.set_assumed(book.row, self.rules.assumed(book, claims))
+                self.nodes.set_assumed(book.row, self.rules.assumed(book, self.rules.claims(book)))
             extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
             self.nodes.set_requested(
                 book.row,

@@ -307,23 +307,3 @@ def _cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, As
 def _planned(annotations: dict[str, str] | None) -> frozenset[str]:
     text = annotations.get(POD_PLANNED) if annotations else None
     return frozenset(text.split(",", MAX_CARDS)) if text else frozenset()
-
-
-Shape = Hashable
-
-Size = tuple[int, bool]
-"""What the kubelet asks for: units, or percent where the second is True."""
-
-
-def shapes(request: PodRequest) -> frozenset[tuple[Size, Shape]]:
-    """Describe a pod's containers the way the kubelet asks for them: total units, and what tells them apart.
-
-    The kubelet tells the node only how many units, or how many percent, a container wants. Two pods whose
-    containers agree in units and shape are interchangeable; same units in another shape are a guess that can
-    go wrong.
-    """
-    shape: Shape = (request.cards, request.selector)
-    if request.shared:
-        whole = ("shared", tuple((container.kind, container.units) for container in request.containers))
-        shape = (whole, request.selector)
-    return frozenset(((container.units, request.percent), shape) for container in request.containers)

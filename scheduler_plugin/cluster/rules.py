@@ -11,7 +11,7 @@ from typing import NamedTuple
 from allocator.errors import RequestError
 from allocator.records import Assignment, charge
 from allocator.request import PodRequest
-from scheduler_plugin.cluster.pods import PodRecord, Shape, Size
+from scheduler_plugin.cluster.pods import PodRecord
 
 TOMBSTONE_S = 30.0
 """How long a vanished pod counts at most when its node says nothing."""
@@ -75,7 +75,6 @@ class NodeRecord:
         tombstones: Vanished pods, by UID.
         cpu_milli: Requested by the bound pods of any kind.
         memory_bytes: Likewise.
-        shapes: What the claims ask of the kubelet, see `pods.shapes`.
     """
 
     name: str
@@ -93,7 +92,6 @@ class NodeRecord:
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     cpu_milli: int = 0
     memory_bytes: int = 0
-    shapes: frozenset[tuple[Size, Shape]] = frozenset()
 
     def forget_words(self) -> None:
         """Drop what the node published of its cards."""
@@ -185,46 +183,15 @@ class Rules:
                     charges[card] = charges.get(card, 0) + units
         return charges
 
-    def is_overfull(self, book: NodeRecord, card: int, assumed: int) -> bool:
-        """More is used and claimed than the card has: not every claim can be served there.
-
-        So happens when the card broke, was cordoned or filled up by others after the commitment. The node
-        then serves some claim elsewhere, and all claims on the card count on every card.
-        """
-        return book.used[card] + assumed > book.sizes[card]
-
     def claims(self, book: NodeRecord) -> list[Claim]:
         """Everything that counts on the node beyond its words."""
         return [*self.bound(book), *self.taken(book), *self.vanished(book)]
 
     def assumed(self, book: NodeRecord, claims: list[Claim]) -> list[int]:
-        """Add the claims up, by card."""
-        pinned: list[dict[int, int]] = []
+        """Add the claims up, by card: where the node will serve them, for it serves nobody elsewhere."""
         totals = [0] * len(book.sizes)
-        loose: list[Claim] = []
-        places: list[Claim] = []
         for claim in claims:
             charges = self.assigned_cards(book, claim)
-            if charges is None:
-                loose.append(claim)
-            else:
-                pinned.append(charges)
-                places.append(claim)
-                _add(totals, charges)
-        for claim in loose:
-            _add(totals, self.anywhere(book, claim))
-        while True:
-            overfull = {card for card, units in enumerate(totals) if self.is_overfull(book, card, units)}
-            moved = [i for i, charges in enumerate(pinned) if not overfull.isdisjoint(charges)]
-            if not moved:
-                return totals
-            for i in reversed(moved):
-                wide = self.anywhere(book, places.pop(i))
-                for card, units in pinned.pop(i).items():
-                    wide[card] = max(0, wide.get(card, 0) - units)
-                _add(totals, wide)
-
-
-def _add(totals: list[int], charges: dict[int, int]) -> None:
-    for card, units in charges.items():
-        totals[card] += units
+            for card, units in (self.anywhere(book, claim) if charges is None else charges).items():
+                totals[card] += units
+        return totals

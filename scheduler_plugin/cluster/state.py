@@ -1,6 +1,6 @@
 """The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from allocator.records import Assignment
 from scheduler_plugin.cluster.books import Books
 from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.pods import PodRecord, Shape, Size, read_pod
+from scheduler_plugin.cluster.pods import PodRecord, read_pod
 from scheduler_plugin.cluster.published import read_published
 from scheduler_plugin.cluster.reservations import Reservations
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
@@ -364,17 +364,6 @@ class ClusterState:
         del self._takes[take.pod.uid]
         self._books.of(take.node).takes.pop(take.pod.uid, None)
         self._books.changed(take.node)
-
-    # What follows.
-
-    def busy_nodes(self, wanted: frozenset[tuple[Size, Shape]], leaving: Collection[str] = ()) -> set[str]:
-        """Names of nodes where the kubelet could take one of the claims for a pod of these shapes.
-
-        Args:
-            wanted: Of `pods.shapes`.
-            leaving: UIDs of bound pods whose claims are left out.
-        """
-        return self._books.busy(wanted, leaving)
 
 
 class Parse(Protocol):

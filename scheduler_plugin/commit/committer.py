@@ -108,13 +108,9 @@ class Committer:
         Raises:
             CommitError: the pod does not fit there any more.
         """
-        nodes = self.state.nodes
-        busy = node in self.state.busy_nodes(query.wanted)
-        placement = None if busy else self._as_planned(pod, query, row) or self._choose(query, row)
+        placement = self._as_planned(pod, query, row) or self._choose(query, row)
         if placement is None:
-            misfit = Misfit.BUSY
-            if not busy:
-                misfit = Misfit(int(misfits(nodes, query, np.array([row], dtype=np.intp))[0]))
+            misfit = Misfit(int(misfits(self.state.nodes, query, np.array([row], dtype=np.intp))[0]))
             why = reason(misfit, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement

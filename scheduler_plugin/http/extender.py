@@ -29,22 +29,18 @@ from scheduler_plugin.http.protocol import (
 )
 from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import CodeArray, Misfit
+from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
 from scheduler_plugin.placement.placing import lesson, score
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on, victims_on
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
 from scheduler_plugin.placement.reasons import reason
-from scheduler_plugin.placement.verdicts import busy_rows, takes, why_not
 
 SHORTLIST: Final = 16
 
 MOST_EVICTABLE: Final = 256
 """Nodes of a refusal that are remembered for preemption; the next refusal begins with the ones after them."""
-
-_PASSING: Final = (Misfit.BUSY, Misfit.HELD_BACK)
-"""With these a node has the cards, and will take the pod in a moment: nobody need be evicted for it."""
 
 REMEMBERED_SETTLED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
@@ -137,13 +133,14 @@ class Extender:
         query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
         with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
             rows = among.rows(self.state.nodes)
-            scores = self._scores(bool(pod.planned), query, rows, rows[self._fits(query, rows)])
+            fitting_rows = rows[fitting(self.state.nodes, query, rows)]
+            scores = self._scores(bool(pod.planned), query, rows, fitting_rows)
         return bool((scores < np.inf).any())
 
     def _filter(self, pod: PodLite, candidates: Candidates, query: Query) -> Filtered:
         """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
-        fits = self._fits(query, rows)
+        fits = fitting(self.state.nodes, query, rows)
         fitting_rows = rows[fits]
         planned = POD_PLANNED in (pod.metadata.annotations or {})
         scores = self._scores(planned, query, rows, fitting_rows)
@@ -191,7 +188,7 @@ class Extender:
             return encode_scores(candidates, self.state.nodes, result)
         rows, at = self._known(candidates)
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
-            positions = np.flatnonzero(self._fits(query, rows))
+            positions = np.flatnonzero(fitting(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
             scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
@@ -250,7 +247,7 @@ class Extender:
         ask = self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
         row = nodes.rows.get(pod.node)
         rows = np.array([] if row is None else [row], dtype=np.intp)
-        return lesson(nodes, Query(request, ask, frozenset()), rows)
+        return lesson(nodes, Query(request, ask), rows)
 
     def _pass_all(self, candidates: Candidates) -> Filtered:
         """Answer for a pod that asks for nothing of ours."""
@@ -291,13 +288,6 @@ class Extender:
         at = np.flatnonzero(rows >= 0)
         return rows[at], at
 
-    def _fits(self, query: Query, rows: RowArray) -> BoolArray:
-        """Nodes that have the cards and no pod starting that the kubelet could mistake for this one."""
-        return takes(self.state.nodes, query, rows, self._busy(query))
-
-    def _busy(self, query: Query) -> BoolArray | None:
-        return busy_rows(self.state.nodes, self.state.busy_nodes(query.wanted))
-
     def _refuse(
         self,
         pod: PodLite,
@@ -316,7 +306,8 @@ class Extender:
         kube-scheduler from clearing the pod's nominatedNodeName.
         """
         codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
-        found = why_not(self.state.nodes, query, rows, self._busy(query), held)
+        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
+        found[~held] = misfits(self.state.nodes, query, rows[~held])
         if at is None:
             codes = found
         else:
@@ -339,7 +330,8 @@ class Extender:
             counts[misfit] = int(np.count_nonzero(codes == code))
         answer = encode_refused(candidates, self.state.nodes, groups)
         evictable: tuple[str, ...] = ()
-        if may_preempt(pod) and not np.isin(found, _PASSING).any():
+        # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
+        if may_preempt(pod) and not held.any():
             evictable = self._evictable(rows[found == Misfit.NOT_FREE])
         refusal = Refusal(pod.metadata, counts, query, rows)
         among = NodeSet.of(self.state.nodes, rows)

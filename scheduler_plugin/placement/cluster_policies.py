@@ -7,7 +7,6 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_P
 from allocator.policy import card_policy
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.pods import shapes
 from scheduler_plugin.placement.filtering import Selectors
 from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
@@ -73,7 +72,7 @@ class Policies:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
         ask = self.lesson(request, cpu_milli, memory_bytes)
         admits = self._selectors.mask(nodes, request.selector)
-        return Query(request, ask if admits is None else replace(ask, admits=admits), shapes(request))
+        return Query(request, ask if admits is None else replace(ask, admits=admits))
 
     def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Ask:
         """Write a pod's request for policies that learn: with the selector, without the cards it admits."""

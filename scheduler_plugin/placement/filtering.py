@@ -41,9 +41,8 @@ class Misfit(IntEnum):
     NOT_ADMITTED = 6
     TOO_SMALL = 7
     NOT_FREE = 8
-    BUSY = 9
-    HELD_BACK = 10
-    NO_SUCH_CARD = 11
+    HELD_BACK = 9
+    NO_SUCH_CARD = 10
 
 
 _BY_EXCLUSION: Final = {

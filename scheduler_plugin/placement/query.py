@@ -11,7 +11,6 @@ import numpy as np
 
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import ClusterView, LongArray, RowArray
-from scheduler_plugin.cluster.pods import Shape, Size
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 
 
@@ -22,12 +21,10 @@ class Query:
     Attributes:
         request: What the pod asks of cards.
         ask: The same as policies see it; of a pod that asks for percent only `in_units` of this is.
-        wanted: What its containers ask of the kubelet, see `pods.shapes`.
     """
 
     request: PodRequest
     ask: Ask
-    wanted: frozenset[tuple[Size, Shape]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ _FIXED = {
     Misfit.CORRUPT: "corrupt gpupack words on the node",
     Misfit.OTHER_UNIT: "gpupack words of another unit on the node",
     Misfit.NO_PLUGIN: "the node's kubelet has no gpupack device plugin at the moment",
-    Misfit.BUSY: "a pod of the same size and another shape is starting on the node",
     Misfit.HELD_BACK: "held back by the node policy",
     Misfit.NO_SUCH_CARD: "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
 }

@@ -15,7 +15,7 @@ from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import PERCENT
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.polling import holds_for
-from tests.cluster.harness.rest import ApiError, Json
+from tests.cluster.harness.rest import ApiError
 from tests.cluster.harness.views import granted, grants, wait_agree
 from tests.mps_world import make_program
 
@@ -82,20 +82,39 @@ def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
         cluster.create(w.pod(f"p{number}", w.container(gib=5)))
     for number in range(2):
         cluster.wait_running(f"p{number}")
-    cluster.create(w.pod("astray", w.container(gib=6), schedulerName="other"))
+    refused_elsewhere(cluster, 6, f"no card has 6 free units, by card they have [3, 3]; {NOT_OURS}")
+
+
+def refused_elsewhere(cluster: Cluster, gib: int, sentence: str) -> None:
+    """A pod that another scheduler binds is refused with this sentence, in its status and an Event."""
+    cluster.create(w.pod("astray", w.container(gib=gib), schedulerName="other"))
     binding = {"metadata": {"name": "astray"}, "target": {"kind": "Node", "name": cluster.node_name}}
     cluster.api.post(f"{PODS}/astray/binding", binding)
-    status = until(lambda: failed(cluster, "astray"), "refused by the kubelet")
+    until(lambda: cluster.pod("astray")["status"]["phase"] == "Failed", "refused by the kubelet")
+    status = cluster.pod("astray")["status"]
     assert status["reason"] == "UnexpectedAdmissionError"
-    sentence = f"no card has 6 free units, by card they have [3, 3]; {NOT_OURS}"
     assert status["message"].endswith(f"desc = {sentence}, which is unexpected")
     assert sentence in cluster.wait_event("astray", "UnexpectedAdmissionError")
 
 
-def failed(cluster: Cluster, name: str) -> Json:
-    """The status of a pod that the kubelet has refused; None before."""
-    status = cluster.pod(name)["status"]
-    return status if status["phase"] == "Failed" else None
+@pytest.mark.telling
+def test_who_takes_exactly_what_is_left_has_it_and_not_what_a_share_took(cluster):
+    """The kubelet offers units of which percent were given out; main gets its init container's, unasked."""
+    uids = {cluster.create(w.pod("first", w.container(gib=8)))}
+    cluster.wait_running("first")
+    init = w.container("prepare", 8, ("/bin/true",))
+    uids.add(cluster.create(w.pod("last", w.container(gib=8), init=[init])))
+    cluster.wait_running("last")
+    state = wait_agree(cluster)
+    assert (state.used, state.holds) == ([8, 8], uids)
+    (left,) = grants(cluster, "last")
+    cluster.delete("last")
+    cluster.wait_used([0 if card.uuid == left else 8 for card in state.cards])
+    cluster.create(w.pod("half", w.container(limits={PERCENT: 50})))
+    cluster.wait_running("half")
+    free = [4 if card.uuid == left else 0 for card in wait_agree(cluster).cards]
+    refused_elsewhere(cluster, 8, f"no card has 8 free units, by card they have {free}; {NOT_OURS}")
+    assert grants(cluster, "half") == {left: 4}
 
 
 def test_finished_pod_gives_its_units_back(cluster):

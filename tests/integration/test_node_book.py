@@ -6,6 +6,7 @@ import aiohttp
 
 from allocator.names import POD_GPU_UUID
 from deviceplugin.kubelet.book import BOOK_NAME
+from deviceplugin.node.telling.explain import explain
 from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
@@ -46,6 +47,20 @@ async def test_pods_of_one_size_get_their_own_cards_in_whatever_order_the_kubele
         await world.settled([3, 3, 3, 3], set(uids.values()))
         for on, uid in uids.items():
             assert world.env(uid)["NVIDIA_VISIBLE_DEVICES"] == card(on)
+
+
+async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
+    """Also where the kubelet does not ask: main has what its init container had, all that is left."""
+    async with node_world(8, 8) as world:
+        facts = world.daemon.account.ledger.facts
+        given: list[tuple[str, str]] = []
+        world.daemon.account.follow(
+            lambda: given.extend((one["pod"], one["container"]) for one in explain(facts)["given"])
+        )
+        first = await world.run("first", 8, on=1)
+        last = await world.run("last", 8, on=0, init=8)
+        await world.settled([8, 8], {first, last})
+        assert list(dict.fromkeys(given)) == [(first, "main"), (last, "setup"), (last, "main")]
 
 
 async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_book():

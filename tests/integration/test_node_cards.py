@@ -174,3 +174,18 @@ async def test_a_storm_of_faults_is_counted_and_makes_few_events():
                 found = (await metrics(world)).get("gpupack_card_xid_errors_total", {})
         assert sorted(found.values()) == [20_000, 20_000]
         assert len(world.api.objects("events")) <= 4
+
+
+async def test_a_pod_whose_card_fell_sick_before_it_started_is_refused_and_told_why():
+    """It is not served on the other card, of which the scheduler knows nothing."""
+    async with node_world(8, 8) as world:
+        await world.kubelet.kill()
+        world.bind("a", 3, on=0)
+        well = world.bind("b", 3, on=1)
+        world.source.fail(card(0))
+        await world.daemon._sampler._once()
+        await world.kubelet.start()
+        await until(lambda: (world.phase("a"), world.phase("b")) == ("Failed", "Running"))
+        why = f"card {card(0)} cannot be had: the card is unhealthy; delete this pod"
+        assert why in world.api.pod("default", "a")["status"]["message"]
+        await world.settled([8, 3], {well})

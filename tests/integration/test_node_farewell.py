@@ -42,7 +42,7 @@ async def test_a_pod_on_its_way_is_served_before_the_daemon_goes():
         await world.settled([0, 0], set())
         world.kubelet.api_away = True
         world.bind("late", 5, on=1)
-        await until(lambda: world.daemon._pods.seats)
+        await until(lambda: world.daemon._pods.objects)
         stopping = asyncio.create_task(world.stop_daemon())
         await until(lambda: world.used == [8, 8])
         assert not stopping.done()

@@ -267,7 +267,7 @@ async def test_a_copied_allocation_holds_nobody():
         copied = world.api.pod("default", "a")["metadata"]["annotations"][POD_ALLOCATION]
         await world.kubelet.kill()
         other = world.bind("b", 3, on=1, annotations={POD_ALLOCATION: copied})
-        await until(lambda: other in world.daemon._pods.seats)
+        await until(lambda: other in world.daemon._pods.objects)
         await world.daemon._reconciler._once()
         assert world.holds == {uid}
         assert world.daemon.account is not None
@@ -279,7 +279,7 @@ async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
         await world.settled([0], set())
         await world.kubelet.kill()
         uid = world.bind("a", 3, on=0)
-        await until(lambda: uid in world.daemon._pods.seats)
+        await until(lambda: uid in world.daemon._pods.objects)
         before = world.daemon._publisher.patches
         world.api.delete_pod("default", "a", 0)
         await until(lambda: world.daemon._publisher.patches > before)

@@ -58,7 +58,7 @@ def worlds(draw, most_nodes=3, most_cards=3, most_pods=6, plain=False):
 
 @st.composite
 def mixed(draw, **most):
-    """Plain worlds with taints, and pods that are starting: the kubelet could mistake one for another."""
+    """Plain worlds with taints, and pods that are starting: the words do not show them yet."""
     world = draw(worlds(plain=True, **most))
     nodes = tuple(replace(node, taints=draw(st.sampled_from(((), (), ("gpu",))))) for node in world.nodes)
     pods = tuple(

@@ -69,10 +69,11 @@ class Mutant:
     seed: int
     replica: type[Replica] = Replica
     patch: tuple[Any, ...] = ()
+    density: float = 2.0
 
 
 MUTANTS = (
-    Mutant("no fence between two leaders", 49, NoFence),
+    Mutant("no fence between two leaders", 8, NoFence, density=4.0),
     Mutant("what was released keeps no room", 0, ForgetsReleases),
     Mutant("releases of another process take no room", 6, patch=(Queue, "_place_again", lambda *_: True)),
 )
@@ -85,7 +86,7 @@ def test_every_precaution_is_needed_in_some_history(mutant: Mutant) -> None:
             if mutant.patch:
                 patch.setattr(*mutant.patch)
             try:
-                run(seed, STEPS, density=2.0, replica=mutant.replica)
+                run(seed, STEPS, density=mutant.density, replica=mutant.replica)
             except ViolationError:
                 return
     pytest.fail("no history shows that it is needed")

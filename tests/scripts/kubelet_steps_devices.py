@@ -94,6 +94,16 @@ async def too_many(here: Play) -> Answer:
     return (await here.admit(ScriptPod("too-many", (33,)))).facts()
 
 
+async def asked_for_the_last(here: Play) -> Answer:
+    """Eight units of two cards are left: a pod that wants all of them, and those that want a card's each."""
+    for name, units in (("full", 8), ("full-2", 8), ("part", 4), ("part-2", 4)):
+        await here.admit(ScriptPod(name, (units,)))
+    answer = {"on two cards": (await here.admit(ScriptPod("all-left", (8,)))).facts()}
+    for name in ("last-but-one", "last"):
+        answer[name] = (await here.admit(ScriptPod(name, (4,)))).facts()
+    return answer
+
+
 async def unhealthy(here: Play) -> Answer:
     one = await here.admit(ScriptPod("on-bad-card", (3,)))
     bad = cards_of(one.allocated[0]).pop()
@@ -176,6 +186,7 @@ DEVICE_STEPS = (
     Step("a refused GetPreferredAllocation fails the pod", preferred_refused),
     Step("a second container's failure frees the first one's IDs", second_container_refused),
     Step("more than there are is refused without asking", too_many),
+    Step("who wants all that is left is asked about too", asked_for_the_last),
     Step("unhealthy IDs are not offered, their containers run on", unhealthy),
     Step("vanished IDs leave the capacity, their containers run on", device_removed),
     Step("a forced deletion frees", forced_deletion_frees),

@@ -10,7 +10,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.accounting.account import CROWDED, NOT_OURS, TAKEN
+from deviceplugin.node.accounting.account import AGAIN, CROWDED, NOT_OURS, TAKEN
 from tests.account_world import Node
 from tests.ledger_world import ids, pod
 
@@ -22,16 +22,19 @@ def on(chosen: Collection[str]) -> set[str]:
 async def test_a_known_pod_is_served_at_once():
     node = Node(8, 8)
     node.bind(pod("a", 3, "c1"))
-    assert on(await node.preferred(3)) == {"c1"}
-    assert node.lists == 0
+    given = tuple(await node.preferred(3))
+    await node.account.allocate(given)
+    assert on(given) == {"c1"}
+    assert (node.asked, node.lists) == (1, 0)
 
 
 async def test_a_pod_that_comes_into_view_late_is_waited_for():
     node = Node(8, 8)
+    node.listed = {"a"}
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert not asking.done()
-    node.bind(pod("other", 5, "c0"))
+    node.bind(pod("other", 3, "c0"))
     await asyncio.sleep(0)
     assert not asking.done()
     node.bind(pod("a", 3, "c1"))
@@ -39,23 +42,24 @@ async def test_a_pod_that_comes_into_view_late_is_waited_for():
 
 
 async def test_the_kubelet_is_asked_whom_it_has_taken_up():
-    async def taken_up() -> set[tuple[str, str]]:
-        return {("ns", "pod-b")}
-
     node = Node(8, 8)
     node.bind(pod("a", [("one", 3, "main"), ("two", 1, "main")], "c0", "c0"), pod("b", 3, "c1"))
+    node.listed = None
     assert on(await node.preferred(3)) == {"c0"}
-    node.account.taken_up = taken_up
+    node.listed = {"b"}
     assert on(await node.preferred(3)) == {"c1"}
 
 
 async def test_a_pod_that_never_comes_gets_one_card_in_the_end():
-    assert on(await Node(8, 8, step_s=10.0).preferred(3)) == {"c0"}
+    with capture_logs() as logs:
+        assert on(await Node(8, 8, step_s=10.0).preferred(3)) == {"c0"}
+    assert [(line["event"], line["units"]) for line in logs] == [("container of an unknown pod", 3)]
 
 
 async def test_several_cards_are_waited_for_when_no_card_has_room():
     """Only the API server can say that a container asked for two cards."""
     node = Node(8, 8, view_wait_s=0.0, room_wait_s=3600.0)
+    node.listed = {"a"}
     asking = node.ask(12)
     await asyncio.sleep(0)
     assert not asking.done()
@@ -72,22 +76,32 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
     assert str(caught.value).endswith(NOT_OURS)
 
 
-async def test_a_known_pod_without_room_is_refused_after_one_look():
-    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
-    node.bind(pod("a", 5, "c0"))
-    with pytest.raises(RefusedError, match="5 free units"):
-        await node.preferred(5, node.ids[:4])
-
-
 @pytest.mark.parametrize(
-    ("assigned", "end"), [(("c0",), TAKEN), ((), NOT_OURS)], ids=["its card was taken", "not bound by us"]
+    ("assigned", "where", "end"),
+    [(("c0",), "not ['c0']", TAKEN), ((), "no card", NOT_OURS)],
+    ids=["its card was taken", "not bound by us"],
 )
-async def test_a_refusal_ends_with_the_likely_cause_and_the_way_out(assigned, end):
-    node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
+async def test_a_known_pod_without_room_is_refused_with_the_cause_and_the_way_out(assigned, where, end):
+    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
     node.bind(pod("a", 5, *assigned))
     with pytest.raises(RefusedError) as caught:
         await node.preferred(5, node.ids[:4])
-    assert str(caught.value) == f"no card has 5 free units, by card they have [4]; {end}"
+    assert str(caught.value) == f"{where} has 5 free units, by card they have [4]; {end}"
+
+
+@pytest.mark.parametrize(("withheld", "why"), [({}, "the card is unhealthy"), ({"c0": "no MPS"}, "no MPS")])
+async def test_a_pod_whose_card_fell_sick_since_it_was_bound_is_refused_with_that_cause(withheld, why):
+    """Also while containers of deleted pods run on another card."""
+    node = Node(8, 8, view_wait_s=0.0, room_wait_s=0.0)
+    node.linger("z", ids("c1", 0))
+    node.bind(pod("a", 5, "c0"))
+    node.account.withhold(withheld)
+    node.account.ledger.set_healthy("c0", bool(withheld))
+    with pytest.raises(RefusedError) as caught:
+        await node.preferred(5, node.ids[8:])
+    assert str(caught.value) == (
+        f"not ['c0'] has 5 free units, by card they have [0, 7]; card c0 cannot be had: {why}; {AGAIN}"
+    )
 
 
 async def test_room_is_waited_for_while_containers_of_a_deleted_pod_end():
@@ -107,52 +121,44 @@ async def test_what_containers_of_a_deleted_pod_still_run_with_is_refused_with_t
     node.bind(pod("a", 6, "c0"))
     with pytest.raises(RefusedError) as caught:
         await node.preferred(6)
-    assert str(caught.value) == f"no card has 6 free units, by card they have [2]; {CROWDED}"
+    assert str(caught.value) == f"not ['c0'] has 6 free units, by card they have [2]; {CROWDED}"
 
 
-async def test_a_pod_that_came_into_view_and_has_no_room_either():
-    node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
-    asking = node.ask(12)
-    await asyncio.sleep(0)
-    node.bind(pod("a", 12, "c0"))
-    with pytest.raises(RefusedError, match="12 free units"):
-        await asking
-
-
-def off_target(step_s: float = 0.0) -> Node:
-    """Pod `a` was sent to c0, where a pod that nobody has shown yet holds 6 of 8."""
-    node = Node(8, 8, 8, step_s=step_s)
-    node.book.write("x", ids("c0", *range(6)))
-    node.bind(pod("a", 3, "c0"))
+def unassigned(**more) -> Node:
+    """Pod `a` was bound by another scheduler."""
+    node = Node(8, 8, **more)
+    node.bind(pod("a", 3))
+    node.list_pods(pod("a", 3))
     return node
 
 
-async def test_a_pod_goes_elsewhere_only_after_a_fresh_list_of_all_pods():
-    node = off_target()
+async def test_where_nobody_said_on_which_cards_a_fresh_list_of_all_pods_is_asked_for():
+    """Another pod may have been bound to the card that the policy would choose."""
+    node = unassigned()
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert (asking.done(), node.lists) == (False, 1)
-    node.bind(pod("other", 2, "c2"))
+    node.bind(pod("other", 2, "c1"))
     await asyncio.sleep(0)
     assert not asking.done()
-    node.list_pods(pod("a", 3, "c0"), pod("other", 2, "c2"), pod("b", 8, "c1"))
-    assert on(await asking) == {"c2"}
-
-
-async def test_a_pod_whose_target_is_free_again_waits_for_no_list():
-    node = Node(8, 8)
-    node.ledger.set_healthy("c0", False)
-    node.bind(pod("a", 3, "c0"))
-    asking = node.ask(3)
-    await asyncio.sleep(0)
-    assert not asking.done()
-    node.ledger.set_healthy("c0", True)
-    node.account.changed()
-    assert on(await asking) == {"c0"}
+    node.list_pods(pod("a", 3), pod("other", 2, "c1"), pod("b", 8, "c0"))
+    assert on(await asking) == {"c1"}
 
 
 async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
-    assert on(await off_target(step_s=0.2).preferred(3)) == {"c1"}
+    assert on(await unassigned(step_s=10.0).preferred(3)) == {"c0"}
+
+
+async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list():
+    node = Node(8, 8)
+    node.book.write("x", ids("c0", *range(6)))
+    node.bind(pod("a", 3, "c0"))
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    assert (asking.done(), node.lists) == (False, 1)
+    node.list_pods(pod("a", 3, "c0"), pod("x", 6, "c0"))
+    with pytest.raises(RefusedError, match=r"not \['c0'\] has 3 free units, by card they have \[2, 8\]"):
+        await asking
 
 
 # The book.
@@ -165,16 +171,42 @@ async def test_the_book_is_read_before_a_preference():
     assert on(await node.preferred(3)) == {"c1"}
 
 
-async def test_the_book_is_read_before_an_allocate():
-    """Its init container had these IDs before: the book does not show this Allocate yet."""
+async def test_the_book_is_read_before_an_allocate_that_the_kubelet_did_not_ask_about():
+    """Its init container had these IDs before."""
     node = Node(8)
-    node.book.write("a", ids("c0", 0, 1), container="setup")
-    await node.account.allocate(("c0::0", "c0::1"))
-    node.account.refresh()
-    assert node.granted == 1
-    node.book.write("a", ids("c0", 0, 1), container="main")
-    node.account.refresh()
-    assert node.granted == 0
+    node.bind(pod("a", [("setup", 2, "init"), ("main", 2, "main")], "c0"))
+    given = tuple(await node.preferred(2))
+    await node.account.allocate(given)
+    node.book.write("a", frozenset(given), container="setup")
+    await node.account.allocate(given)
+    assert node.ledger.facts.pods["a"].book == {"setup": frozenset(given)}
+    assert node.ledger.facts.pods["a"].has.keys() == {"setup", "main"}
+    assert node.ledger.promised() == {"c0": 2}
+
+
+async def test_an_allocate_of_other_ids_than_the_answer_is_asked_about():
+    node = Node(8, 8, step_s=10.0)
+    node.bind(pod("a", 3, "c1"))
+    assert on(await node.preferred(3)) == {"c1"}
+    with pytest.raises(RefusedError) as caught:
+        await node.account.allocate(("c0::0", "c0::1", "c0::2"))
+    assert caught.value.kind == "no-room"
+    assert node.ledger.promised() == {"c0": 0, "c1": 0}
+    assert (await node.account.allocate(("c1::5", "c1::6", "c1::7"))).envs["GPUPACK_CARDS"] == "c1:3"
+
+
+async def test_an_answer_counts_for_one_allocate():
+    """Who asks is asked again for the next one."""
+    node = Node(8)
+    node.bind(pod("a", 3, "c0"))
+    given = tuple(await node.preferred(3))
+    node.listed = {"a"}
+    await node.account.allocate(given)
+    node.book.write("a", frozenset(given))
+    node.bind(pod("b", 3, "c0"))
+    others = tuple(text for text in node.ids if text not in given)[:3]
+    await node.account.allocate(others)
+    assert all(one.has.keys() == {"main"} for one in node.ledger.facts.pods.values())
 
 
 async def test_what_a_question_finds_in_the_book_is_told_once():
@@ -192,36 +224,6 @@ async def test_what_a_question_finds_in_the_book_is_told_once():
     assert told == [{"c0": 2}]
 
 
-async def test_a_book_that_was_not_written_again_proves_nothing_of_an_allocate():
-    node = Node(8, step_s=10.0)
-    node.book.write()
-    node.account.refresh()
-    await node.account.allocate(("c0::0",))
-    for _ in range(5):
-        node.account.refresh()
-    assert node.granted == 1
-    node.book.write()
-    node.account.refresh()
-    assert node.granted == 1
-    node.book.write()
-    node.account.refresh()
-    assert node.granted == 0
-
-
-async def test_the_end_of_an_allocate_that_the_book_never_showed_is_told():
-    node = Node(8)
-    await node.account.allocate(("c0::0",))
-    for _ in range(2):
-        node.book.write()
-        node.account.refresh()
-    assert node.granted == 1
-    told = []
-    node.account.follow(lambda: told.append(node.ledger.promised()))
-    node.clock.now_s += 2.0
-    node.account.refresh()
-    assert told == [{"c0": 0}]
-
-
 async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     node = Node(8, 8, view_wait_s=0.0)
     node.book.write("x", ids("c0", *range(6)))
@@ -230,10 +232,11 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     assert (node.account.book_problem, node.ledger.complete) == (None, True)
     node.book.problem = "torn"
     with capture_logs() as logs:
-        assert on(await node.preferred(3)) == {"c1"}
-        await node.account.allocate(("c1::0",))
+        given = tuple(await node.preferred(3))
+        await node.account.allocate(given)
+    assert on(given) == {"c1"}
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
-    assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 1})
+    assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 3})
     node.book.problem = None
     with capture_logs() as logs:
         node.account.refresh()
@@ -321,9 +324,12 @@ async def test_what_a_container_is_told():
 
 
 async def test_ids_that_do_not_belong_together_are_refused():
-    with pytest.raises(RefusedError, match="2 cards") as caught:
-        await Node(8, 8).account.allocate(("c0::0", "c1::0"))
-    assert caught.value.kind == "spans-cards"
+    node = Node(8, 8, step_s=10.0)
+    for given, kind in ((("c0::0", "c1::0"), "no-room"), (("c9::0",), "spans-cards")):
+        with pytest.raises(RefusedError) as caught:
+            await node.account.allocate(given)
+        assert caught.value.kind == kind
+    assert node.ledger.promised() == {"c0": 0, "c1": 0}
 
 
 def test_devices_follow_the_cards_health():

@@ -7,11 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
-from deviceplugin.node.accounting.views import Seat
+from deviceplugin.node.accounting.objects import Metadata, PodObject
 from deviceplugin.node.telling.annotator import Annotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
+
+
+def pod_object(name: str, allocation: str | None) -> PodObject:
+    return PodObject(Metadata(name, namespace="ns", annotations=allocation and {POD_ALLOCATION: allocation}))
 
 
 async def annotated(bench: Bench, annotator: Annotator) -> list:
@@ -25,7 +29,7 @@ async def test_an_allocation_is_written_once():
     bench.complete()
     bench.admit()
     assert await annotated(bench, annotator) == []
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.objects["a"] = pod_object("pod-a", None)
     told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
     assert await annotated(bench, annotator) == told
     assert await annotated(bench, annotator) == told
@@ -36,7 +40,7 @@ async def test_an_allocation_that_is_there_already_is_left_alone():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
     assert await annotated(bench, annotator) == []
 
 
@@ -45,7 +49,7 @@ async def test_a_copied_allocation_is_overwritten():
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
 
 
@@ -56,7 +60,7 @@ def admitted_pair() -> Bench:
     bench.admit()
     bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
     bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
-    bench.pods.seats |= {uid: Seat("ns", f"pod-{uid}", None) for uid in "ab"}
+    bench.pods.objects |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
     return bench
 
 
@@ -66,7 +70,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.objects["a"] = pod_object("pod-a", None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
     bench.now_s += 3600
@@ -104,7 +108,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
     annotator = Annotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.seats["a"] = Seat("ns", "pod-a", None)
+    bench.pods.objects["a"] = pod_object("pod-a", None)
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
     with capture_logs() as logs:

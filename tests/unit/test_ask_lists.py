@@ -1,7 +1,6 @@
 """That a list of moves is called the shortest only where it is, and that each of its moves can be made."""
 
 import json
-from dataclasses import replace
 
 from gpupack.ask import Cluster, FitAsk, why
 from gpupack.ask import table as tables
@@ -106,18 +105,6 @@ def test_a_list_is_not_called_complete_where_pods_that_move_keep_each_other_off(
     tried = "of the lists of moves that were tried none lets another one start"
     assert tried in advice_text(advice)
     assert ([move.pod for move in alone.moves], alone.optimal) == (["p"], True)
-
-
-def test_no_pod_moves_to_where_another_is_starting_that_is_mistaken_for_it():
-    nodes = (Node("a", (8,)), Node("b", (8,)), Node("c", (8,), foreign=(2,)))
-    pods = (Pod("starts", 4, "b", (0,), model="NVIDIA A100", held=False, owned=False), Pod("p", 4, "a", (0,)))
-    waits = World(nodes, (*pods, Pod("w", 8)))
-
-    (way,) = [way for way in why(waits.cluster, "default", "w").ways_out if way.kind == "moves"]
-
-    assert [(move.pod, move.target.node) for move in way.moves] == [("p", "c")]
-    only_b = replace(waits, nodes=nodes[:2])
-    assert "moves" not in {way.kind for way in why(only_b.cluster, "default", "w").ways_out}
 
 
 def test_why_says_that_pods_trade_places():

@@ -216,14 +216,11 @@ def test_a_size_that_cannot_be_is_refused_in_the_words_of_the_question(asked, wo
     assert str(caught.value) == words
 
 
-def test_a_node_stays_busy_until_every_pod_that_is_mistaken_for_the_asked_one_has_ended():
-    # Both are starting, and the kubelet could take either for the one that waits.
-    pods = (Pod("x", 2, "a", (0,), held=False), Pod("y", 2, "a", (1,), held=False))
+def test_a_pod_that_starts_keeps_none_of_another_shape_off_that_asks_for_as_much():
+    starts = (Pod("x", 2, "a", (0,), held=False), Pod("y", 2, "a", (1,), held=False))
     waits = Pod("w", 2, model="NVIDIA A100")
-    world = World((Node("a", (4, 4)),), (*pods, Pod("z", 1, "a", (0,), held=False), waits))
+    world = World((Node("a", (4, 4)),), (*starts, Pod("z", 1, "a", (0,), held=False), waits))
 
     answer = why(world.cluster, "default", "w")
 
-    assert [group.reason for group in answer.nodes] == ["Busy"]
-    (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
-    assert ([pod.pod for pod in way.pods], way.fewest) == (["x", "y"], True)
+    assert (answer.state, answer.fits) == ("fits", ("a",))

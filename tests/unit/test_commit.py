@@ -110,6 +110,15 @@ def test_a_node_that_changed_since_the_filter_gives_what_it_has_now(world: World
     assert json.loads(made.assigned) == {"main": [[uuid("n", 0), 8]]}
 
 
+def test_a_pod_of_another_shape_that_asks_for_as_much_is_bound_beside_one_that_starts(world: World) -> None:
+    other = {"gpupack.io/gpu-uuid": "*", POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]})}
+    world.state.apply_pod(pod("q", 8, version=4, node="n", annotations=other), 0)
+    made = world.begin()
+    assert made.assigned is not None
+    assert json.loads(made.assigned) == {"main": [[uuid("n", 1), 8]]}
+    assert world.assumed() == [8, 8]
+
+
 def test_a_node_without_inventory_binds_without_naming_cards(world: World) -> None:
     world.state.apply_node(node("n", (16, 16), (8, 0), version=5, inventory=False), 0)
     made = world.begin()
@@ -136,7 +145,6 @@ def test_a_pod_that_does_not_ask_is_bound_plainly(world: World) -> None:
         ("no node", "node m is not known"),
         ("no words", "no longer fits: no gpupack words on the node"),
         ("full", "no longer fits: no card with 8 GiB free"),
-        ("busy", "no longer fits: a pod of the same size and another shape is starting"),
         ("annotation", "pod default/p: annotation gpupack.io/cards"),
     ],
 )
@@ -153,9 +161,6 @@ def test_refusals_in_words(world: World, case: str, message: str) -> None:
             state.apply_node(node("n", None, version=5), 0)
         case "full":
             state.apply_node(node("n", (16, 16), (9, 9), version=5), 0)
-        case "busy":
-            other = {"gpupack.io/gpu-uuid": "*", POD_ASSIGNED: json.dumps({"main": [[uuid("n", 0), 8]]})}
-            state.apply_pod(pod("q", 8, version=4, node="n", annotations=other), 0)
         case "annotation":
             state.apply_pod(pod("p", 8, version=4, annotations={"gpupack.io/cards": "x"}), 0)
     before = world.assumed()

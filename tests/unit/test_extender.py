@@ -213,25 +213,10 @@ def test_prioritize_follows_the_pod_s_own_policy() -> None:
     }
 
 
-def test_a_node_where_the_kubelet_could_mix_pods_up_is_passed_over(world: World) -> None:
+def test_a_pod_that_starts_keeps_none_of_another_shape_off_that_asks_for_as_much(world: World) -> None:
     world.state.apply_pod(pod("q", 8, node="b", version=50, annotations={"gpupack.io/gpu-model": "*"}), 0)
-    assert world.filter(pod_object("p", 8))["NodeNames"] == ["a"]
-    assert world.prioritize(pod_object("p", 8)) == {"a": 10, "b": 0, "c": 0}
-    assert world.filter(pod_object("p", 7))["NodeNames"] == ["a", "b"]
-    answer = world.filter(pod_object("p", 8), ["b", "c"])
-    assert answer["FailedAndUnresolvableNodes"] == {
-        "b": "a pod of the same size and another shape is starting on the node",
-        "c": "no card with 8 GiB free",
-    }
-    # A node that could be mixed up and is full is full.
-    world.state.apply_pod(pod("r", 8, node="c", version=51, annotations={"gpupack.io/gpu-model": "*"}), 0)
-    answer = world.filter(pod_object("p", 8), ["c"])
-    assert answer["FailedAndUnresolvableNodes"] == {"c": "no card with 8 GiB free"}
-
-
-def test_a_busy_name_without_a_node_is_harmless(world: World) -> None:
-    world.state.apply_pod(pod("q", 8, node="away", version=50, annotations={"gpupack.io/gpu-model": "*"}), 0)
-    assert world.filter(pod_object("p", 8))["NodeNames"] == ["b", "a"]
+    assert world.filter(pod_object("p", 8))["NodeNames"] == ["a", "b"]
+    assert world.prioritize(pod_object("p", 8)) == {"a": 10, "b": 9, "c": 0}
 
 
 def test_what_was_answered_is_remembered_until_the_pod_is_bound(world: World) -> None:

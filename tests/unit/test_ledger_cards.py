@@ -6,7 +6,7 @@ import pytest
 
 from allocator.cards import Card
 from allocator.errors import LedgerError
-from allocator.ledger import BookEntry
+from allocator.ledger import BookEntry, Ledger
 from allocator.request import ContainerRequest, PodRequest
 from tests.ledger_world import RESOURCE, World, ids, pod
 
@@ -61,11 +61,30 @@ def test_ids_of_a_card_that_is_gone_are_refused_and_those_of_new_ones_are_given(
 
 
 def test_an_allocate_that_is_under_way_loses_the_card_that_goes(world: World) -> None:
-    world.ledger.allocate(ids("c0", 6, 7), world.now)
-    world.ledger.allocate(ids("c1", 6), world.now)
+    for uid, given in (("x", ids("c0", 6, 7)), ("y", ids("c1", 6))):
+        world.bind(pod(uid, len(given)))
+        world.allocate(given, uid)
     install(world, c1=8)
     assert world.ledger.used() == (4,)
     assert world.ledger.promised() == {"c1": 4}
+
+
+def test_a_card_that_is_sick_from_the_start_is_so_until_it_is_healthy() -> None:
+    ledger = Ledger([replace(card("c0", 8), healthy=False), replace(card("c1", 8), index=1)])
+    assert ledger.keep_out("cordoned", {"c1"})
+    assert not ledger.keep_out("cordoned", {"c1"})
+    assert [(each.cordoned, each.healthy) for each in ledger.installed] == [(False, False), (True, True)]
+    ledger.set_healthy("c0", True)
+    assert ledger.used() == (0, 8)
+
+
+@pytest.mark.parametrize("why", ["sick", "withheld", "cordoned", "closed"])
+def test_what_is_out_of_use_is_full_and_to_the_kubelet_unhealthy_if_nobody_may_have_it(why) -> None:
+    ledger = Ledger([card("c0", 8)])
+    ledger.keep_out(why, {"c0"})
+    (out,) = ledger.installed
+    assert (out.healthy, out.cordoned) == ((False, False) if why in {"sick", "withheld"} else (True, True))
+    assert ledger.used() == (8,)
 
 
 def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: World) -> None:
@@ -92,7 +111,7 @@ def test_percent_cost_what_the_new_cards_are_worth() -> None:
 
 def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:
     world = World.of(8)
-    world.ledger.read_book([BookEntry("x", "main", RESOURCE, tuple(ids("n0", 0, 1)))], world.now)
+    world.ledger.read_book([BookEntry("x", "main", RESOURCE, ids("n0", 0, 1))], world.now)
     assert world.ledger.used() == (0,)
     install(world, c0=8, n0=4)
     assert world.ledger.used() == (0, 2)

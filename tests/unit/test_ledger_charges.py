@@ -5,7 +5,7 @@ import pytest
 from allocator.errors import LedgerError
 from allocator.ledger import Ledger, charges
 from deviceplugin.node.telling.explain import explain
-from tests.ledger_world import World, cards, ids, pod
+from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]
 TWO = [("one", 2, "main"), ("two", 3, "main")]
@@ -18,27 +18,25 @@ def test_a_pod_is_charged_from_its_allocate_on():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
     assert world.promised == [0]
-    grant = world.allocate(world.choose(3))
-    assert grant.shares == (("c0", 3),)
+    given = world.choose(3, "a")
+    assert world.allocate(given, "a") == {"c0": 3}
     assert world.promised == [3]
-    world.book["a", "main"] = grant.ids
-    world.write()
+    world.show("a", given)
     assert world.promised == [3]
-    assert world.ledger.facts.grants == []
 
 
 def test_a_pod_in_the_book_is_charged_although_nobody_saw_its_allocate():
     world = World.of(8, 8)
-    world.book["unknown", "main"] = ids("c1", 0, 1)
-    world.write()
+    world.show("unknown", ids("c1", 0, 1))
     assert world.promised == [0, 2]
+    assert world.ledger.unheld() == frozenset()
+    assert world.ledger.doubtful() == frozenset(), "first a list must lack it"
     assert charges.holds(world.ledger.facts) == {}
 
 
 def test_ids_of_cards_that_are_not_there_count_for_nobody():
     world = World.of(8)
-    world.book["a", "main"] = ids("gone", 0, 1)
-    world.write()
+    world.show("a", ids("gone", 0, 1))
     assert world.promised == [0]
 
 
@@ -61,7 +59,7 @@ def test_ids_of_two_living_pods_count_for_both():
     world.run(pod("a", 3, "c0"))
     world.drop("a")
     world.bind(pod("b", 3, "c0"))
-    world.allocate(ids("c0", 0, 1, 2), ("b", "main"))
+    world.show("b", ids("c0", 0, 1, 2))
     assert world.promised == [6]
 
 
@@ -69,8 +67,8 @@ def test_h10_a_container_that_starts_again_has_only_its_new_ids():
     """The book was lost: per container it replaces, over the containers of a pod and over pods it adds."""
     world = World.of(8)
     world.run(pod("a", TWO, "c0"))
-    world.drop("a")
-    world.allocate(ids("c0", 5, 6, 7), ("a", "two"))
+    world.lose_book()
+    world.show("a", ids("c0", 5, 6, 7), "two")
     assert world.promised == [5]
     assert world.ledger.facts.pods["a"].ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
 
@@ -79,7 +77,7 @@ def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
     world = World.of(4)
     world.run(pod("a", 3, "c0"))
     world.drop("a")
-    world.allocate(ids("c0", 0, 1, 2), ("b", "main"))
+    world.show("b", ids("c0", 0, 1, 2))
     assert world.promised == [4]
     assert world.ledger.cards()[0].used_units == 4
     assert explain(world.ledger.facts)["cards"][0]["charged"] == 6
@@ -99,8 +97,7 @@ def test_promises_tell_whose_units_are_on_a_card():
 def lost(uid: str = "a", wanted=5, **more) -> World:
     """A kubelet and a daemon that start with nothing, while a pod runs that was assigned to c0."""
     world = World.of(8, 8, 4)
-    world.bind(pod(uid, wanted, "c0", **more))
-    world.look(uid)
+    world.bind(pod(uid, wanted, "c0", admitted=True, **more))
     return world
 
 
@@ -119,47 +116,31 @@ def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised)
     assert charges.holds(world.ledger.facts).keys() == {"a"}
     assert world.ledger.unheld() == frozenset()
     assert world.ledger.allocations() == {}
-    assert world.ledger.reserved() == {}
 
 
 def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     world = World.of(8, 8)
-    world.bind(pod("a", 6, "c0", "c1", count=2))
-    world.look("a")
+    world.bind(pod("a", 6, "c0", "c1", count=2, admitted=True))
     assert world.promised == [3, 3]
     assert charges.holds(world.ledger.facts) == {"a": {"c0": 3, "c1": 3}}
 
 
-def test_h1_what_the_words_had_goes_before_the_annotation():
-    world = World.of(8, 8)
-    world.run(pod("a", 5, "c0"))
-    world.restart_daemon()
-    world.ledger.remember({"a": {"c1": 5}})
-    world.book.clear()
+@pytest.mark.parametrize(
+    ("remembered", "promised"),
+    [
+        pytest.param({"c1": 5}, [0, 5], id="they go before the annotation"),
+        pytest.param({"c9": 5}, [5, 0], id="of a card that is not there they say nothing"),
+        pytest.param({}, [5, 0], id="without units they say nothing"),
+    ],
+)
+def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
+    world = World(Ledger(cards(8, 8)))
+    world.ledger.remember({"a": remembered})
+    world.pods["a"] = pod("a", 5, "c0")
     world.write()
     world.sync()
-    assert world.promised == [0, 5]
-    assert charges.holds(world.ledger.facts) == {"a": {"c1": 5}}
-
-
-def test_h1_words_of_a_card_that_is_not_there_say_nothing_of_a_lost_pod():
-    world = World.of(8, 8)
-    world.pods["a"] = pod("a", 5, "c1")
-    world.ledger = Ledger(cards(8, 8))
-    world.ledger.remember({"a": {"c9": 5}})
-    world.write()
-    world.sync()
-    assert world.promised == [0, 5]
-
-
-def test_h1_words_without_units_say_nothing_of_a_lost_pod():
-    world = World.of(8, 8)
-    world.pods["a"] = pod("a", 5, "c1")
-    world.ledger = Ledger(cards(8, 8))
-    world.ledger.remember({"a": {}})
-    world.write()
-    world.sync()
-    assert world.promised == [0, 5]
+    assert world.promised == promised
+    assert charges.holds(world.ledger.facts) == {"a": {f"c{promised.index(5)}": 5}}
 
 
 @pytest.mark.parametrize(
@@ -197,37 +178,60 @@ def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
 def test_h1_containers_of_a_lost_pod_that_start_again_are_not_counted_twice():
     world = lost("a", TWO)
     assert world.promised == [5, 0, 0]
-    world.allocate(ids("c0", 0, 1, 2), ("a", "two"))
+    world.show("a", ids("c0", 0, 1, 2), "two")
     assert world.promised == [5, 0, 0]
 
 
 def test_h1_a_lost_pod_of_which_nobody_knows_the_cards_counts_on_every_one():
     world = World.of(8, 8, 2)
-    world.bind(pod("a", TWO))
-    world.allocate(ids("c0", 0, 1), ("a", "one"))
-    world.look("a")
+    world.bind(pod("a", TWO, admitted=True))
+    world.show("a", ids("c0", 0, 1), "one")
     assert world.promised == [5, 5, 2]
 
 
-def test_an_allocation_admits_nobody():
-    world = World.of(8)
-    world.bind(pod("a", 5, "c0"))
-    assert world.promised == [0]
-    assert charges.holds(world.ledger.facts) == {}
-
-
-def test_a_pod_that_was_refused_is_not_lost():
-    """UnexpectedAdmissionError: phase Failed, and the kubelet gave it nothing."""
+@pytest.mark.parametrize(
+    ("on", "promised"),
+    [
+        pytest.param(("c1",), [0, 3], id="where the scheduler said"),
+        pytest.param((), [3, 3], id="on every card where nobody said"),
+    ],
+)
+def test_h5_a_pod_that_is_deleted_before_it_was_served_counts_until_the_kubelet_has_heard(on, promised):
+    """The scheduler counts it no more, and the kubelet may admit it all the same."""
     world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.change("a", terminal=True)
+    world.bind(pod("a", 3, *on))
     assert world.promised == [0, 0]
+    world.delete("a")
+    assert world.promised == promised
+    assert charges.holds(world.ledger.facts).keys() == {"a"}
+    world.look(later=SETTLED_S)
+    assert world.promised == [0, 0]
+
+
+def test_h5_what_it_has_counts_as_a_part_of_that():
+    world = World.of(8, 8)
+    world.bind(pod("a", TWO, "c0", "c1"))
+    world.hand(2, "a", "one")
+    world.delete("a")
+    assert world.promised == [2, 3]
+
+
+def test_a_pod_that_was_refused_is_charged_with_what_it_was_given():
+    """UnexpectedAdmissionError: phase Failed, here of its second container."""
+    world = World.of(8)
+    world.bind(pod("a", TWO, "c0"))
+    world.bind(pod("b", 3, "c0"))
+    world.hand(2, "a", "one")
+    for uid in ("a", "b"):
+        world.change(uid, terminal=True)
+    assert world.promised == [2]
+    assert charges.holds(world.ledger.facts) == {"a": {"c0": 2}}
 
 
 # What the words say.
 
 
-def test_a_pod_enters_holds_once_every_container_is_in_the_book():
+def test_a_pod_enters_holds_with_the_allocate_of_its_last_container():
     world = World.of(8)
     world.bind(pod("a", TWO, "c0"))
     assert not world.ledger.in_flight()
@@ -235,20 +239,11 @@ def test_a_pod_enters_holds_once_every_container_is_in_the_book():
     assert charges.holds(world.ledger.facts) == {}
     assert world.ledger.unheld() == {"a"}
     assert world.ledger.in_flight()
-    world.hand(3, "a", "two")
+    world.allocate(world.choose(3, "a"), "a")
     assert charges.holds(world.ledger.facts) == {"a": {"c0": 5}}
     assert world.ledger.allocations() == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
     assert world.ledger.unheld() == frozenset()
     assert not world.ledger.in_flight()
-
-
-def test_an_allocate_that_the_book_lacks_is_in_flight_and_in_nobodys_holds():
-    world = World.of(8)
-    world.bind(pod("a", 3, "c0"))
-    world.allocate(world.choose(3))
-    assert world.ledger.in_flight()
-    assert charges.holds(world.ledger.facts) == {}
-    assert world.used == [3]
 
 
 def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
@@ -257,6 +252,7 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     world.run(pod("a", 3, "c0"))
     world.delete("a")
     world.drop("a")
+    assert world.ledger.allocations() == {}
     assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
     world.look()
     assert charges.holds(world.ledger.facts) == {}
@@ -265,7 +261,7 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
 def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
     """It was never seen: the API server had let go of it before this daemon started."""
     world = World.of(8)
-    world.allocate(ids("c0", 0, 1, 2), ("a", "main"))
+    world.show("a", ids("c0", 0, 1, 2))
     assert charges.holds(world.ledger.facts) == {}
     world.sync()
     assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
@@ -274,7 +270,7 @@ def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
 def test_holds_names_a_static_pod_by_the_uid_of_the_api():
     world = World.of(8)
     world.bind(pod("mirror", 3, runtime_uid="hash"))
-    world.allocate(ids("c0", 0, 1, 2), ("hash", "main"))
+    world.show("hash", ids("c0", 0, 1, 2))
     assert charges.holds(world.ledger.facts) == {"mirror": {"c0": 3}}
     assert world.ledger.published_holds() == {"mirror": {0: 3}}
 
@@ -312,9 +308,15 @@ def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
     world = World.of(8, 8)
     world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
     for container, mine in given:
-        world.book["a", container] = mine
-    world.write()
+        world.show("a", mine, container)
     assert charges.holds(world.ledger.facts).keys() == {"a"}
+    assert world.ledger.allocations() == {}
+
+
+def test_a_pod_that_lacks_a_container_is_not_described():
+    world = World.of(8)
+    world.bind(pod("a", INIT_AND_MAIN, "c0"))
+    world.hand(6, "a", "setup")
     assert world.ledger.allocations() == {}
 
 
@@ -332,6 +334,7 @@ def test_used_is_what_is_charged_and_used_beyond_it_up_to_the_size():
     assert world.used == [8, 2]
     assert world.promised == [6, 0]
     assert world.ledger.set_pressure({"c0": 1, "c1": 0})
+    assert not world.ledger.set_pressure({"c0": 1})
     assert world.used == [7, 0]
 
 

@@ -1,85 +1,30 @@
 """Whose devices the kubelet asks for: what it lists, and what is guessed where it lists nothing."""
 
+import pytest
+
 from allocator.ledger import Ask
-from allocator.selector import Selector
-from tests.ledger_world import World, by_card, ids, pod
+from tests.ledger_world import SETTLED_S, World, by_card, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
-def expects(world: World, size: int) -> bool:
-    return world.ledger.ask(world.offered(), (), size).is_expected()
-
-
-def displaces(world: World, size: int) -> bool:
-    return world.ledger.ask(world.offered(), (), size).is_displaced()
-
-
-def asks(world: World, size: int) -> tuple[str, str] | None:
-    """Whose container the kubelet seems to be asking for."""
-    return whose(world, size, frozenset())
-
-
-def whose(world: World, size: int, must: frozenset[str]) -> tuple[str, str] | None:
-    """The same for a container that must have some IDs."""
-    found = world.ledger.ask(world.offered() | must, must, size).whose()
+def asker(ask: Ask) -> tuple[str, str] | None:
+    """The pod and the container that seem to ask."""
+    found = ask.whose()
     return None if found is None else (found[0].pod.uid, found[1].name)
 
 
-def test_a_pod_that_nobody_knows_is_not_expected():
-    world = World.of(8)
-    assert asks(world, 3) is None
-    assert not expects(world, 3)
-    assert not displaces(world, 3)
+# What the kubelet lists.
 
 
-def test_h4_the_pod_that_was_bound_first_is_served_first():
-    world = World.of(8, 8, 8)
-    world.bind(pod("b", 3, "c2"))
-    world.bind(pod("a", 3, "c1"))
-    assert world.hand(3, "b") == {"c2": 3}
-    assert world.hand(3, "a") == {"c1": 3}
-
-
-def test_a_pod_that_has_begun_is_served_before_older_ones():
-    """The kubelet admits one pod at a time."""
+def test_only_who_was_taken_up_asks_and_of_those_who_lacks_something():
     world = World.of(8, 8)
-    world.bind(pod("a", 3, "c0"))
-    world.bind(pod("b", TWO, "c0", "c1"))
-    world.hand(2, "b", "one")
-    assert asks(world, 3) == ("b", "two")
-    assert world.hand(3, "b", "two") == {"c1": 3}
-
-
-def test_of_pods_that_have_begun_the_last_one_is_served():
-    """The kubelet gave up the other one between two containers."""
-    world = World.of(8, 8)
-    world.bind(pod("a", TWO, "c0", "c0"))
-    world.bind(pod("b", TWO, "c1", "c1"))
-    world.hand(2, "a", "one")
-    world.hand(2, "b", "one")
-    world.book["b", "one"] = ids("c1", 0, 1)
-    world.write()
-    assert asks(world, 3) == ("b", "two")
-
-
-def test_a_container_whose_turn_comes_later_is_not_meant_while_another_fits():
-    world = World.of(8, 8)
-    world.bind(pod("a", [("one", 5, "main"), ("two", 3, "main")], "c0", "c0"))
-    assert asks(world, 3) == ("a", "two")
-    world.bind(pod("b", 3, "c1"))
-    assert asks(world, 3) == ("b", "main")
-    assert world.hand(3, "b") == {"c1": 3}
-
-
-def asked_for(world: World, size: int, *taken_up: str) -> Ask:
-    """A question of a kubelet that says which pods it has taken up."""
-    return world.ledger.ask(world.offered(), (), size, {("ns", f"pod-{uid}") for uid in taken_up})
-
-
-def asker(ask: Ask) -> str | None:
-    found = ask.whose()
-    return None if found is None else found[0].pod.uid
+    for uid, card in (("a", "c0"), ("b", "c1"), ("c", "c0")):
+        world.bind(pod(uid, 3, card))
+    assert asker(world.ask(3, "b")) == ("b", "main")
+    world.hand(3, "b")
+    assert asker(world.ask(3, "b", "c")) == ("c", "main")
+    assert asker(world.ask(3, "b")) is None
 
 
 def test_a_pod_that_was_deleted_asks_though_a_living_one_wants_as_much():
@@ -88,10 +33,10 @@ def test_a_pod_that_was_deleted_asks_though_a_living_one_wants_as_much():
     world.bind(pod("gone", [("side", 2, "sidecar"), ("main", 3, "main")], "c1", "c1"))
     world.delete("gone")
     world.bind(pod("alive", [("init", 2, "init"), ("main", 4, "main")], "c0", "c0"))
-    ask = asked_for(world, 2, "gone")
-    assert (asker(ask), ask.is_expected()) == ("gone", False)
-    assert ids("c1", 0, 1) == frozenset(world.ledger.preferred(ask))
-    assert asker(asked_for(world, 2, "gone", "alive")) == "alive"
+    ask = world.ask(2, "gone")
+    assert (asker(ask), ask.is_expected()) == (("gone", "side"), False)
+    assert by_card(world.choose(2, "gone")) == {"c1": 2}
+    assert asker(world.ask(2, "gone", "alive")) == ("alive", "init")
 
 
 def test_a_pod_that_asks_again_is_not_taken_for_one_that_the_kubelet_has_not_listed():
@@ -100,154 +45,156 @@ def test_a_pod_that_asks_again_is_not_taken_for_one_that_the_kubelet_has_not_lis
     for uid in ("1", "3"):
         world.bind(pod(uid, shape, "c0", "c0"))
         world.admit(uid)
-    world.book.clear()
-    world.write()
-    world.ledger.kubelet_restarted()
+    world.lose_book()
     world.bind(pod("2", TWO, "c1", "c1"))
-    world.book["1", "init"], world.book["1", "main"] = ids("c0", 0, 1), ids("c0", 0, 1, 2, 3)
-    world.write()
-    ask = asked_for(world, 2, "1", "3")
-    assert asker(ask) == "3"
-    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c0": 2}
+    world.show("1", ids("c0", 0, 1), "init")
+    world.show("1", ids("c0", 0, 1, 2, 3), "main")
+    assert asker(world.ask(2, "1", "3")) == ("3", "init")
+    assert by_card(world.choose(2, "3")) == {"c0": 2}
 
 
 def test_a_pod_that_was_taken_up_and_is_not_known_is_waited_for():
     world = World.of(8, 8)
     world.bind(pod("other", 3, "c0"))
-    assert not asked_for(world, 3, "new").is_expected()
+    assert not world.ask(3, "new").is_expected()
     world.bind(pod("new", 3, "c1"))
-    assert asked_for(world, 3, "new").is_expected()
+    assert world.ask(3, "new").is_expected()
 
 
 def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it():
     world = World.of(8, 8)
     world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c0", "c1"))
-    ask = asked_for(world, 3, "a")
-    assert ask.asker() == ("a", "one")
-    given = frozenset(world.ledger.preferred(ask))
-    world.allocate(given)
-    ask = asked_for(world, 3, "a")
-    assert ask.asker() == ("a", "two")
-    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c1": 3}
+    assert by_card(world.choose(3, "a")) == {"c0": 3}
+    world.allocate(world.choose(3, "a"), "a")
+    assert asker(world.ask(3, "a")) == ("a", "two")
+    assert by_card(world.choose(3, "a")) == {"c1": 3}
     world.ledger.kubelet_restarted()
-    assert asked_for(world, 3, "a").asker() == ("a", "one"), "the kubelet knows what its book says"
+    assert asker(world.ask(3, "a")) == ("a", "one"), "the kubelet knows what its book says"
+
+
+def test_without_the_list_nobody_is_known_for_certain():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    assert world.ask(3).asker() is None
+    assert world.ask(3, "b").asker() is None
+    assert world.ask(3, "a").asker() == (world.ledger.facts.pods["a"], "main")
+
+
+# What is guessed without the list.
+
+
+def test_the_pod_that_was_bound_first_is_served_first():
+    world = World.of(8, 8)
+    world.bind(pod("b", 3, "c0"))
+    world.bind(pod("a", 3, "c1"))
+    world.change("b", admitted=True)
+    assert asker(world.ask(3)) == ("b", "main")
 
 
 def test_a_pod_of_another_size_is_not_meant():
     world = World.of(8, 8)
+    assert asker(world.ask(3)) is None
     world.bind(pod("a", 4, "c1"))
-    assert not expects(world, 3)
-    assert expects(world, 4)
+    assert asker(world.ask(3)) is None
+    assert asker(world.ask(4)) == ("a", "main")
 
 
 def test_a_pod_that_runs_asks_only_when_no_other_can():
     """The kubelet lost its book and starts a container again."""
     world = World.of(8, 8)
     world.run(pod("a", 3, "c1"))
-    assert asks(world, 3) is None
-    world.drop("a")
-    assert asks(world, 3) == ("a", "main")
-    assert not expects(world, 3)
+    assert asker(world.ask(3)) is None
+    world.lose_book()
+    assert asker(world.ask(3)) == ("a", "main")
     world.bind(pod("b", 3, "c0"))
-    assert asks(world, 3) == ("b", "main")
-    assert expects(world, 3)
+    assert asker(world.ask(3)) == ("b", "main")
 
 
-def test_ids_that_must_be_included_tell_whose_container_it_is():
+def test_h5_a_pod_that_is_gone_asks_when_no_living_one_can_and_no_more_once_its_charge_ended():
     world = World.of(8, 8)
-    shape = [("setup", 2, "init"), ("main", 5, "main")]
-    world.bind(pod("a", shape, "c0"))
-    world.bind(pod("b", shape, "c1"))
-    world.allocate(ids("c0", 0, 1), ("a", "setup"))
-    world.allocate(ids("c1", 0, 1), ("b", "setup"))
-    world.bind(pod("c", 4, "c1"))
-    assert whose(world, 5, ids("c0", 0, 1)) == ("a", "main")
-    assert whose(world, 5, ids("c1", 0, 1)) == ("b", "main")
-    assert whose(world, 5, ids("c1", 6)) == ("b", "main")
-    must = ids("c1", 0, 1)
-    assert not world.ledger.ask(world.offered() | must, must, 5).is_displaced()
-
-
-def test_h5_a_pod_that_is_gone_may_be_asking_and_its_place_is_kept():
-    """x was bound to c2 and deleted by force, then y was bound to c1: the kubelet admits x first."""
-    world = World.of(4, 4, 4)
-    world.bind(pod("x", 4, "c2"))
-    world.delete("x")
-    world.bind(pod("y", 4, "c1"))
-    assert not displaces(world, 4)
-    assert world.used[2] == 4
-    assert world.hand(4, "x") == {"c2": 4}
-    assert world.hand(4, "y") == {"c1": 4}
-
-
-def test_h5_after_ten_seconds_it_is_not():
-    world = World.of(4, 4)
     world.bind(pod("x", 4, "c0"))
     world.delete("x")
+    assert asker(world.ask(4)) == ("x", "main")
     world.bind(pod("y", 4, "c1"))
-    world.now += 10
-    assert asks(world, 4) == ("y", "main")
+    assert asker(world.ask(4)) == ("y", "main")
+    world.delete("y")
+    world.look(later=SETTLED_S)
+    assert asker(world.ask(4)) is None
 
 
-def test_h5_a_pod_that_is_gone_is_not_one_to_wait_for():
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.delete("x")
-    assert asks(world, 4) == ("x", "main")
-    assert not expects(world, 4)
+# What is waited for before an answer.
 
 
-def test_a_pod_that_was_dropped_from_the_book_does_not_ask_again():
-    """The kubelet drops whom it knows to be gone; x's containers may run on c0."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.hand(4, "x")
-    world.delete("x")
-    world.bind(pod("y", 4, "c1"))
-    world.drop("x")
-    assert asks(world, 4) == ("y", "main")
-    assert world.hand(4, "y") == {"c1": 4}
-    assert world.used == [4, 4]
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param((), True, id="bound"),
+        pytest.param(("delete",), False, id="deleted"),
+        pytest.param(("admit", "lose_book"), False, id="it had devices and may be over"),
+        pytest.param(("status", "lose_book"), False, id="its status says that it was admitted"),
+        pytest.param(("shown", "lose_book"), False, id="the book had it"),
+        pytest.param(("one",), True, id="its second container"),
+        pytest.param(("run", "lose_book"), False, id="it runs"),
+        pytest.param(("one", "run", "again"), False, id="a container of it starts again"),
+    ],
+)
+def test_a_living_pod_that_has_not_had_its_devices_yet_is_expected(steps, expected):
+    world = World.of(8)
+    world.bind(pod("a", TWO if "one" in steps else 3, "c0"))
+    for step in steps:
+        match step:
+            case "admit":
+                world.admit("a")
+            case "run":
+                world.change("a", ran=True)
+            case "shown":
+                world.show("a", ids("c0", 0, 1, 2))
+            case "status":
+                world.change("a", admitted=True)
+            case "one":
+                world.hand(2, "a", "one")
+            case "delete":
+                world.delete("a")
+            case "lose_book":
+                world.lose_book()
+            case "again":
+                world.lose_book()
+                world.show("a", ids("c0", 0, 1), "one")
+    assert world.ask(3, "a").is_expected() == expected
 
 
-def test_a_pod_that_was_served_before_the_kubelet_lost_its_book_asks_in_its_turn():
-    """It does not run yet; a pod bound later must not be given what the words show of it elsewhere."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.hand(4, "x")
-    world.drop("x")
-    world.ledger.kubelet_restarted()
-    world.bind(pod("y", 4, "c1"))
-    assert asks(world, 4) == ("x", "main")
-    assert not expects(world, 4)  # it may be over, or run: look first
-    assert world.hand(4, "x") == {"c0": 4}
-
-
-def test_a_pod_that_is_gone_between_two_containers_may_still_ask():
+def test_a_list_of_pods_is_wanted_where_nobody_said_on_which_cards_or_those_have_no_room():
     world = World.of(8, 8)
-    world.bind(pod("x", TWO, "c0", "c1"))
-    world.bind(pod("y", 3, "c0"))
-    world.hand(2, "x", "one")
-    world.delete("x")
-    assert asks(world, 3) == ("x", "two")
-    assert world.hand(3, "x", "two") == {"c1": 3}
+    assert world.ask(3, "unknown").wants_list()
+    world.bind(pod("a", 3, "c0"))
+    assert not world.ask(3, "a").wants_list()
+    world.bind(pod("b", [("setup", 2, "init"), ("main", 5, "main")]))
+    assert world.ask(2, "b").wants_list()
+    world.show("b", ids("c0", 0, 1), "setup")
+    assert not world.ask(5, "b", must=ids("c0", 0, 1)).wants_list()
+    world.show("x", ids("c0", *range(2, 8)))
+    assert world.ask(3, "a").wants_list()
 
 
-def test_h9_a_pod_that_the_kubelet_refused_does_not_ask_again():
-    """x failed another predicate: the scheduler has given its card to w, which may have no other."""
-    world = World.of(4, 4)
-    world.bind(pod("x", 4, "c0"))
-    world.change("x", terminal=True)
-    world.bind(pod("w", 2, "c0", selector=Selector.parse(None, "c0")))
-    world.bind(pod("y", 4, "c1"))
-    assert asks(world, 4) == ("y", "main")
-    assert world.hand(4, "y") == {"c1": 4}
+def test_containers_that_may_run_on_are_waited_for():
+    world = World.of(8)
+    world.bind(pod("a", 3, "c0"))
+    world.delete("a")
+    assert not world.ask(3).is_crowded()
+    world.run(pod("b", 3, "c0"))
+    assert not world.ask(3).is_crowded()
+    world.delete("b")
+    assert world.ask(3).is_crowded()
+    world.drop("b")
+    assert world.ask(3).is_crowded()
+    world.look()
+    assert not world.ask(3).is_crowded()
 
 
-def test_h9_a_pod_that_the_kubelet_refused_between_two_containers_does_not_ask_again():
-    world = World.of(8, 8)
-    world.bind(pod("x", TWO, "c0", "c0"))
-    world.hand(2, "x", "one")
-    world.change("x", terminal=True)
-    world.bind(pod("y", 3, "c1"))
-    assert asks(world, 3) == ("y", "main")
+def test_a_refusal_knows_whether_cards_were_chosen():
+    world = World.of(8)
+    assert not world.ask(3).is_assigned()
+    world.bind(pod("a", 3))
+    assert not world.ask(3).is_assigned()
+    world.bind(pod("b", 4, "c0"))
+    assert world.ask(4).is_assigned()

@@ -13,7 +13,7 @@ from deviceplugin.gpus.limits import Enforcement, Support
 from deviceplugin.gpus.source import GpuProcess, GpuSample
 from deviceplugin.memorymetrics import MemoryMetrics
 from deviceplugin.metrics import SLICE, Metrics
-from deviceplugin.node.accounting.views import Seat
+from deviceplugin.node.accounting.objects import ContainerStatus, Metadata, PodObject, PodStatus
 from deviceplugin.node.host.cgroups import ProcessPlace
 from deviceplugin.node.limiting.shares import Shares
 from deviceplugin.node.measuring.memory import ContainerMemory, Memory
@@ -28,10 +28,10 @@ class View:
     """The part of a PodView that is needed."""
 
     def __init__(self) -> None:
-        self.seats: dict[str, Seat] = {}
+        self.pods: dict[str, PodObject] = {}
 
-    def seat(self, uid: str) -> Seat | None:
-        return self.seats.get(uid)
+    def running(self, uid: str) -> PodObject | None:
+        return self.pods.get(uid)
 
 
 class Node:
@@ -74,9 +74,13 @@ class Node:
             if pid not in self.unknown
         }
 
-    def seat(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
-        containers = {identifier(letter): name for letter, name in names.items()}
-        self.view.seats[uid] = Seat("default", "web", None, uid, uid, containers, ended)
+    def runs(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
+        statuses = [
+            ContainerStatus(name, identifier(letter), {"terminated" if name in ended else "running": {}})
+            for letter, name in names.items()
+        ]
+        metadata = Metadata("web", uid, "default")
+        self.view.pods[uid] = PodObject(metadata, status=PodStatus(container_statuses=statuses))
 
     def used(self) -> dict[tuple[str, str, str], int | None]:
         return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.rows()}
@@ -98,7 +102,7 @@ async def test_processes_are_told_apart_by_their_containers(world: LimitsWorld, 
     world.give(UID, "main", range(3))
     world.give(UID, "side", range(3, 4))
     world.give(OTHER, "main", range(4, 6))
-    node.seat(UID, {"a": "main", "b": "side"})
+    node.runs(UID, {"a": "main", "b": "side"})
     node.processes = {
         ("c0", 1): (UID, "a", 100),
         ("c0", 2): (UID, "a", 200),
@@ -119,7 +123,7 @@ async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: No
     # A container that the pod's status does not name yet may be either.
     node.processes = {("c0", 1): (UID, "a", 100)}
     assert set(node.used().values()) == {None}
-    node.seat(UID, {"a": "main"})
+    node.runs(UID, {"a": "main"})
     assert node.used()[UID, "main", "c0"] == 100
     node.processes["c0", 2] = (UID, "a", None)
     assert node.used()[UID, "main", "c0"] is None
@@ -134,7 +138,7 @@ async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: No
 async def test_an_init_container_that_ended_has_nothing_any_more(world: LimitsWorld, node: Node) -> None:
     world.give(UID, "setup", range(3))
     world.give(UID, "main", range(3))
-    node.seat(UID, {"a": "setup", "b": "main"}, frozenset({"setup"}))
+    node.runs(UID, {"a": "setup", "b": "main"}, frozenset({"setup"}))
     assert set(node.used()) == {(UID, "main", "c0")}
 
 
@@ -155,7 +159,7 @@ async def test_the_limits_own_count_comes_first(world: LimitsWorld, node: Node) 
 
 async def test_what_was_measured_long_ago_is_missing(world: LimitsWorld, node: Node) -> None:
     world.give(UID, "main", range(3))
-    node.seat(UID, {"a": "main"})
+    node.runs(UID, {"a": "main"})
     node.processes = {("c0", 1): (UID, "a", 9000)}
     (now,) = node.memory.rows()
     assert (now.used_mib, now.measured_s) == (9000, node.sampled_s)

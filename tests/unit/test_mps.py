@@ -120,7 +120,7 @@ class World:
     """An account with cards of these sizes, and a control daemon for each of them that answers."""
 
     def __init__(self, root: Path, *sizes: int, clients: int = 48, threads: bool = False) -> None:
-        self.node = Node(*sizes)
+        self.node = Node(*sizes, step_s=10.0)
         self.account = self.node.account
         self.root = root
         self.folders = {f"c{i}": CardFolder(root, f"c{i}") for i in range(len(sizes))}

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.ledger import BookEntry, Ledger, charges
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ALLOCATION
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from deviceplugin.node.accounting.account import Account
@@ -25,7 +25,7 @@ def account() -> Account:
 
 
 def pods(of: Account) -> PodView:
-    return PodView(of, GIB, POD_ALLOCATION)
+    return PodView(of, GIB)
 
 
 def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **annotations: str) -> PodObject:
@@ -59,7 +59,7 @@ def test_pods_come_by_list_and_by_events():
     assert (view.seen, view.owed, view.connected) == (7, 0, True)
     view.event("ADDED", pod("b", 8), "8")
     assert of.ledger.unheld() == {"a", "b"}
-    assert set(view.seats) == {"a", "b"}
+    assert set(view.objects) == {"a", "b"}
     view.event("MODIFIED", pod("free", 9, units=0), "9")
     view.bookmark("12")
     assert view.seen == 12
@@ -88,7 +88,7 @@ def test_a_pod_that_vanishes_unheld_is_owed():
     assert view.owed == 11
     view.event("DELETED", pod("b", 12, phase="Failed"), "12")
     assert view.owed == 11
-    assert view.seats == {}
+    assert view.objects == {}
 
 
 def test_a_list_after_a_disconnection_owes_what_may_have_happened_unseen():

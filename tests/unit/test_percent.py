@@ -153,7 +153,6 @@ def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
     request = PodRequest(tuple(ContainerRequest(name, 33, "main") for name in "ab"), percent=True)
     world.bind("p", request, a=[("c0", 14)], b=[("c0", 14)])
     world.give("p", "a", percents("c0", 0, 33))
-    assert world.ledger.reserved() == {}
     world.give("p", "b", percents("c0", 33, 33))
     assert world.ledger.used() == (28,)
     assert charges.holds(world.ledger.facts) == {"p": {"c0": 28}}
@@ -183,7 +182,7 @@ def test_init_and_main_have_one_share():
 def test_no_more_is_given_out_of_a_card_than_it_has(before, wanted):
     world = World(8, 8)
     world.give("a", "main", before)
-    with pytest.raises(LedgerError, match='units of "c0" in use, percent included: allowed are 8'):
+    with pytest.raises(LedgerError, match=r"not \['c0'\] has .* free"):
         world.ledger.allocate(wanted, 0.0)
     world.ledger.allocate(frozenset(text.replace("c0", "c1") for text in wanted), 0.0)
 
@@ -203,15 +202,32 @@ def test_units_that_percent_have_taken_are_not_offered():
 
 
 def test_a_share_of_less_than_a_unit_is_not_given_out():
-    with pytest.raises(LedgerError, match="Allocate of 12 percent: allowed is a share of one unit"):
+    with pytest.raises(LedgerError, match=r"not \['c0'\] has 12 percent of it free"):
         World(8).ledger.allocate(percents("c0", 0, 12), 0.0)
 
 
 def test_the_kubelet_is_sent_to_the_card_that_the_scheduler_chose():
     world = World(44, 44, 44)
-    world.bind("a", share(50), main=[("c2", 22)])
     world.bind("b", PodRequest((ContainerRequest("main", 50, "main"),)), main=[("c1", 50)])
+    world.bind("a", share(50), main=[("c2", 22)])
     assert world.card(50) == "c2"
+
+
+def test_a_share_needs_as_many_ids_as_it_has_percent_whatever_they_are_worth():
+    world = World(200, 200)
+    offered = percents("c0", 0, 49) | percents("c1", 0, 50)
+    assert frozenset(world.ledger.preferred(world.ledger.ask(offered, (), 50))) == percents("c1", 0, 50)
+    small = World(2).ledger
+    with pytest.raises(LedgerError, match=r"no card has 50 percent of it free, by card they have \[0\]"):
+        small.preferred(small.ask(percents("c0", 0, 49), (), 50))
+
+
+def test_what_the_kubelet_has_for_another_container_of_the_pod_counts():
+    world = World(10)
+    world.bind("p", PodRequest(tuple(ContainerRequest(name, 60, "main") for name in "ab"), percent=True))
+    world.give("p", "a", percents("c0", 0, 60))
+    with pytest.raises(LedgerError, match=r"no card has 60 percent of it free, by card they have \[4\]"):
+        world.ask(60)
 
 
 def test_what_one_resource_has_taken_is_not_offered_by_the_other():
@@ -227,14 +243,19 @@ def test_what_one_resource_has_taken_is_not_offered_by_the_other():
     assert world.card(25) == "c0"
 
 
-def test_a_grant_that_a_restarted_kubelet_has_forgotten_takes_no_room():
+def test_what_a_restarted_kubelet_has_forgotten_it_may_ask_for_again():
     world = World(8)
     world.bind("a", share(100), main=[("c0", 8)])
-    world.ledger.allocate(world.ask(100), 0.0)
-    with pytest.raises(LedgerError, match=r"no card has 100 percent of it free, by card they have \[0\]"):
+    listed = {("ns", "a")}
+    given = world.ask(100)
+    world.ledger.allocate(given, 0.0, listed)
+    assert world.ledger.used() == (8,)
+    with pytest.raises(LedgerError, match=r"has 100 percent of it free, by card they have \[0\]"):
         world.ask(100)
     world.ledger.kubelet_restarted()
     assert len(world.ask(100)) == 100
+    world.ledger.allocate(given, 0.0, listed)
+    assert world.ledger.used() == (8,)
 
 
 def test_a_daemon_that_starts_reads_percent_from_the_book():

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
-from allocator.names import POD_ASSIGNED
+from allocator.request import ContainerRequest, PodRequest
 from kubeapi.errors import Unreachable
 from scheduler_plugin.commit.nominations import ANNOUNCED_S, FOREIGN_S, KEPT_S, SEEN_S
 from scheduler_plugin.commit.preemptor import (
@@ -260,21 +261,21 @@ async def test_a_nominated_pod_that_waits_no_more_gets_nothing_kept(why: str) ->
     assert len(world.state.reservations) == 0
 
 
-async def test_nobody_is_evicted_where_the_pod_only_has_to_wait(world: PreemptionWorld) -> None:
+async def test_nobody_is_evicted_for_a_pod_that_the_node_policy_holds_back(
+    world: PreemptionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.node("n3", (8, 8))
-    # The kubelet could mix the two up for as long as this one starts.
-    annotations = {POD_ASSIGNED: '{"main":[["GPU-n3-0",8]]}', "gpupack.io/gpu-model": "*"}
-    world.create("starting", 8, node="n3", annotations=annotations)
+    policy = world.policies.of(PodRequest((ContainerRequest("main", 8, "main"),)))
+    monkeypatch.setattr(policy, "score", lambda _view, _ask, rows: np.full(len(rows), np.inf))
     needy = world.wait("needy", 8)
-    assert "starting on the node" in world.answer["FailedAndUnresolvableNodes"]["n3"]
+    assert world.answer["FailedAndUnresolvableNodes"]["n3"] == "held back by the node policy"
     await world.settle()
     assert world.api.evicted == []
-    world.nodes["n3"][1][:] = [8, 4]
-    world.nodes["n3"][2].append("uid-starting")
+    world.nodes["n3"][1][:] = [4, 4]
     world.publish("n3")
     assert not world.filter(needy)
     await world.settle()
-    assert world.api.evicted == ["starting"]
+    assert world.api.evicted == ["b"]
 
 
 @pytest.mark.parametrize(

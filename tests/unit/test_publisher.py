@@ -53,16 +53,21 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
     assert bench.publisher.patches == 2
 
 
-async def test_a_gain_whose_pod_the_book_does_not_show_waits_a_second():
+async def test_a_gain_of_a_pod_that_lacks_a_container_waits_a_second():
     bench = Bench()
     bench.complete()
     await bench.step()
     bench.now_s += 60
-    bench.admit(written=False)
+    bench.bind([("one", 3, "main"), ("two", 2, "main")])
+    bench.allocate(0, 1, 2)
     assert await bench.step() == 1.0
     bench.now_s += 1
     assert await bench.step() == 0.0
-    assert bench.said()[0] == (3, 0)
+    assert bench.said() == ((3, 0), set())
+    bench.allocate(3, 4)
+    bench.now_s += 2
+    assert await bench.step() == 0.0
+    assert bench.said() == ((5, 0), {"a"})
 
 
 async def test_a_release_goes_out_at_once():

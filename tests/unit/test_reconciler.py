@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from allocator.ledger import Ledger, charges
-from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.reconciler import Pace, Reconciler
@@ -62,7 +61,7 @@ class Bench:
         self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
         self.account = Account(Ledger(cards(8, 8)), self.book, RESOURCE, 1024, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.view = PodView(self.account, RESOURCE, POD_ALLOCATION)
+        self.view = PodView(self.account, RESOURCE)
         self.lists: list[str] = []
         self.view.on_relist(lambda: self.lists.append("list"))
         self.cleaned = lambda: None
@@ -293,19 +292,16 @@ async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_non
     await end(task)
 
 
-async def test_an_allocate_that_the_book_does_not_show_is_looked_after():
-    """A container that another plugin refused: the kubelet is made to write what it knows, twice."""
+async def test_an_allocate_of_a_pod_that_nobody_knows_asks_for_a_list_of_pods():
     bench = Bench()
-    task = await running(bench)
-    await bench.account.allocate(("c0::0", "c0::1"))
+    bench.list_pods()
+    bench.book.write()
+    await bench.once()
+    assert bench.lists == []
+    bench.ledger.allocate(ids("c0", 0, 1), bench.now_s)
+    await bench.once()
+    assert bench.lists == ["list"]
     assert bench.promised == 2
-    await asyncio.sleep(0.02)
-    assert "clean" not in bench.log
-    bench.cleaned = bench.book.write
-    bench.now_s += 2.0
-    await until(lambda: bench.promised == 0)
-    assert bench.log.count("clean") == 2
-    await end(task)
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -5,7 +5,7 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from scheduler_plugin.cluster.objects import has_preferences, may_preempt
-from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod, shapes
+from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod
 from scheduler_plugin.cluster.versions import version_number
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
@@ -190,23 +190,3 @@ def test_host_requests_that_cannot_be_read_count_as_none() -> None:
 )
 def test_has_preferences(spec: dict[str, Any], expected: bool) -> None:
     assert has_preferences(pod("a", spec=spec)) is expected
-
-
-def shape_of(*containers: dict[str, object], **options: Any) -> frozenset[tuple[int, object]]:
-    request = read_pod(pod("a", containers=containers, **options), MEMORY).request
-    assert request is not None
-    return shapes(request)
-
-
-def test_shapes_tell_what_the_kubelet_cannot() -> None:
-    plain = shape_of(container("a", 8))
-    assert shape_of(container("b", 8)) == plain
-    assert shape_of(container("a", 8), container("b", 8)) == plain
-    assert shape_of(container("a", 8), annotations={"gpupack.io/card-policy": "most-used"}) == plain
-    for other in (
-        shape_of(container("a", 8), annotations={"gpupack.io/cards": "2"}),
-        shape_of(container("a", 8), annotations={"gpupack.io/gpu-model": "T4"}),
-        shape_of(container("a", 8), init=[container("i", 4)]),
-    ):
-        assert {units for units, _ in other} & {(8, False)}
-        assert not other & plain

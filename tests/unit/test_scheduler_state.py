@@ -1,6 +1,7 @@
 """The extender's state, event by event; each test is one rule of the accounting."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -105,14 +106,15 @@ def test_an_init_container_s_pod_counts_its_peak_once() -> None:
     assert assumed(state) == [6, 0]
 
 
-def test_claims_on_a_card_that_cannot_serve_them_count_on_every_card() -> None:
+@pytest.mark.parametrize("more", [{"healthy": (False, True)}, {"used": (12, 0)}], ids=["unhealthy", "filled"])
+def test_claims_on_a_card_that_cannot_serve_them_count_there_alone(more: dict[str, Any]) -> None:
+    """The node refuses these pods, it serves nobody elsewhere than the scheduler said."""
     state = state_with()
     state.apply_pod(bound("a", 8, 0), 0)
-    state.apply_node(node("n", (16, 16), version=6, healthy=(False, True)), 0)
-    assert assumed(state) == [8, 8]
-    # The next one, on the card where the first may land, may be displaced as well.
+    state.apply_node(node("n", (16, 16), version=6, **more), 0)
+    assert assumed(state) == [8, 0]
     state.apply_pod(bound("b", 12, 1), 0)
-    assert assumed(state) == [20, 20]
+    assert assumed(state) == [8, 12]
 
 
 def test_a_pod_with_impossible_annotations_counts() -> None:

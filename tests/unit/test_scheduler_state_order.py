@@ -3,11 +3,10 @@
 import pytest
 
 from scheduler_plugin.cluster.nodes import Exclusion
-from scheduler_plugin.cluster.pods import read_pod, shapes
 from scheduler_plugin.cluster.rules import TOMBSTONE_S
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import StateError
-from tests.cluster_builders import MEMORY, node, pod, uuid
+from tests.cluster_builders import node, pod, uuid
 from tests.state_world import assumed, bound, free, state_with
 
 
@@ -242,19 +241,3 @@ def test_capacities_that_cannot_be_read_count_as_none() -> None:
     bare.status.allocatable = None
     state.apply_node(bare, 0)
     assert state.nodes.cpu_capacity[state.nodes.rows["m"]] == 0
-
-
-def test_a_pod_of_the_same_size_and_another_shape_makes_its_node_busy() -> None:
-    state = state_with()
-    state.apply_pod(bound("a", 8, 1), 0)
-    same = read_pod(pod("b", 8), MEMORY).request
-    other = read_pod(pod("b", 8, annotations={"gpupack.io/cards": "2"}), MEMORY).request
-    larger = read_pod(pod("b", 9, annotations={"gpupack.io/cards": "3"}), MEMORY).request
-    assert same is not None
-    assert other is not None
-    assert larger is not None
-    assert state.busy_nodes(shapes(same)) == set()
-    assert state.busy_nodes(shapes(other)) == {"n"}
-    assert state.busy_nodes(shapes(larger)) == set()
-    state.apply_node(node("n", (16, 16), (0, 8), version=6, holds=["uid-a"]), 0)
-    assert state.busy_nodes(shapes(other)) == set()

@@ -12,7 +12,7 @@ import structlog
 
 from allocator.cards import Card
 from allocator.errors import LedgerError
-from allocator.ledger import Ask, BookEntry, Grant, Ledger
+from allocator.ledger import Ask, BookEntry, Ledger
 from allocator.names import PERCENT_RESOURCE, SCHEDULER_NAME
 from deviceplugin.errors import BookError, RefusedError, TornBookError
 from deviceplugin.gpus.grant import ContainerGrant
@@ -38,6 +38,7 @@ TAKEN: Final = (
 CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
 
 _BARE: Final = Handover(UNNAMED)
+_UNASKED: Final[tuple[frozenset[str], Collection[tuple[str, str]] | None]] = (frozenset(), None)
 _NOT_READ: Final = "the kubelet's book was not read yet"
 
 BOOK_WAIT_S: Final = 5.0
@@ -120,6 +121,7 @@ class Account:
         self._room_wait_s = room_wait_s
         self._followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
+        self._answered = _UNASKED
         self.percent = Percent(self)
         self.health_changed()
 
@@ -144,7 +146,7 @@ class Account:
     def state(self) -> tuple[object, ...]:
         """What followers look at rests on this; compare two. To work out all that follows takes long."""
         facts = self.ledger.facts
-        return facts.version, len(facts.pods), len(facts.grants), self.ledger.complete
+        return facts.version, len(facts.pods), self.ledger.complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now, and what time has ended; tell everybody of a change.
@@ -157,13 +159,11 @@ class Account:
             if self.book_problem != str(error):
                 log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
             self.book_problem, self.book_torn = str(error), isinstance(error, TornBookError)
-            self._settle()
             return
         if self.book_problem not in {None, _NOT_READ}:
             log.info("the kubelet's book can be read again")
         self.book_problem, self.book_torn = None, False
         if contents is self._last:
-            self._settle()
             return
         entries = () if contents is None else tuple(contents.entries)
         self.others.read(entries)
@@ -174,12 +174,6 @@ class Account:
         # Whoever waits for the first book that can be read.
         self._wake()
         if self.state() != before:
-            self.changed()
-
-    def _settle(self) -> None:
-        granted = len(self.ledger.facts.grants)
-        self.ledger.settle(self.now_s())
-        if len(self.ledger.facts.grants) != granted:
             self.changed()
 
     # What the kubelet asks.
@@ -227,7 +221,9 @@ class Account:
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
         facts = self.ledger.facts
-        uuid = facts.card_of.get(identifier) or facts.share_of.get(identifier, "")
+        return self._why_not_card(facts.card_of.get(identifier) or facts.share_of.get(identifier, ""))
+
+    def _why_not_card(self, uuid: str) -> str:
         return self._withheld.get(uuid) or "the card is unhealthy"
 
     async def preferred(
@@ -235,9 +231,9 @@ class Account:
     ) -> Collection[str]:
         """Choose `size` of the available IDs, which are all of units or all of percent.
 
-        Waits a little for the pod that asks to come into view, and for a fresh list of all pods before it
-        goes elsewhere than the scheduler said. Where there is no room because containers of pods that are
-        over still run, it waits for their end.
+        Waits a little for the pod that asks to come into view, and where nobody said on which cards for a
+        fresh list of all pods. Where there is no room because containers of pods that are over still run, it
+        waits for their end.
 
         Raises:
             RefusedError: no card has room.
@@ -249,7 +245,7 @@ class Account:
 
         def settled() -> bool:
             view = ledger.facts.view
-            return (view is not None and view.order > asked_at.order) or not ask.is_displaced()
+            return (view is not None and view.order > asked_at.order) or not ask.wants_list()
 
         known = await self._until(ask.is_expected, self._view_wait_s)
         if not known:
@@ -258,19 +254,12 @@ class Account:
         elif not settled():
             self.want_list()
             await self._until(settled, self._view_wait_s)
-        try:
-            return self._answer(ask)
-        except RefusedError:
-            crowded = ask.is_crowded()
-            if known and not crowded:
-                raise
 
-            def better() -> bool:
-                return (crowded and ask.has_room()) or (not known and ask.is_expected())
-
-            if not await self._until(better, self._room_wait_s):
-                raise
-        return self._answer(ask)
+        if ask.is_crowded() or not known:
+            await self._until(ask.has_room, self._room_wait_s)
+        answer = self._answer(ask)
+        self._answered = frozenset(answer), taken_up
+        return answer
 
     def _answer(self, ask: Ask) -> Collection[str]:
         """Choose, or tell the likely cause and the way out: this is all that the pod's status will say."""
@@ -278,6 +267,8 @@ class Account:
             return self.ledger.preferred(ask)
         except LedgerError as error:
             cause = CROWDED if ask.is_crowded() else TAKEN if ask.is_assigned() else NOT_OURS
+            for uuid in ask.sick():
+                cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"
             raise RefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
@@ -286,14 +277,17 @@ class Account:
         Raises:
             RefusedError: the IDs do not belong together.
         """
-        await self._first_book()
         try:
-            grant = self.ledger.allocate(ids, self.now_s())
+            if self._answered[0] != frozenset(ids):
+                # The kubelet did not ask: an init container of the pod had as many.
+                await self.preferred(ids, ids, len(ids))
+            (_, taken_up), self._answered = self._answered, _UNASKED
+            units = self.ledger.allocate(ids, self.now_s(), taken_up)
         except LedgerError as error:
             raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
-        log.info("allocated", cards=dict(grant.shares))
+        log.info("allocated", cards=units)
         self.changed()
-        return self._describe(grant)
+        return self._describe(units)
 
     async def _first_book(self) -> None:
         """Read the book; wait for the first that can be read.
@@ -319,15 +313,14 @@ class Account:
                 continue
         return True
 
-    def _describe(self, grant: Grant) -> ContainerGrant:
-        uuids = [uuid for uuid, _ in grant.shares]
-        cards = self._hand_over(uuids)
+    def _describe(self, units: Mapping[str, int]) -> ContainerGrant:
+        mib = {uuid: count * self._unit_mib for uuid, count in units.items()}
         share = {
-            "GPUPACK_MEMORY_MIB": str(min(units for _, units in grant.shares) * self._unit_mib),
-            "GPUPACK_CARDS": ",".join(f"{uuid}:{units}" for uuid, units in grant.shares),
+            "GPUPACK_MEMORY_MIB": str(min(mib.values())),
+            "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
         }
-        limit = self.limit_envs({uuid: units * self._unit_mib for uuid, units in grant.shares})
-        return sum((extra(grant.shares) for extra in self.extras), cards + ContainerGrant({**share, **limit}))
+        given = self._hand_over(list(units)) + ContainerGrant({**share, **self.limit_envs(mib)})
+        return sum((extra(list(units.items())) for extra in self.extras), given)
 
 
 async def _nobody_asks() -> None:

@@ -51,6 +51,10 @@ class Metadata(msgspec.Struct, rename="camel"):
     resource_version: str = "0"
     annotations: dict[str, str] | None = None
 
+    def annotation(self, name: str) -> str | None:
+        """Return its value, None where there is none."""
+        return (self.annotations or {}).get(name)
+
 
 class Resources(msgspec.Struct):
     """Of a container; quantities are texts or numbers."""
@@ -160,8 +164,7 @@ class PodObject(msgspec.Struct):
         """
         init = [container.as_mapping() for container in self.spec.init_containers or ()]
         mains = [container.as_mapping() for container in self.spec.containers]
-        annotations = self.metadata.annotations or {}
-        return parse_admitted(annotations, init, mains, resource)
+        return parse_admitted(self.metadata.annotations or {}, init, mains, resource)
 
     def read(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
         """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""
@@ -186,10 +189,10 @@ class PodObject(msgspec.Struct):
     @property
     def runtime_uid(self) -> str:
         """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
-        return (self.metadata.annotations or {}).get(MIRROR) or self.metadata.uid
+        return self.metadata.annotation(MIRROR) or self.metadata.uid
 
     def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
-        text = (self.metadata.annotations or {}).get(POD_ASSIGNED)
+        text = self.metadata.annotation(POD_ASSIGNED)
         try:
             return (None if text is None else load_assigned(text)), None
         except RequestError as error:
@@ -248,7 +251,7 @@ class NodeObject(msgspec.Struct):
 
     def read_holds(self) -> tuple[Holds | None, AllocatorError | None]:
         """What the words contain, None where that cannot be read, and what was wrong with it."""
-        text = self._annotation(NODE_HOLDS)
+        text = self.metadata.annotation(NODE_HOLDS)
         try:
             return (None if text is None else _load_holds(text)), None
         except AllocatorError as error:
@@ -256,7 +259,7 @@ class NodeObject(msgspec.Struct):
 
     def cards(self) -> tuple[CardRecord, ...] | None:
         """The inventory, None where it cannot be read."""
-        text = self._annotation(NODE_CARDS)
+        text = self.metadata.annotation(NODE_CARDS)
         try:
             return None if text is None else _load_cards(text)
         except AllocatorError:
@@ -264,14 +267,11 @@ class NodeObject(msgspec.Struct):
 
     def cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
         """The cards that people want free, and what was wrong with the list."""
-        text = self._annotation(NODE_CORDON)
+        text = self.metadata.annotation(NODE_CORDON)
         try:
             return (frozenset() if text is None else load_cordon(text)), None
         except AllocatorError as error:
             return frozenset(), error
-
-    def _annotation(self, name: str) -> str | None:
-        return (self.metadata.annotations or {}).get(name)
 
     @staticmethod
     def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:

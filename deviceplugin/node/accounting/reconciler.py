@@ -119,7 +119,8 @@ class Reconciler:
         if ledger.wants_view():
             self._account.want_list()
         uids, self._view = ledger.doubtful(), ledger.facts.view
-        if uids:
+        # While the book cannot be read, what else it has is unknown: nothing is released.
+        if uids and self._account.book_problem is None:
             mark = ledger.mark(self._account.now_s())
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
@@ -128,7 +129,7 @@ class Reconciler:
             ledger.looked(uids, alive, mark)
             if self._account.state() != before:
                 self._account.changed()
-        if ledger.wants_write(self._account.now_s()):
+        if ledger.wants_write():
             await self._clean()
             self._refresh()
 

@@ -1,7 +1,6 @@
 """What the API server shows of this node's pods, kept up to date by a reflector."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -14,29 +13,6 @@ from kubeapi.reflect import Kind
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """What else is needed of a pod in the ledger.
-
-    Attributes:
-        namespace: of the pod.
-        name: of the pod.
-        allocation_text: what its `allocation` annotation says.
-        uid: the API server's.
-        runtime_uid: the UID under which the kubelet runs it.
-        containers: their names by the runtime's IDs.
-        ended: names of those that do not run any more.
-    """
-
-    namespace: str
-    name: str
-    allocation_text: str | None
-    uid: str = ""
-    runtime_uid: str = ""
-    containers: Mapping[str, str] = field(default_factory=dict)
-    ended: frozenset[str] = frozenset()
-
-
 class PodView:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
@@ -44,16 +20,15 @@ class PodView:
         seen: resourceVersion of the newest event that the ledger has.
         owed: a published `seen` must reach this version: a bound pod vanished that no words held.
         connected: the view is not known to be behind.
-        seats: pods with our resource by UID, finished ones included until their object is gone.
+        objects: pods with our resource by UID, finished ones included until their object is gone.
     """
 
-    def __init__(self, account: Account, resource: str, allocation_key: str) -> None:
+    def __init__(self, account: Account, resource: str) -> None:
         self._account = account
         self._resource = resource
-        self._allocation_key = allocation_key
         self._mark = account.ledger.mark(account.now_s())
         self._relist: Callable[[], None] = lambda: None
-        self._relisting = False
+        self._relisting = self._again = False
         account.want_list = self.want_list
         account.others.living = lambda: self._living
         self._living: set[str] | None = None
@@ -61,25 +36,25 @@ class PodView:
         self.seen = 0
         self.owed = 0
         self.connected = False
-        self.seats: dict[str, Seat] = {}
-        self._running: dict[str, str] = {}
+        self.objects: dict[str, PodObject] = {}
+        self._running: dict[str, PodObject] = {}
 
-    def seat(self, runtime_uid: str) -> Seat | None:
+    def running(self, runtime_uid: str) -> PodObject | None:
         """Find a pod by the UID under which the kubelet runs it."""
-        uid = self._running.get(runtime_uid)
-        return self.seats.get(uid) if uid is not None else None
+        return self._running.get(runtime_uid)
 
     def containers(self, runtime_uid: str) -> Mapping[str, str]:
         """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
-        seat = self.seat(runtime_uid)
-        return seat.containers if seat is not None else {}
+        found = self._running.get(runtime_uid)
+        return found.status.containers if found is not None else {}
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
         self._relist = relist
 
     def want_list(self) -> None:
-        """Ask for a complete list that begins now, unless one is on its way."""
+        """Ask for a complete list that begins now; where one is on its way, after that."""
+        self._again = self._relisting
         if not self._relisting:
             self._relisting = True
             self._mark = self._next_mark()
@@ -91,14 +66,14 @@ class PodView:
         Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
         """
         pods = []
-        self.seats, self._running = {}, {}
+        self.objects, self._running = {}, {}
         self._living = {item.runtime_uid for item in items if not item.status.terminal}
         for item in items:
             pod, problem = item.read(self._resource)
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
-                self._seat(item)
+                self._keep(item)
         self._account.ledger.pods_synced(pods, self._mark)
         self.connected, self._relisting = True, False
         before, self.seen = self.seen, version_of(resource_version)
@@ -106,6 +81,8 @@ class PodView:
             # While nobody watched, a pod may have come and gone.
             self.owed = self.seen
         self._missed = False
+        if self._again:
+            self.want_list()
         self._account.changed()
 
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
@@ -122,13 +99,13 @@ class PodView:
             return
         waited_for = uid in ledger.unheld()
         if kind == "DELETED":
-            self.seats.pop(uid, None)
+            self.objects.pop(uid, None)
             self._running.pop(item.runtime_uid, None)
             ledger.pod_gone(uid, self._account.now_s())
         else:
-            if uid not in self.seats:
+            if uid not in self.objects:
                 self._complain(item, problem)
-            self._seat(item)
+            self._keep(item)
             ledger.pod_changed(pod, self._account.now_s())
         self._advance(resource_version)
         if waited_for and (kind == "DELETED" or pod.terminal):
@@ -143,7 +120,7 @@ class PodView:
     def disconnected(self, error: KubeApiError) -> None:
         """Note that the next list, if there is one, begins after now."""
         del error
-        self.connected, self._relisting = False, False
+        self.connected = self._relisting = self._again = False
         self._missed = self._missed or self.seen > 0
         self._mark = self._next_mark()
 
@@ -153,18 +130,8 @@ class PodView:
     def _advance(self, resource_version: str) -> None:
         self.seen = max(self.seen, version_of(resource_version))
 
-    def _seat(self, item: PodObject) -> None:
-        metadata = item.metadata
-        self.seats[metadata.uid] = Seat(
-            metadata.namespace,
-            metadata.name,
-            (metadata.annotations or {}).get(self._allocation_key),
-            metadata.uid,
-            item.runtime_uid,
-            item.status.containers,
-            item.status.ended,
-        )
-        self._running[item.runtime_uid] = metadata.uid
+    def _keep(self, item: PodObject) -> None:
+        self.objects[item.metadata.uid] = self._running[item.runtime_uid] = item
 
     def _complain(self, item: PodObject, problem: Exception | None) -> None:
         if problem is not None:

@@ -8,7 +8,6 @@ needs none. The service takes so many clients: a card that has them all counts a
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
 from typing import Final, Protocol
 
 import structlog
@@ -145,6 +144,6 @@ class Sharing:
 
 def containers_by_card(facts: Facts) -> Counter[str]:
     """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
-    booked = (ids for one in facts.pods.values() for ids in one.ids.values())
-    firsts = (next(iter(ids), "") for ids in chain(booked, (grant.ids for grant in facts.grants)))
+    booked = (ids for one in facts.pods.values() for ids in (one.ids | one.given).values())
+    firsts = (next(iter(ids), "") for ids in booked)
     return Counter(facts.card_of.get(first) or facts.share_of.get(first, "") for first in firsts)

@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 from deviceplugin.gpus.limits import Enforcement
 from deviceplugin.gpus.source import GpuSample
-from deviceplugin.node.accounting.views import PodView, Seat
+from deviceplugin.node.accounting.objects import PodObject
+from deviceplugin.node.accounting.views import PodView
 from deviceplugin.node.host.cgroups import ProcessPlace
 from deviceplugin.node.limiting.limit_plan import Grants
 from deviceplugin.node.limiting.limit_state import Limit
@@ -128,12 +129,12 @@ class Memory:
         oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
         measured = self._measured() if sampled_s >= oldest_s else {}
         for uid, grants in list(self._shares.all().items()):
-            seat = self._pods.seat(uid)
-            for row in self._promised(uid, seat, grants):
+            pod = self._pods.running(uid)
+            for row in self._promised(uid, pod, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1
                 used = measured.get(row.uuid)
                 if used is not None:
-                    used_mib = _of(row.container, seat, used.get(uid, {}), alone=alone)
+                    used_mib = _of(row.container, pod, used.get(uid, {}), alone=alone)
                     measured_s = None if used_mib is None else sampled_s
                     row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
                 mine = [
@@ -143,10 +144,10 @@ class Memory:
                 ]
                 yield _limited(row, mine, oldest_s) if mine or row.held is Enforcement.DRIVER else row
 
-    def _promised(self, uid: str, seat: Seat | None, grants: Grants) -> Iterator[ContainerMemory]:
-        namespace, name = (seat.namespace, seat.name) if seat is not None else ("", "")
+    def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerMemory]:
+        namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
         for container, shares in grants.items():
-            if seat is None or container not in seat.ended:
+            if pod is None or container not in pod.status.ended:
                 for uuid, mib in shares.items():
                     held = self._supports.holding(uuid, mib, len(shares))
                     yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
@@ -194,12 +195,12 @@ def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> 
     return replace(row, limit_mib=max(hard, default=None), held=held, problem=problem)
 
 
-def _of(container: str, seat: Seat | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:
+def _of(container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:
     """MiB of one container out of those of its pod, None where that is not known.
 
     What runs in a container that nobody has named yet is its own where no other one was given the card.
     """
-    names = seat.containers if seat is not None else {}
+    names = pod.status.containers if pod is not None else {}
     total_mib = 0
     for identifier, mib in used.items():
         name = names.get(identifier)

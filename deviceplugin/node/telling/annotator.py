@@ -11,7 +11,8 @@ from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
 from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
 from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.views import PodView, Seat
+from deviceplugin.node.accounting.objects import PodObject
+from deviceplugin.node.accounting.views import PodView
 from deviceplugin.node.telling.publisher import WRITE_TIMEOUT_S
 from deviceplugin.node.telling.told_use import ToldUse
 from kubeapi.backoff import Backoff
@@ -105,33 +106,33 @@ class Annotator:
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
             if number % TURN == 0:
                 await asyncio.sleep(0)
-            seat = self._pod_view.seats.get(uid)
-            text = self._text(uid, seat, assignment)
-            if seat is None or text in (seat.allocation_text, self._done.get(uid)):
+            pod = self._pod_view.objects.get(uid)
+            text = self._text(uid, pod, assignment)
+            if pod is None or text in (_written(pod), self._done.get(uid)):
                 self._troubles.pop(uid, None)
                 continue
             trouble = self._troubles.get(uid)
             if trouble is not None and self._account.now_s() < trouble.due_s:
                 continue
-            if await self._write(uid, seat, text):
-                log.info("allocation", pod=f"{seat.namespace}/{seat.name}", uid=uid, cards=_cards(assignment))
+            if await self._write(uid, pod, text):
+                log.info("allocation", pod=_name(pod), uid=uid, cards=_cards(assignment))
             await asyncio.sleep(ANNOTATE_GAP_S)
         due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
         return None if due_s is None else max(0.0, due_s - self._account.now_s())
 
-    def _text(self, uid: str, seat: Seat | None, assignment: Assignment) -> str:
-        if self._use is None or seat is None:
+    def _text(self, uid: str, pod: PodObject | None, assignment: Assignment) -> str:
+        if self._use is None or pod is None:
             return dump_allocation(uid, assignment)
         return dump_allocation(
-            uid, assignment, self._use.of(seat.runtime_uid, assignment, lambda: _told(seat.allocation_text))
+            uid, assignment, self._use.of(pod.runtime_uid, assignment, lambda: _told(_written(pod)))
         )
 
-    async def _write(self, uid: str, seat: Seat, text: str) -> bool:
+    async def _write(self, uid: str, item: PodObject, text: str) -> bool:
         """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
-        pod = f"{seat.namespace}/{seat.name}"
+        pod, metadata = _name(item), item.metadata
         try:
             await self._client.annotate_pod(
-                seat.namespace, seat.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
+                metadata.namespace, metadata.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
             )
         except KubeApiError as error:
             if not _is_gone(error):
@@ -158,6 +159,14 @@ class Annotator:
 def _is_gone(error: KubeApiError) -> bool:
     """Whether the pod that was meant is no more; every other refusal may end."""
     return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
+
+
+def _written(pod: PodObject) -> str | None:
+    return pod.metadata.annotation(POD_ALLOCATION)
+
+
+def _name(pod: PodObject) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from allocator.ledger import charges, places
+from allocator.ledger import charges
 from allocator.ledger.facts import Facts
 
 
 def explain(facts: Facts) -> dict[str, Any]:
     """Everything of interest to a person, as JSON values."""
-    reserve = places.reserved(facts)
     promised = charges.charged(facts)
     return {
         "cards": [
@@ -17,23 +16,24 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "size": card.size_units,
                 "used": units,
                 "charged": promised[uuid],
-                "reserved": reserve.get(uuid, 0),
                 "pressure": facts.pressure.get(uuid, 0),
                 "healthy": card.healthy,
                 "cordoned": card.cordoned,
             }
-            for (uuid, card), units in zip(facts.cards.items(), charges.used(facts, reserve), strict=True)
+            for (uuid, card), units in zip(facts.cards.items(), charges.used(facts), strict=True)
         ],
         "book": [
             {"pod": uid, "container": name, "cards": facts.by_card(ids)}
             for uid, one in facts.pods.items()
             for name, ids in one.book.items()
         ],
-        "granted": [{"cards": dict(grant.shares), "writes": grant.writes} for grant in facts.grants],
+        "given": [
+            {"pod": uid, "container": name, "cards": facts.by_card(ids)}
+            for uid, one in facts.pods.items()
+            for name, ids in one.given.items()
+        ],
         "charged": {
-            uid: charges.of_pod(facts, one)
-            for uid, one in sorted(facts.pods.items())
-            if charges.is_charged(one)
+            uid: units for uid, one in sorted(facts.pods.items()) if (units := charges.of_pod(facts, one))
         },
         "pods": [
             {
@@ -43,7 +43,7 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "admitted": one.admitted is not None,
                 "ran": one.ran,
                 "over": not one.live,
-                "in_holds": charges.complete(one),
+                "in_holds": one.complete,
             }
             for one in sorted(facts.pods.values(), key=lambda one: (one.seen.order, one.pod.uid))
             if one.bound

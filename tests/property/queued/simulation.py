@@ -77,7 +77,7 @@ class QueuedSimulation(Simulation):
         super().__init__(seed, density=density, percent=percent, more=more)
         if seed % 3 == 0:
             self.shapes = [(("c", 8, "main"),), (("c", 5, "main"),)]
-        self.extender = QueuedExtender(self.world, self.random, self.extender.rules)
+        self.extender = QueuedExtender(self.world, self.random)
         self.total = sum(card.size_units for node in self.nodes for card in node.daemon.cards)
         share = self.random.randint(self.total // 3, self.total - self.total // 3)
         limit = self.random.choice((self.total - share, 2))

@@ -1,75 +1,73 @@
-"""Rules of where pods are served and of what the kubelet is told, taken out one at a time."""
+"""Rules of who asks and of what the kubelet is told, taken out one at a time."""
 
-from allocator.ledger import Ledger, charges, choice, places, release
-from allocator.ledger.places import Draft
-from tests.property.undercount.mutant import OTHERS_BIND_TOO, Mutant
-from tests.property.undercount.taken_out import (
-    all_of_a_demand,
-    charged_with_all,
-    ids_add_up,
-    never_on_cordoned,
-    nobodys_place,
-    said_before_written,
-    steps,
-    void_after_a_time,
-)
+from allocator.ledger import choice
 
-KUBELET_RESTARTS = {"restart_kubelet": 5, "tear": 3, "sleep": 0.3, "pressure": 20}
+from .histories import dense, forgetful, heard_late, mixed, percent
+from .mutant import Mutant
+
 CHOICE_MUTANTS = (
     Mutant(
-        "node: what a container was given before counts no more",
-        Ledger,
-        "read_book",
-        ids_add_up,
-        seed=1036,
-        density=2.0,
+        "node: the kubelet asks for a pod that it has taken up",
+        choice,
+        "return self.taken_up is None or",
+        "return True or",
+        dense,
+        1000,
     ),
     Mutant(
-        "node: an Allocate counts until the book was written twice without it",
-        release,
-        "is_void",
-        void_after_a_time,
-        seed=1017,
-        percent=0.5,
+        "node: a container that starts again asks last",
+        choice,
+        "(one.ran, not one.live",
+        "(not one.live",
+        forgetful,
+        2012,
     ),
     Mutant(
-        "node: what was written down goes before what the scheduler said",
-        charges,
-        "_written_down",
-        said_before_written,
-        seed=52000012,
-        more=KUBELET_RESTARTS,
+        "node: who lives asks before who is gone",
+        choice,
+        "one.ran, not one.live, one",
+        "one.ran, one",
+        heard_late,
+        9054,
+    ),
+    Mutant(
+        "node: who has been served does not ask",
+        choice,
+        "container.name not in one.has and",
+        "container.name not in one.book and",
+        forgetful,
+        2016,
+    ),
+    Mutant(
+        "node: an unknown pod is waited for",
+        choice,
+        "        found = self.whose()\n        if found is None or found[0].ran",
+        "        return True\n        found = self.whose()\n        if found is None or found[0].ran",
+        forgetful,
+        2037,
+    ),
+    Mutant(
+        "node: the scheduler's card is taken",
+        choice,
+        "else facts.target(one.pod, demand)",
+        "else ()",
+        mixed,
+        1000,
+    ),
+    Mutant(
+        "node: what is charged is not given out again",
+        choice,
+        "card.size_units - taken[uuid])",
+        "card.size_units)",
+        mixed,
+        1005,
     ),
     Mutant(
         "node: the charge of the pod that asks is no hindrance",
-        charges,
-        "charged",
-        charged_with_all,
-        seed=1011,
-        more=OTHERS_BIND_TOO,
-    ),
-    Mutant(
-        "node: who was bound before a cordon may go to that card",
-        places,
-        "by_policy",
-        never_on_cordoned,
-        seed=18,
-    ),
-    Mutant(
-        "node: a demand that was served in part goes on there",
-        places,
-        "STEPS",
-        steps(Draft.where_it_has_something),
-        seed=1045,
-    ),
-    Mutant("node: who asks goes before who is expected", choice, "_rounds", nobodys_place, seed=1025),
-    Mutant(
-        "node: a container is served though the rest of its pod has no room",
         choice,
-        "product",
-        all_of_a_demand,
-        seed=53000071,
-        density=2.0,
-        guessed=True,
+        "if pod is not one]",
+        "]",
+        percent,
+        1000,
     ),
 )

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ledger, charges
+from allocator.ledger import Ledger, Mark, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import TornBookError
@@ -66,7 +66,7 @@ class ModelDaemon(Plugin):
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
         self.account.refresh()
-        if self.ledger.wants_write(self.now):
+        if self.ledger.wants_write():
             self.kubelet.clean()
             self.account.refresh()
 
@@ -84,9 +84,11 @@ class ModelDaemon(Plugin):
     def start(self) -> None:
         """Begin with an empty memory."""
         self.registered = False
+        self.answered: frozenset[str] = frozenset()
+        self.look: tuple[frozenset[str], frozenset[str], Mark] | None = None
         self.ledger = Ledger(self.cards)
         self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
-        self.pods = PodView(self.account, RESOURCE, POD_ALLOCATION)
+        self.pods = PodView(self.account, RESOURCE)
         self.pods.on_relist(self._ask_for_pods)
         self.own = NodeView(self.account, self.node)
         for index in self.sick:
@@ -111,11 +113,13 @@ class ModelDaemon(Plugin):
         ask = self.ledger.ask(available, must_include, size, self.taken_up())
         if not self.away and not ask.is_expected():
             self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and ask.is_displaced():
+        if not self.away and ask.wants_list():
             self._catch_up(relist=True)
         if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
             self.look_at_cgroups()
-        return self.ledger.preferred(ask)
+        answer = self.ledger.preferred(ask)
+        self.answered = frozenset(answer)
+        return answer
 
     def taken_up(self) -> frozenset[tuple[str, str]] | None:
         """What PodResources lists: pods from the moment before they are admitted until they have ended."""
@@ -127,13 +131,17 @@ class ModelDaemon(Plugin):
     def _catch_up(self, *, relist: bool) -> None:
         if relist:
             self.begin_view()
-            self.end_view()
+            while self.view is not None:
+                self.end_view()
         while self.deliver():
             pass
 
     def allocate(self, ids: frozenset[str]) -> None:
         self.account.refresh()
-        self.ledger.allocate(ids, self.now)
+        if ids != self.answered:
+            self.preferred(ids, frozenset(), len(ids))
+        self.answered = frozenset()
+        self.ledger.allocate(ids, self.now, self.taken_up())
 
     # The API's view.
 
@@ -198,12 +206,21 @@ class ModelDaemon(Plugin):
 
     # The cgroups.
 
-    def look_at_cgroups(self) -> None:
+    def begin_look(self) -> None:
+        """Look for containers: what was found arrives later."""
         uids = self.ledger.doubtful()
-        mark = self.ledger.mark(self.now)
-        alive = uids & self.kubelet.running
+        self.look = (uids, uids & self.kubelet.running, self.ledger.mark(self.now))
+
+    def end_look(self) -> None:
         self.account.refresh()
-        self.ledger.looked(uids, alive, mark)
+        if self.look is not None and self.account.book_problem is None:
+            self.ledger.looked(*self.look)
+        self.look = None
+
+    def look_at_cgroups(self) -> None:
+        self.end_look()
+        self.begin_look()
+        self.end_look()
 
     # What it says.
 

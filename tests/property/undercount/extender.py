@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_plugin.cluster.rules import Rules
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Commitment, Committer
 from scheduler_plugin.errors import CommitError
@@ -33,15 +32,15 @@ class Binding:
 
 
 class ModelExtender:
-    """The cluster's extender; `rules` lets a mutant in.
+    """The cluster's extender.
 
     Attributes:
         never_heard_of: pods that a Binding of the process before bound and that were deleted before this one
             had its list: the kubelet may still admit them.
     """
 
-    def __init__(self, world: World, random: Random, rules: type[Rules]) -> None:
-        self.world, self.random, self.rules = world, random, rules
+    def __init__(self, world: World, random: Random) -> None:
+        self.world, self.random = world, random
         self.now = 0.0
         self.bindings: list[Binding] = []
         self.unheard: list[Binding] = []
@@ -51,7 +50,7 @@ class ModelExtender:
 
     def start(self) -> None:
         """Begin with an empty memory and consistent lists; requests of the one before may still land."""
-        self.state = ClusterState(UNIT_MIB, rules=self.rules())
+        self.state = ClusterState(UNIT_MIB)
         self.committers = [
             Committer(self.state, Policies(card_policy_name=policy)) for policy in ("least-used", "most-used")
         ]

@@ -46,7 +46,7 @@ class ModelKubelet:
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
         overdue: it gave devices to a pod of whose deletion it should have heard long ago.
         sick: IDs that the plugin calls unhealthy.
-        overwrites: an older copy of the book may take a newer one's place, which is trouble like any other.
+        overwrites: how often an older copy of the book takes a newer one's place.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ModelKubelet:
         self.devices: dict[str, dict[str, frozenset[str]]] = {}
         self.file: Book | None = None
         self.torn = False
-        self.overwrites = True
+        self.overwrites = random.choice((0.01, 0.01, 0.1))
         self.unwritten: Book | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
@@ -107,7 +107,7 @@ class ModelKubelet:
             return
         before = self.file
         self.file, self.torn, self.unwritten = self.unwritten, False, None
-        if before is not None and self.random.random() < 0.01 and self.overwrites:
+        if before is not None and self.random.random() < self.overwrites:
             self.file = Book(before.entries)
 
     def take_list(self) -> None:

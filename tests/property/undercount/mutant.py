@@ -1,13 +1,17 @@
-"""What one mutant is, and the odds of events with which some of them fail."""
+"""A rule taken out of the shipped code: a line of it is changed, and a history that passes must then fail."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import ModuleType
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
 
-from scheduler_plugin.cluster.rules import Rules
+from .extender import ModelExtender
+from .histories import Kind
+
+_PARTS = ("co_code", "co_consts", "co_names", "co_varnames")
 
 
 @dataclass(frozen=True)
@@ -16,86 +20,58 @@ class Mutant:
 
     Attributes:
         name: the rule.
-        target: where the shipped code has it.
-        method: the function.
+        module: where the shipped code has it.
+        line: what stands there, once.
         instead: what stands in its place.
-        seed: a history that breaks without it; others are tried when this one does not.
-        density: of that history.
-        more: events that come more often in it.
-        percent: how many of its pods ask for percent of cards.
-        also: the same rule at its second place, where extender and node both keep it.
+        kind: of the histories that break without it.
+        seed: of one that does.
+        also: the same rule at its second place, where extender and node both keep it: module, line, instead.
         stale_words: the extender does not read words anew before it binds, which makes more histories break.
-        guessed: PodResources does not answer, so who asks for devices is guessed.
     """
 
     name: str
-    target: type | ModuleType
-    method: str
-    instead: Any
-    seed: int = 1000
-    density: float = 1.0
-    more: Mapping[str, float] = field(default_factory=dict)
-    percent: float = 0.0
-    also: tuple[ModuleType, str, Any] | None = None
+    module: ModuleType
+    line: str
+    instead: str
+    kind: Kind
+    seed: int
+    also: tuple[ModuleType, str, str] | None = None
     stale_words: bool = False
-    guessed: bool = False
 
-    def apply(self, monkeypatch: pytest.MonkeyPatch) -> type[Rules]:
-        """Take the rule out of the shipped code for the length of a test."""
-        assert hasattr(self.target, self.method)
-        if self.also is not None:
-            monkeypatch.setattr(*self.also)
-        if self.target is Rules:
-            return type("MutantRules", (Rules,), {self.method: self.instead})
-        monkeypatch.setattr(self.target, self.method, self.instead)
-        return Rules
+    def set_up(self, monkeypatch: pytest.MonkeyPatch, *, taken_out: bool) -> None:
+        """Make the history's surroundings, and take the rule out of the shipped code if that is wanted."""
+        if self.stale_words:
+            monkeypatch.setattr(ModelExtender, "read_words_anew", lambda _: None)
+        if taken_out:
+            change(monkeypatch, self.module, self.line, self.instead)
+            if self.also is not None:
+                change(monkeypatch, *self.also)
 
 
-BUSY_WITHOUT_RESTARTS = {
-    **dict.fromkeys(("create", "publish"), 2.0),
-    **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "daemon_hears", "admit"), 3.0),
-    "force_delete": 8.0,
-    "run": 4.0,
-    "kubelet_hears": 0.15,
-    "sleep": 0.2,
-    "finish": 0.3,
-    **dict.fromkeys(("stop_daemon", "restart_kubelet", "restart_extender", "away", "delete_node"), 0.0),
-}
-"""Pods come, are deleted and come again quickly, the kubelet hears of it late, and nobody restarts."""
+def change(monkeypatch: pytest.MonkeyPatch, module: ModuleType, line: str, instead: str) -> None:
+    """Have the functions of a module run as if its source had other text."""
+    source = inspect.getsource(module)
+    assert source.count(line) == 1, f"{source.count(line)} times in {module.__name__}: {line}"
+    before = dict(_functions(compile(source, module.__name__, "exec")))
+    for name, code in _functions(compile(source.replace(line, instead), module.__name__, "exec")):
+        if any(getattr(code, part) != getattr(before[name], part) for part in _PARTS):
+            monkeypatch.setattr(_function(module, name), "__code__", code)
 
-OTHERS_BIND_TOO = {
-    "daemon_hears": 0.3,
-    "view": 0.1,
-    "bookmark": 0.2,
-    "publish": 3.0,
-    "foreign": 10.0,
-    "cordon": 4.0,
-    "admit": 0.5,
-    **dict.fromkeys(
-        (
-            "force_delete",
-            "stop_daemon",
-            "tear",
-            "fall_sick",
-            "pressure",
-            "restart_extender",
-            "sleep",
-            "away",
-            "delete_node",
-        ),
-        0.0,
-    ),
-}
-"""Other schedulers bind pods, cards are cordoned, and the daemon hears of pods late."""
-DEAF_AND_OFTEN_RESTARTED = {
-    "restart_extender": 20.0,
-    "extender_hears": 0.05,
-    "settle_binding": 0.3,
-    "publish": 3.0,
-    "admit": 2.0,
-    "force_delete": 4.0,
-    **dict.fromkeys(("stop_daemon", "restart_kubelet", "away", "relist"), 0.2),
-    "sleep": 0.3,
-    **dict.fromkeys(("tear", "fall_sick", "cordon", "delete_node", "foreign"), 0.0),
-}
-"""The extender starts again and again, and hears of little between."""
+
+def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """Functions and methods by their qualified names."""
+    for each in code.co_consts:
+        if isinstance(each, CodeType) and "<" not in each.co_qualname:
+            if each.co_flags & inspect.CO_NEWLOCALS and each.co_flags & inspect.CO_OPTIMIZED:
+                yield each.co_qualname, each
+            else:
+                yield from _functions(each)
+
+
+def _function(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = vars(found)[part]
+    for inner in ("fget", "func", "__func__"):
+        found = getattr(found, inner, found)
+    return found

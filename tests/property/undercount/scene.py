@@ -9,7 +9,6 @@ from allocator.ids import PERCENT_IDS, device_id, percent_id
 from allocator.ledger import release
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
-from scheduler_plugin.cluster.rules import Rules
 
 from .daemon import ModelDaemon
 from .deviceids import units_of
@@ -57,10 +56,9 @@ class Scene:
 
     Args:
         seed: of everything random.
-        rules: the extender's rules, or a mutant of them.
     """
 
-    def __init__(self, seed: int, rules: type[Rules] = Rules, *, calm: bool = False) -> None:
+    def __init__(self, seed: int, *, calm: bool = False) -> None:
         self.random = Random(seed)
         self.calm = calm
         self.world = World()
@@ -68,7 +66,7 @@ class Scene:
         self.steps = 0
         self.trace: list[str] = []
         self.nodes = [self._node(f"n{i}") for i in range(self.random.choice((1, 1, 2)))]
-        self.extender = ModelExtender(self.world, self.random, rules)
+        self.extender = ModelExtender(self.world, self.random)
 
     def _node(self, name: str) -> Node:
         sizes = self.random.choice(MANY_CARDS if self.calm else SIZES)
@@ -79,7 +77,6 @@ class Scene:
         percent = frozenset(percent_id(card.uuid, slot) for card in cards for slot in range(PERCENT_IDS))
         sizes = {card.uuid: card.size_units for card in cards}
         kubelet = ModelKubelet(name, self.world, self.random, ids, percent, sizes)
-        kubelet.overwrites = not self.calm
         self.world.put_node(name, {}, {})
         return Node(name, kubelet, ModelDaemon(name, self.world, self.random, cards, kubelet))
 
@@ -113,7 +110,11 @@ class Scene:
             del self.trace[:200]
 
     def _start_daemon(self, node: Node) -> None:
-        """A new daemon knows of lingering containers only what the words held."""
+        """A new daemon knows of lingering containers only what the words held.
+
+        It takes longer to start than the kubelet to write.
+        """
+        node.kubelet.flush()
         node.daemon.start()
         node.kubelet.late |= node.kubelet.running - node.kubelet.admitted - node.ever_held
 

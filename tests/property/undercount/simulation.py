@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Final
 
 from allocator.names import POD_ALLOCATION, POD_CARDS, POD_GPU_MODEL
-from scheduler_plugin.cluster.rules import Rules
 
 from .deviceids import units_of
 from .scene import MODELS, UNSAID
@@ -50,7 +49,6 @@ class Simulation(Trouble):
 
     Args:
         seed: of everything random.
-        rules: the extender's rules, or a mutant of them.
         density: how much more often trouble comes than it usually does. With 0 nothing goes wrong, and pods
             must get the very cards that were chosen for them or for their like.
         more: how much more often things of these names happen, besides.
@@ -60,12 +58,11 @@ class Simulation(Trouble):
     def __init__(
         self,
         seed: int,
-        rules: type[Rules] = Rules,
         density: float = 1.0,
         more: Mapping[str, float] = MappingProxyType({}),
         percent: float = 0.0,
     ) -> None:
-        super().__init__(seed, rules, calm=density == 0)
+        super().__init__(seed, calm=density == 0)
         self.percent = percent
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
@@ -84,7 +81,7 @@ class Simulation(Trouble):
             (14, self._read_book),
             (40, self._publish),
             (4, self._annotate),
-            (4, self._cgroups),
+            (6, self._cgroups),
             (2, self._bookmark),
             (30, self._finish),
             (8, self._view),
@@ -254,7 +251,8 @@ class Simulation(Trouble):
     def _cgroups(self) -> None:
         node = self._any()
         if node.daemon_up:
-            node.daemon.look_at_cgroups()
+            begun = node.daemon.look is not None
+            (node.daemon.end_look if begun else node.daemon.begin_look)()
 
     def _bookmark(self) -> None:
         node = self._any()
@@ -281,7 +279,6 @@ class Simulation(Trouble):
 def run(
     seed: int,
     steps: int,
-    rules: type[Rules] = Rules,
     density: float = 1.0,
     more: Mapping[str, float] = MappingProxyType({}),
     percent: float = 0.0,
@@ -291,7 +288,6 @@ def run(
     Args:
         seed: of everything random.
         steps: how many.
-        rules: the extender's.
         density: see `Simulation`.
         more: likewise.
         percent: likewise.
@@ -300,7 +296,7 @@ def run(
         ViolationError: the invariant broke. Whatever is raised has a note that tells how to run it again.
     """
     try:
-        simulation = Simulation(seed, rules, density, more, percent)
+        simulation = Simulation(seed, density, more, percent)
         for number in range(1, steps + 1):
             simulation.step()
             if number % 250 == 0:

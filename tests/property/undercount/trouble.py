@@ -1,7 +1,6 @@
 """What goes wrong in the model, one method for each thing, and how it gets well again."""
 
 from allocator.names import POD_GPU_MODEL
-from scheduler_plugin.cluster.pods import shapes
 
 from .deviceids import card_of
 from .scene import UNSAID, Node, Scene
@@ -164,8 +163,6 @@ class Trouble(Scene):
         pod = self.random.choice(waiting)
         free = [int(units) for units in self.extender.state.nodes.free[row]]
         demands = pod.request.demands
-        if self.extender.state.busy_nodes(shapes(pod.request)):
-            return
         sizes = [card.size_units for card in node.daemon.cards]
         fits = any(left >= demands[0].units_on(size) for left, size in zip(free, sizes, strict=False))
         if len(demands) == 1 and demands[0].cards == 1 and fits:
