@@ -102,7 +102,8 @@ def prefer(ask: Ask) -> tuple[str, ...]:
 
     Where the container belongs, or else on the best cards by the card policy: first those that nothing else
     uses. What may be in use is not given out a second time, nor what other bound pods wait for. Only where a
-    container belongs it may have what the kubelet dropped of pods that are over and were never seen to run.
+    container belongs it may have what the kubelet offers again of pods that are over and were never seen to
+    run: the kubelet drops them before it asks, and writes its book after that.
 
     Raises:
         LedgerError: no card (or not enough cards) can take the container.
@@ -120,9 +121,11 @@ def prefer(ask: Ask) -> tuple[str, ...]:
     each = ask.size // demand.cards
     alone = replace(demand, per_card=each, least=each)
     others = [pod for pod in facts.pods.values() if pod is not one]
-    if cards:
-        others = [pod for pod in others if not release.is_dropped(pod, ask.offered)]
-    room = _room(ask, one, each, charges.charged(facts, others))
+    gone = [pod for pod in others if cards and pod.over is not None and not pod.ran]
+    taken = charges.charged(facts, (pod for pod in others if pod not in gone))
+    for pod in gone:
+        add(taken, facts.of_containers(ids - ask.offered for ids in pod.book.values()))
+    room = _room(ask, one, each, taken)
     needs = {uuid: alone.units_on(card.size_units) for uuid, card in facts.cards.items()}
     if not cards:
         expected = _expected(facts, one)

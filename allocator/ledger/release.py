@@ -41,15 +41,6 @@ def lingering(facts: Facts) -> list[PodFacts]:
     return [one for one in facts.pods.values() if one.over is not None and (one.units or one.remembered)]
 
 
-def is_dropped(one: PodFacts, offered: frozenset[str]) -> bool:
-    """Whether the kubelet gives out again what a pod had that is over and was never seen to run.
-
-    It drops the pod before it asks, and writes its book after that.
-    """
-    dropped = not one.book or any(not ids.isdisjoint(offered) for ids in one.book.values())
-    return one.over is not None and not one.ran and dropped
-
-
 def is_stale(facts: Facts, one: PodFacts) -> bool:
     """Whether the kubelet should be made to clean its book and to write it.
 

@@ -302,3 +302,18 @@ def test_an_allocate_after_the_end_counts_for_ten_seconds():
     assert world.used == [4]
     world.look(later=SETTLED_S)
     assert world.used == [0]
+
+
+def test_what_a_pod_that_is_gone_was_still_to_get_is_no_hindrance_to_who_was_sent_there():
+    """The scheduler was started again and never heard of it; the kubelet asks for one pod at a time."""
+    world = World.of(8)
+    world.bind(pod("x", [("a", 2, "main"), ("b", 5, "main")], "c0", "c0"))
+    given = world.choose(2, "x")
+    world.allocate(given, "x")
+    world.show("x", given, "a")
+    world.delete("x")
+    assert world.used == [7]
+    world.bind(pod("y", 6, "c0"))
+    assert by_card(world.choose(6, "y")) == {"c0": 6}
+    with pytest.raises(LedgerError):
+        world.choose(5, "unknown")
