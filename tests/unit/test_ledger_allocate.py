@@ -316,4 +316,4 @@ def test_what_a_pod_that_is_gone_was_still_to_get_is_no_hindrance_to_who_was_sen
     world.bind(pod("y", 6, "c0"))
     assert by_card(world.choose(6, "y")) == {"c0": 6}
     with pytest.raises(LedgerError):
-        world.choose(5, "unknown")
+        world.choose(4, "unknown")
