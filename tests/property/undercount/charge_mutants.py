@@ -3,7 +3,7 @@
 from allocator.ledger import charges, facts, ledger, pods, release
 from scheduler_plugin.cluster import published
 
-from .histories import about_to_start, calm, dense, forgetful, heard_late, lingering, mixed, percent, plain
+from .histories import calm, dense, forgetful, heard_late, lingering, mixed, percent, plain
 from .mutant import Mutant
 
 CHARGE_MUTANTS = (
@@ -101,16 +101,8 @@ CHARGE_MUTANTS = (
         charges,
         "(one.remembered, one.pod.assigned_costs)",
         "(one.remembered,)",
-        about_to_start,
-        2008,
-    ),
-    Mutant(
-        "node: what is known of it counts once",
-        charges,
-        "max(count, units.get(uuid, 0))",
-        "count + units.get(uuid, 0)",
-        mixed,
-        1000,
+        dense,
+        40035,
     ),
     Mutant(
         "node: containers of a pod that have IDs in common count them once",
