@@ -143,10 +143,15 @@ def prefer(ask: Ask) -> tuple[str, ...]:
 
 
 def _belongs_on(facts: Facts, one: PodFacts, container: ContainerRequest) -> tuple[str, ...]:
-    """On which cards a container belongs: where its demand has devices, else where the scheduler said."""
+    """On which cards a container belongs, empty where nobody said.
+
+    Where its demand has devices, else where the node wrote that the pod is, else where the scheduler said.
+    """
     demand = demand_of(one.pod.request, container.name)
-    has = facts.of_containers(one.sets(demand.containers))
-    return tuple(has) if len(has) == demand.cards else facts.target(one.pod, demand)
+    for cards in (facts.of_containers(one.sets(demand.containers)), one.remembered or {}):
+        if len(cards) == demand.cards and cards.keys() <= facts.cards.keys():
+            return tuple(cards)
+    return facts.target(one.pod, demand)
 
 
 def _room(ask: Ask, one: PodFacts | None, each: int, taken: Units) -> Units:

@@ -226,8 +226,8 @@ class Ledger:
         """
         sizes = {uuid: card.size_units for uuid, card in self._facts.cards.items()}
         for uid, units in holds.items():
-            one = self._known(uid, Mark(0, 0.0))
-            self._facts.put(replace(one, remembered=sizes if units is None else units))
+            one, said = self._known(uid, Mark(0, 0.0)), sizes if units is None else units
+            self._facts.put(replace(one, remembered={uuid: count for uuid, count in said.items() if count}))
 
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
         """Take all pods with our resource bound to this node, as of a list that began at `mark`.
@@ -326,7 +326,7 @@ class Ledger:
         """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
         position = self._facts.position
         return {
-            uid: {position[uuid]: count for uuid, count in units.items() if count}
+            uid: {position[uuid]: count for uuid, count in units.items()}
             for uid, units in charges.holds(self._facts).items()
         }
 

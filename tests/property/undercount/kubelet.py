@@ -47,6 +47,7 @@ class ModelKubelet:
         overdue: it gave devices to a pod of whose deletion it should have heard long ago.
         sick: IDs that the plugin calls unhealthy.
         overwrites: how often an older copy of the book takes a newer one's place.
+        overwritten: the book is such a copy, or has been and no pod that is gone was dropped since.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ModelKubelet:
         self.file: Book | None = None
         self.torn = False
         self.overwrites = random.choice((0.01, 0.01, 0.1))
+        self.overwritten = False
         self.unwritten: Book | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
@@ -99,16 +101,20 @@ class ModelKubelet:
 
     def write(self) -> None:
         """Replace the file by what the memory says."""
-        self.file, self.torn, self.unwritten = self._snapshot(), False, None
+        self._put(self._snapshot())
+
+    def _put(self, book: Book) -> None:
+        self.file, self.torn, self.unwritten = book, False, None
+        self.overwritten = self.overwritten and not self.devices.keys() <= self.known.keys()
 
     def flush(self) -> None:
         """Write what was put off; at times an older copy comes after it."""
         if self.unwritten is None:
             return
         before = self.file
-        self.file, self.torn, self.unwritten = self.unwritten, False, None
+        self._put(self.unwritten)
         if before is not None and self.random.random() < self.overwrites:
-            self.file = Book(before.entries)
+            self.file, self.overwritten = Book(before.entries), True
 
     def take_list(self) -> None:
         """Take a list of devices from a plugin that registers, which always writes the book."""
@@ -124,8 +130,7 @@ class ModelKubelet:
         self.write()
 
     def _drop_inactive(self) -> None:
-        for uid in [uid for uid in self.devices if uid not in self.known]:
-            del self.devices[uid]
+        self.devices = {uid: mine for uid, mine in self.devices.items() if uid in self.known}
 
     # What it reads from the API.
 
@@ -146,7 +151,7 @@ class ModelKubelet:
         return False
 
     def relist(self) -> None:
-        """Its watch broke: what happened meanwhile comes as one batch, the oldest pod first."""
+        """Its watch broke: what it missed comes as one batch, the oldest pod first."""
         before = len(self.queue)
         while self.deliver():
             pass
@@ -346,8 +351,7 @@ class ModelKubelet:
     def _by_card(self, ids: frozenset[str]) -> dict[str, int]:
         """Units by card of IDs that belong together; remembered, for it is asked after every step."""
         if ids not in self._counted:
-            cards = Counter(map(card_of, ids))
-            shares = Counter(map(card_of, ids & self.percent))
+            cards, shares = (Counter(map(card_of, some)) for some in (ids, ids & self.percent))
             counts = {u: n - shares[u] + shares[u] * self.sizes[u] // 100 for u, n in cards.items()}
             self._counted[ids] = {uuid: count for uuid, count in counts.items() if count}
         return self._counted[ids]
@@ -355,8 +359,7 @@ class ModelKubelet:
     def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
         """UUIDs of the cards that its memory has for containers of a pod, sorted."""
         mine = self.devices.get(uid, {})
-        ids = frozenset().union(*(mine.get(name, ()) for name in containers))
-        return tuple(sorted({card_of(text) for text in ids}))
+        return tuple(sorted({card_of(text) for name in containers for text in mine.get(name, ())}))
 
     # Restart.
 
@@ -369,15 +372,13 @@ class ModelKubelet:
         self.batch.clear()
         self.admitting = None
         self.unwritten = None
-        if book_lost:
-            self.file = None
         # Pods that do not run yet are admitted anew.
         self.to_run.clear()
         self.starting.clear()
         self.truth = {uid: ids for uid, ids in self.truth.items() if uid in self.running}
         self.admitted &= self.running
         self.devices = {}
-        if self.torn:
+        if book_lost or self.torn:
             self.file, self.torn = None, False
         for line in self.file.entries if self.file is not None else ():
             self.devices.setdefault(line.uid, {})[line.container] = line.ids

@@ -36,8 +36,9 @@ class Node:
         ever_held: pods that its words have held.
         clouded: containers run on it that nobody knows of, or did so since it was last at peace.
         amnesia: pods that ran when the kubelet lost its book.
-        excused: pods that were bound, or may have been, to a card that fell sick.
-        sick_until: version of the Node with the words that tell of the newest sick card; `UNSAID` before.
+        excused: pods that were bound, or may have been, to a card that fell sick, or beside such a copy.
+        sick_until: version of the Node with the words that tell of the newest sick card (or of an older copy of
+            the book); `UNSAID` before.
     """
 
     name: str

@@ -81,6 +81,10 @@ class Trouble(Scene):
             node.amnesia |= node.kubelet.admitted
         file = node.kubelet.file.entries if node.kubelet.file is not None else ()
         written = {(line.uid, line.container) for line in file}
+        if node.kubelet.overwritten and not {uid for uid, _ in written} <= self._held(node):
+            # It is full of what has ended, until the daemon has seen that copy and had it written anew.
+            node.sick_until = UNSAID
+            self._excuse()
         held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
         forgotten = {uid for uid, _ in held - written}
         node.amnesia |= forgotten & node.kubelet.admitted
