@@ -146,6 +146,10 @@ class PodRequest:
             for each in (c.units // self.cards,)
         )
 
+    def demand_of(self, container: str) -> Demand:
+        """Find the demand that a container which asks belongs to."""
+        return next(demand for demand in self.demands if container in demand.containers)
+
     def units_of(self, container: ContainerRequest, size: int) -> int:
         """Units that one container has of each of its cards, of `size` units."""
         each = container.units // self.cards

@@ -181,7 +181,7 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
     cards = [Card(i, f"GPU-{UUID(int=i)}", "Simulated", size, 0) for i in range(CARDS)]
     driver = Driver({card.uuid: size * MIB_PER_GIB for card in cards})
     written = Written()
-    account = Account(Ledger(cards), written, RESOURCE, MIB_PER_GIB)
+    account = Account(Ledger(cards), written.read, RESOURCE)
     enforcer = Enforcer(
         account,
         supports := Supports(account, driver),

@@ -29,6 +29,7 @@ from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
 from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import Metrics
 from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.answers import Answers
 from deviceplugin.node.accounting.cardlist import CardList
 from deviceplugin.node.accounting.inventory import cards_in_units, check_units
 from deviceplugin.node.accounting.neighbours import Neighbours
@@ -158,21 +159,15 @@ class Daemon:
         book = BookReader(settings.device_plugin_dir)
         giving = Giving(settings, self._source)
         await giving.prepare()
-        account = self.account = Account(
-            ledger,
-            book,
-            settings.resource,
-            settings.unit_mib,
-            hand_over=giving.hand_over,
-        )
+        account = self.account = Account(ledger, book.read, settings.resource)
         pods = PodView(account, settings.resource)
         metrics = Metrics()
-        self._plugin = DevicePlugin(account, observe=metrics.call)
+        self._plugin = DevicePlugin(Answers(account, settings.unit_mib), observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
-        percent = DevicePlugin(account.percent, observe=metrics.call)
+        percent = DevicePlugin(Answers(account, settings.unit_mib, percent=True), observe=metrics.call)
 
         def devices_changed() -> None:
             self._plugin.devices_changed()
@@ -183,7 +178,7 @@ class Daemon:
         self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.devices_changed)
         stack.push_async_callback(self._pod_resources.close)
         account.taken_up = self._pod_resources.taken_up
-        self._reconciler = Reconciler(account, book, self._cgroups, self._pod_resources.clean)
+        self._reconciler = Reconciler(account, book.changes, self._cgroups, self._pod_resources.clean)
         self._sampler = Sampler(
             account,
             WithoutHelpers(self._source, giving.helpers),

@@ -1,7 +1,7 @@
 """What containers are given besides their cards, made as the settings say."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from deviceplugin.gpus.advice import framework_envs
 from deviceplugin.gpus.cdi import CdiNames, follow
@@ -34,7 +34,11 @@ class Giving:
         self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
         self._sharing: Sharing | None = None
         nodes = DeviceNodes(source.vendor, source.cards, devices) if settings.pass_device_specs else None
-        self.hand_over = Handover(source.vendor, strategies, self._cdi, nodes).grant
+        self._handover = Handover(source.vendor, strategies, self._cdi, nodes)
+
+    def hand_over(self, mib: Mapping[str, int]) -> ContainerGrant:
+        """Describe the cards of a container, of which it has so many MiB each, by UUID."""
+        return self._handover.grant(list(mib))
 
     async def prepare(self) -> None:
         """Read what must be known before the first container."""
@@ -42,8 +46,9 @@ class Giving:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
     def join(self, account: Account, supports: Supports) -> None:
-        """Add to what containers are given: MPS where the driver does not limit, else advice if chosen."""
+        """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
         settings = self._settings
+        account.grants.append(self.hand_over)
         if settings.sharing == MPS:
             service = MpsService(settings.mps_root, threads=settings.mps_threads)
             self._sharing = Sharing(
@@ -52,15 +57,15 @@ class Giving:
             supports.fallback = self._sharing.enforcement
             supports.covers = self._sharing.covers
 
-        def advice(shares: Sequence[tuple[str, int]]) -> ContainerGrant:
-            (uuid, units), *others = shares
+        def advice(mib: Mapping[str, int]) -> ContainerGrant:
+            uuid, *others = mib
             if others or supports.enforcement(uuid) is not Enforcement.ACCOUNTED:
                 return ContainerGrant()
             totals = {card.uuid: card.total_mib for card in self._source.cards()}
-            return ContainerGrant(framework_envs(units * settings.unit_mib, totals.get(uuid, 0)))
+            return ContainerGrant(framework_envs(mib[uuid], totals.get(uuid, 0)))
 
         if settings.advise_frameworks:
-            account.extras.append(advice)
+            account.grants.append(advice)
 
     def helpers(self) -> Collection[int]:
         """Pids of processes that only serve the containers of the cards."""

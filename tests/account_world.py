@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 from allocator.ledger import Ledger
 from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.answers import Answers
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, pod
 
@@ -32,7 +33,9 @@ class Node:
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
         self.book, self.clock = FakeBook(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
-        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, **options)
+        self.account = Account(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.answers = Answers(self.account, 1024, **options)
+        self.percent = Answers(self.account, 1024, percent=True, **options)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
         self.account.want_list = self.count
@@ -73,10 +76,10 @@ class Node:
 
     @property
     def ids(self) -> Sequence[str]:
-        return tuple(self.account.devices())
+        return tuple(self.answers.devices())
 
     async def preferred(self, size: int, available: Sequence[str] | None = None) -> Collection[str]:
-        return await self.account.preferred(self.ids if available is None else available, (), size)
+        return await self.answers.preferred(self.ids if available is None else available, (), size)
 
     def ask(self, size: int) -> asyncio.Task[Collection[str]]:
         return asyncio.create_task(self.preferred(size))

@@ -96,8 +96,9 @@ class World:
 
     def offered(self) -> frozenset[str]:
         """What the kubelet would offer: everything healthy that its book does not have."""
-        healthy = {text for text, card in self.ledger.facts.card_of.items() if card not in self.sick}
-        return frozenset(healthy).difference(*self.book.values())
+        facts = self.ledger.facts
+        healthy = {text for text, card in facts.card_of.items() if card not in self.sick}
+        return frozenset(healthy - facts.shares).difference(*self.book.values())
 
     def write(self) -> None:
         """The kubelet writes its book, the daemon reads it."""
@@ -112,22 +113,23 @@ class World:
     def choose(self, size: int, uid: str | None = None, must: frozenset[str] = frozenset()) -> frozenset[str]:
         """GetPreferredAllocation; without the UID of who asks PodResources does not answer."""
         ask = self.ask(size, *self.taken_up(uid), must=must)
-        answer = self.ledger.preferred(ask)
+        answer = ask.answer()
         assert len(answer) == size == len(set(answer))
         assert must <= set(answer) <= ask.offered
         return frozenset(answer)
 
     def prefer(self, available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
         """What the ledger answers a kubelet that offers exactly this."""
-        return self.ledger.preferred(self.ledger.ask(available, must, size))
+        return self.ledger.ask(available, must, size).answer()
 
     def taken_up(self, uid: str | None) -> frozenset[str]:
         """Whom PodResources lists while one asks."""
         return frozenset() if uid is None else frozenset({uid, *(owner for owner, _ in self.book)})
 
     def allocate(self, given: frozenset[str], uid: str | None = None) -> dict[str, int]:
-        """Allocate, which the book does not show yet; returns units by card."""
+        """Allocate, checked like a question; the book does not show it yet. Returns units by card."""
         listed = frozenset(("ns", f"pod-{each}") for each in self.taken_up(uid)) or None
+        self.ledger.ask(given, given, len(given), listed).answer()
         return self.ledger.allocate(given, self.now, listed)
 
     def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:

@@ -12,6 +12,7 @@ from deviceplugin.errors import LimitError
 from deviceplugin.gpus.limits import LimitReading
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.answers import Answers
 from deviceplugin.node.limiting.limits import Enforcer
 from deviceplugin.node.limiting.supports import AUTO, Supports
 from tests.book_world import FakeBook
@@ -73,13 +74,15 @@ class LimitsWorld:
         self.told: list[tuple[str, str, str]] = []
         self.running: asyncio.Task[None] | None = None
         self.account: Account
+        self.answers: Answers
         self.supports: Supports
         self.enforcer: Enforcer
         self.make()
 
     def make(self) -> None:
         """A daemon that starts, knowing nothing; the book, the cgroups and the driver are as they were."""
-        self.account = Account(Ledger(cards(8, 8)), self.book, RESOURCE, GIB)
+        self.account = Account(Ledger(cards(8, 8)), self.book.read, RESOURCE)
+        self.answers = Answers(self.account, GIB)
         self.supports = Supports(self.account, self.driver, mode=self.mode)
         self.enforcer = Enforcer(
             self.account,

@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, gap_s: float = 2.0) -> None:
         self.now_s = 100.0
         self.api = FakeApi()
-        self.account = Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
+        self.account = Account(Ledger(cards(8, 8)), FakeBook().read, GIB, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.nodes = NodeView(self.account, "n1")
         self.pods = PodView(self.account, GIB)

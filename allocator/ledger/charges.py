@@ -1,7 +1,5 @@
 """What every card is charged with. Each function may only add; none guesses who holds what."""
 
-from collections.abc import Iterable
-
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add
 
@@ -35,14 +33,14 @@ def _besides(facts: Facts, one: PodFacts) -> Units:
     return total
 
 
-def charged(facts: Facts, pods: Iterable[PodFacts] | None = None) -> Units:
-    """Units by card that containers hold or may hold, of all pods or of these.
+def charged(facts: Facts) -> Units:
+    """Units by card that containers hold or may hold.
 
     Over pods the sum, which may exceed a card's size: a kubelet that lost its book, or whose pod was deleted
     by force, gives out IDs again while a container still runs with them. Both count.
     """
     total: Units = dict.fromkeys(facts.cards, 0)
-    for one in facts.pods.values() if pods is None else pods:
+    for one in facts.pods.values():
         add(total, of_pod(facts, one))
     return total
 

@@ -10,12 +10,11 @@ from typing import Final, Literal, get_args
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, choice, release
+from allocator.ledger import charges, release
 from allocator.ledger.choice import Ask
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import BookEntry, Mark, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
-from allocator.records import Assignment
 from allocator.request import PodRequest
 
 Why = Literal["sick", "withheld", "cordoned", "closed"]
@@ -33,10 +32,10 @@ class Ledger:
     """
 
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
-        self._facts = Facts.of(cards, policy)
+        self._facts = Facts(policy)
         self._order = 0
         self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
-        self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
+        self.set_cards(cards)
 
     @property
     def facts(self) -> Facts:
@@ -75,13 +74,7 @@ class Ledger:
         return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:
-        """Take a card in or out; an unhealthy card counts as full.
-
-        Raises:
-            LedgerError: no such card.
-        """
-        if uuid not in self._facts.cards:
-            raise LedgerError(f"card {shown(uuid)}: allowed are {', '.join(self._facts.cards)}")
+        """Take a card in or out; an unhealthy card counts as full."""
         self.keep_out("sick", self._out["sick"] - {uuid} if healthy else self._out["sick"] | {uuid})
 
     def keep_out(self, why: Why, uuids: Iterable[str]) -> bool:
@@ -138,7 +131,7 @@ class Ledger:
             # What another container turns out to have was not this one's.
             given = {c: ids for c, ids in one.given.items() if shown.get(ids, (uid, c)) == (uid, c)}
             facts.put(replace(one, given=given))
-            if not one.bound and not facts.pods[uid].given:
+            if not one.bound and not given:
                 del facts.pods[uid]
 
     def _known(self, uid: str, at: Mark) -> PodFacts:
@@ -162,51 +155,41 @@ class Ledger:
         Raises:
             LedgerError: an ID that must be included is not available.
         """
-        offered, fixed = self._facts.known(available), frozenset(must_include)
+        offered, fixed = frozenset(available) & self._facts.card_of.keys(), frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
-        return Ask(self._facts, offered, fixed, size, self._facts.is_share(offered), taken_up)
-
-    def preferred(self, ask: Ask) -> tuple[str, ...]:
-        """Answer GetPreferredAllocation.
-
-        Raises:
-            LedgerError: no card (or not enough cards) can take the container.
-        """
-        return choice.prefer(ask)
+        percent = not self._facts.shares.isdisjoint(offered)
+        return Ask(self._facts, offered, fixed, size, percent, taken_up)
 
     def allocate(
         self, wanted: Collection[str], now_s: float, taken_up: Collection[tuple[str, str]] | None = None
     ) -> Units:
-        """Record an Allocate of IDs that a container may have: those that it would be told to prefer.
+        """Record an Allocate of IDs that a container was told to prefer.
+
+        Where it is not known whose it is it counts as of a pod of its own, until the book shows its IDs.
 
         Returns:
             Units by card, in word order.
 
         Raises:
-            LedgerError: none, unknown ones, other cards than the container's, or more than they have.
+            LedgerError: none, or unknown ones.
         """
         facts, wanted = self._facts, frozenset(wanted)
-        unknown = sorted(wanted - facts.known(wanted))
+        unknown = sorted(wanted - facts.card_of.keys())
         if not wanted or unknown:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
             )
-        units = facts.by_card(wanted)
-        ask = self.ask(wanted, wanted, len(wanted), taken_up)
-        if set(choice.prefer(ask)) != wanted:
-            raise LedgerError(
-                f"Allocate of {len(wanted)} IDs, by card {shown(units)}: allowed are as many on each card"
-            )
-        at = self.mark(now_s)
-        one, container = ask.asker() or (self._known(f"allocate-{at.order}", at), "")
-        # What a container that does not run had before counts no more: the kubelet had lost it.
-        ids = {name: before for name, before in one.ids.items() if name != container or one.ran}
-        given = one.given | {container: wanted}
-        facts.put(replace(one, ids=ids, given=given, over=one.over and at))
-        return units
+        at, found = self.mark(now_s), None
+        if taken_up is not None:
+            found = self.ask(wanted, (), len(wanted), taken_up).whose()
+        one, name = (found[0], found[1].name) if found else (self._known(f"allocate-{at.order}", at), "")
+        # What the container had before counts no more: the kubelet had lost it, and it does not run.
+        ids = {other: before for other, before in one.ids.items() if other != name}
+        facts.put(replace(one, ids=ids, given=one.given | {name: wanted}, over=one.over and at))
+        return facts.by_card(wanted)
 
     def kubelet_restarted(self) -> None:
         """What the kubelet had not written down it has forgotten; containers may run with it."""
@@ -324,7 +307,7 @@ class Ledger:
 
     def published_holds(self) -> dict[str, dict[int, int]]:
         """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
-        position = self._facts.position
+        position = {uuid: number for number, uuid in enumerate(self._facts.cards)}
         return {
             uid: {position[uuid]: count for uuid, count in units.items()}
             for uid, units in charges.holds(self._facts).items()
@@ -338,9 +321,3 @@ class Ledger:
         """UIDs of bound, unfinished pods that `used` does not contain yet."""
         pods = self._facts.pods.values()
         return frozenset(one.pod.uid for one in pods if one.live and not one.complete)
-
-    def allocations(self) -> dict[str, Assignment]:
-        """What the containers of held, unfinished pods got, by UID; without pods whose cards are unknown."""
-        held = [one for one in self._facts.pods.values() if one.live and not one.missing]
-        found = {one.pod.uid: self._facts.assignment(one) for one in held}
-        return {uid: assignment for uid, assignment in found.items() if assignment is not None}

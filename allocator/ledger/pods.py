@@ -6,7 +6,7 @@ from functools import cached_property
 
 from allocator.errors import RequestError
 from allocator.records import Assignment, charge
-from allocator.request import ContainerRequest, Demand, PodRequest
+from allocator.request import ContainerRequest, PodRequest
 
 Units = dict[str, int]
 """Units by card UUID."""
@@ -146,18 +146,9 @@ class PodFacts:
         ids = (*self.ids.items(), *self.given.items())
         return (ids, self.admitted is not None, self.ran, self.death is None)
 
-    def all_of(self, has: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """All IDs together."""
-        return frozenset().union(*has.values())
-
     def sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
         """IDs that were given to each of these containers."""
         return [ids[name] for name in containers for ids in (self.ids, self.given) if name in ids]
-
-
-def demand_of(request: PodRequest, container: str) -> Demand:
-    """Find the demand that a container which asks belongs to."""
-    return next(demand for demand in request.demands if container in demand.containers)
 
 
 def add(total: Units, more: Mapping[str, int]) -> None:

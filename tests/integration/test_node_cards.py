@@ -66,7 +66,7 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         assert uuids(world)[1] == stays
         assert goes not in uuids(world)
         await until(lambda: world.kubelet.allocatable()["gpupack.io/gpu-memory-gib"] == 150)
-        assert not any(goes in each for each in world.daemon.account.devices())
+        assert not any(goes in each for each in world.daemon._plugin._devices.devices())
         new = await on(world, "new", 20, uuids(world)[2])
         assert world.env(new)["NVIDIA_VISIBLE_DEVICES"] == uuids(world)[2]
         await until(lambda: "GPUGone" in told(world) and "GPUGone" in told(world, "Pod"))
@@ -133,12 +133,12 @@ async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
         assert status == 503
         assert "the cards' driver has not answered for" in said
         assert (await metrics(world))["gpupack_node_driver_hangs_seconds"][()] > 0
-        assert not any(world.daemon.account.devices().values())
+        assert not any(world.daemon._plugin._devices.devices().values())
         world.source.resume()
         await until(lambda: world.used == [2, 0])
         await until(lambda: {"GPUDriverHangs", "GPUDriverAnswers", "GPURecovered"} <= told(world).keys())
         assert (await ready(world))[0] == 200
-        assert all(world.daemon.account.devices().values())
+        assert all(world.daemon._plugin._devices.devices().values())
 
 
 async def test_the_daemon_ends_while_the_driver_hangs():

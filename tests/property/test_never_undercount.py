@@ -12,7 +12,7 @@ import shlex
 import pytest
 
 from allocator.ledger import charges
-from tests.property.undercount.histories import HISTORY, Kind, calm, dense, mixed, percent
+from tests.property.undercount.histories import HISTORY, ODD, Kind, calm, dense, mixed, percent
 from tests.property.undercount.mutant import Mutant
 from tests.property.undercount.mutants import MUTANTS
 from tests.property.undercount.scene import ViolationError
@@ -43,6 +43,12 @@ def test_invariant_holds_whatever_comes_more_often(kind: Kind, part: int) -> Non
         kind(seed)
 
 
+@pytest.mark.parametrize("name", ODD)
+def test_invariant_holds_in_odd_histories(name: str) -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + max(4, STEPS // HISTORY // 100)):
+        ODD[name](seed)
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_pods_get_the_cards_chosen_for_them_where_nothing_goes_wrong_and_the_invariant_holds(
     part: int,
@@ -52,7 +58,7 @@ def test_pods_get_the_cards_chosen_for_them_where_nothing_goes_wrong_and_the_inv
 
 
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charges, "charged", lambda facts, pods=None: dict.fromkeys(facts.cards, 0))
+    monkeypatch.setattr(charges, "charged", lambda facts: dict.fromkeys(facts.cards, 0))
     with pytest.raises(ViolationError) as first:
         run(1000, HISTORY, density=1.5, more={"publish": 3, "sleep": 0.3}, percent=0.5)
     (note,) = first.value.__notes__

@@ -10,7 +10,7 @@ from deviceplugin.errors import RefusedError, UnitInUseError
 from deviceplugin.gpus.cdi import CdiNames
 from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.accounting.account import AGAIN, CROWDED, NOT_OURS, TAKEN
+from deviceplugin.node.accounting.answers import AGAIN, CROWDED, NOT_OURS, TAKEN
 from tests.account_world import Node
 from tests.ledger_world import ids, pod
 
@@ -23,7 +23,7 @@ async def test_a_known_pod_is_served_at_once():
     node = Node(8, 8)
     node.bind(pod("a", 3, "c1"))
     given = tuple(await node.preferred(3))
-    await node.account.allocate(given)
+    await node.answers.allocate(given)
     assert on(given) == {"c1"}
     assert (node.asked, node.lists) == (1, 0)
 
@@ -53,7 +53,7 @@ async def test_the_kubelet_is_asked_whom_it_has_taken_up():
 async def test_a_pod_that_never_comes_gets_one_card_in_the_end():
     with capture_logs() as logs:
         assert on(await Node(8, 8, step_s=10.0).preferred(3)) == {"c0"}
-    assert [(line["event"], line["units"]) for line in logs] == [("container of an unknown pod", 3)]
+    assert [(line["event"], line["size"]) for line in logs] == [("container of an unknown pod", 3)]
 
 
 async def test_several_cards_are_waited_for_when_no_card_has_room():
@@ -132,17 +132,19 @@ def unassigned(**more) -> Node:
     return node
 
 
-async def test_where_nobody_said_on_which_cards_a_fresh_list_of_all_pods_is_asked_for():
-    """Another pod may have been bound to the card that the policy would choose."""
+async def test_a_pod_that_nobody_assigned_waits_for_a_list_only_where_it_has_no_room():
+    """Its event has come, so those of pods that were bound before it have come too."""
     node = unassigned()
+    node.bind(pod("b", 8, "c0"))
+    assert on(await node.preferred(3)) == {"c1"}
+    assert node.lists == 0
+    node.book.write("x", ids("c1", *range(6)))
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert (asking.done(), node.lists) == (False, 1)
-    node.bind(pod("other", 2, "c1"))
-    await asyncio.sleep(0)
-    assert not asking.done()
-    node.list_pods(pod("a", 3), pod("other", 2, "c1"), pod("b", 8, "c0"))
-    assert on(await asking) == {"c1"}
+    node.list_pods(pod("a", 3), pod("b", 8, "c0", terminal=True))
+    async with asyncio.timeout(5):
+        assert on(await asking) == {"c0"}
 
 
 async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
@@ -176,9 +178,9 @@ async def test_the_book_is_read_before_an_allocate_that_the_kubelet_did_not_ask_
     node = Node(8)
     node.bind(pod("a", [("setup", 2, "init"), ("main", 2, "main")], "c0"))
     given = tuple(await node.preferred(2))
-    await node.account.allocate(given)
+    await node.answers.allocate(given)
     node.book.write("a", frozenset(given), container="setup")
-    await node.account.allocate(given)
+    await node.answers.allocate(given)
     assert node.ledger.facts.pods["a"].book == {"setup": frozenset(given)}
     assert node.ledger.facts.pods["a"].has.keys() == {"setup", "main"}
     assert node.ledger.promised() == {"c0": 2}
@@ -189,10 +191,10 @@ async def test_an_allocate_of_other_ids_than_the_answer_is_asked_about():
     node.bind(pod("a", 3, "c1"))
     assert on(await node.preferred(3)) == {"c1"}
     with pytest.raises(RefusedError) as caught:
-        await node.account.allocate(("c0::0", "c0::1", "c0::2"))
+        await node.answers.allocate(("c0::0", "c0::1", "c0::2"))
     assert caught.value.kind == "no-room"
     assert node.ledger.promised() == {"c0": 0, "c1": 0}
-    assert (await node.account.allocate(("c1::5", "c1::6", "c1::7"))).envs["GPUPACK_CARDS"] == "c1:3"
+    assert (await node.answers.allocate(("c1::5", "c1::6", "c1::7"))).envs["GPUPACK_CARDS"] == "c1:3"
 
 
 async def test_an_answer_counts_for_one_allocate():
@@ -201,11 +203,11 @@ async def test_an_answer_counts_for_one_allocate():
     node.bind(pod("a", 3, "c0"))
     given = tuple(await node.preferred(3))
     node.listed = {"a"}
-    await node.account.allocate(given)
+    await node.answers.allocate(given)
     node.book.write("a", frozenset(given))
     node.bind(pod("b", 3, "c0"))
     others = tuple(text for text in node.ids if text not in given)[:3]
-    await node.account.allocate(others)
+    await node.answers.allocate(others)
     assert all(one.has.keys() == {"main"} for one in node.ledger.facts.pods.values())
 
 
@@ -233,7 +235,7 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     node.book.problem = "torn"
     with capture_logs() as logs:
         given = tuple(await node.preferred(3))
-        await node.account.allocate(given)
+        await node.answers.allocate(given)
     assert on(given) == {"c1"}
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
     assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 3})
@@ -309,11 +311,12 @@ def test_other_resources_are_not_looked_at():
 
 
 async def test_what_a_container_is_told():
-    node = Node(8, 8, hand_over=Handover(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA)).grant)
+    node, handover = Node(8, 8), Handover(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
+    node.account.grants.append(lambda mib: handover.grant(list(mib)))
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
     node.account.follow(lambda: told.append(node.ledger.promised()))
-    grant = await node.account.allocate(tuple(await node.preferred(6)))
+    grant = await node.answers.allocate(tuple(await node.preferred(6)))
     assert grant.envs == {
         "NVIDIA_VISIBLE_DEVICES": "c0,c1",
         "GPUPACK_MEMORY_MIB": "3072",
@@ -327,14 +330,13 @@ async def test_ids_that_do_not_belong_together_are_refused():
     node = Node(8, 8, step_s=10.0)
     for given, kind in ((("c0::0", "c1::0"), "no-room"), (("c9::0",), "spans-cards")):
         with pytest.raises(RefusedError) as caught:
-            await node.account.allocate(given)
+            await node.answers.allocate(given)
         assert caught.value.kind == kind
     assert node.ledger.promised() == {"c0": 0, "c1": 0}
 
 
 def test_devices_follow_the_cards_health():
     node = Node(2, 1)
-    assert node.account.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
+    assert node.answers.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
     node.ledger.set_healthy("c0", False)
-    node.account.health_changed()
-    assert node.account.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}
+    assert node.answers.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}

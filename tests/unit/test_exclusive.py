@@ -54,8 +54,8 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
         placed = place_with(policies.of(WHOLE), nodes, row, query)
         assert placed.charge == ({1: 44} if units else {0: 44})
     # The node chooses the same where nobody chose before, of what the kubelet offers.
-    offered = [text for text in ledger.facts.share_of if text.partition("::")[0] in UUIDS]
-    ids = ledger.preferred(ledger.ask(offered, (), 100))
+    offered = [text for text in ledger.facts.shares if text.partition("::")[0] in UUIDS]
+    ids = ledger.ask(offered, (), 100).answer()
     assert {text.partition("::")[0] for text in ids} == ({"GPU-1"} if units else {"GPU-0"})
 
 
@@ -73,13 +73,13 @@ def test_two_whole_cards_and_a_third_pod_with_the_reason():
 
 def test_nobody_comes_on_a_card_that_is_given_whole():
     ledger = Ledger([Card(0, "GPU-0", "T4", 14, 0)])
-    percent = list(ledger.facts.share_of)
-    ids = ledger.preferred(ledger.ask(percent, (), 100))
+    percent = list(ledger.facts.shares)
+    ids = ledger.ask(percent, (), 100).answer()
     ledger.allocate(ids, 0.0)
     ledger.read_book([BookEntry("u", "main", PERCENT_RESOURCE, frozenset(ids))], 0.0)
     assert ledger.used() == (14,)
     with pytest.raises(LedgerError, match="no card has 1 free units"):
-        ledger.preferred(ledger.ask(list(ledger.facts.card_of), (), 1))
+        ledger.ask(ledger.facts.card_of.keys() - ledger.facts.shares, (), 1).answer()
     left = [text for text in percent if text not in ids]
     with pytest.raises(LedgerError, match="no card has 8 percent of it free"):
-        ledger.preferred(ledger.ask(left, (), 8))
+        ledger.ask(left, (), 8).answer()

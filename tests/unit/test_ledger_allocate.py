@@ -25,10 +25,10 @@ def test_it_is_of_the_pod_that_asked_before_the_book_shows_it():
     world.bind(pod("a", TWO, "c0", "c1"))
     world.allocate(ids("c0", 0, 1), "a")
     assert world.ledger.promises() == {"c0": {"a": 2}, "c1": {}}
-    assert world.ask(3, "a").asker() == (world.ledger.facts.pods["a"], "two")
+    assert [found.name for found in world.ask(3, "a").whose()[1:]] == ["two"]
     world.allocate(ids("c1", 0, 1, 2), "a")
     assert world.ledger.promises() == {"c0": {"a": 2}, "c1": {"a": 3}}
-    assert world.ask(3, "a").asker() is None
+    assert world.ask(3, "a").whose() is None
 
 
 @pytest.mark.parametrize("listed", [None, "unknown"], ids=["PodResources is mute", "nobody knows the pod"])
@@ -96,6 +96,19 @@ def test_what_a_kubelet_has_forgotten_that_starts_again_counts_until_the_pod_is_
         pytest.param([], r"Allocate of \[\]: allowed are IDs of this node's cards", id="nothing"),
         pytest.param(["c0::8"], "Allocate of .*c0::8.*allowed are IDs", id="beyond the card"),
         pytest.param(["rubbish", "c0::1"], "Allocate of .*rubbish.*allowed are IDs", id="no ID"),
+    ],
+)
+def test_ids_of_which_there_are_none_are_refused(given, message):
+    world = World.of(8, 8, 8)
+    with pytest.raises(LedgerError, match=message):
+        world.ledger.allocate(given, world.now)
+    assert world.promised == [0, 0, 0]
+    assert not world.ledger.in_flight()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
         pytest.param(["c0::1", "c1::1"], "by card they have", id="two cards"),
         pytest.param(["c2::1"], r"c2.* has 1 free units, by card they have \[0, 0, 0\]", id="unhealthy"),
     ],
@@ -104,7 +117,7 @@ def test_ids_that_do_not_belong_together_are_refused(given, message):
     world = World.of(8, 8, 8)
     world.ledger.set_healthy("c2", False)
     with pytest.raises(LedgerError, match=message):
-        world.ledger.allocate(given, world.now)
+        world.allocate(frozenset(given))
     assert world.promised == [0, 0, 0]
     assert not world.ledger.in_flight()
 
@@ -135,7 +148,7 @@ def test_what_is_charged_is_refused_except_to_the_pod_that_has_it():
     with pytest.raises(LedgerError, match=r"not \['c0'\] has 6 free units, by card they have \[2\]"):
         world.allocate(ids("c0", *range(6)), "b")
     world.allocate(ids("c0", *range(2, 8)), "a")
-    assert world.promised == [8]
+    assert world.promised == [6]
     world.show("a", ids("c0", *range(2, 8)))
     assert world.promised == [6]
 
@@ -243,7 +256,7 @@ def test_a_pod_that_came_again_under_its_name_gets_its_own_card():
     world.drop("old")
     world.bind(replace(pod("new", two, "c1", "c1"), name="pod-old"))
     ask = world.ledger.ask(world.offered(), (), 4, {("ns", "pod-old")})
-    assert by_card(frozenset(world.ledger.preferred(ask))) == {"c1": 4}
+    assert by_card(frozenset(ask.answer())) == {"c1": 4}
 
 
 def test_an_unknown_pod_is_given_its_init_containers_ids_again():

@@ -72,12 +72,13 @@ def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it
     assert asker(world.ask(3, "a")) == ("a", "one"), "the kubelet knows what its book says"
 
 
-def test_without_the_list_nobody_is_known_for_certain():
+def test_without_the_list_an_allocate_is_nobodys():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
-    assert world.ask(3).asker() is None
-    assert world.ask(3, "b").asker() is None
-    assert world.ask(3, "a").asker() == (world.ledger.facts.pods["a"], "main")
+    world.allocate(ids("c0", 0, 1, 2))
+    assert asker(world.ask(3, "a")) == ("a", "main")
+    world.allocate(ids("c0", 3, 4, 5), "a")
+    assert world.ask(3, "a").whose() is None
 
 
 # What is guessed without the list.
@@ -130,9 +131,9 @@ def test_h5_a_pod_that_is_gone_asks_when_no_living_one_can_and_no_more_once_its_
     [
         pytest.param((), True, id="bound"),
         pytest.param(("delete",), False, id="deleted"),
-        pytest.param(("admit", "lose_book"), False, id="it had devices and may be over"),
-        pytest.param(("status", "lose_book"), False, id="its status says that it was admitted"),
-        pytest.param(("shown", "lose_book"), False, id="the book had it"),
+        pytest.param(("admit", "lose_book"), True, id="it had devices"),
+        pytest.param(("status", "lose_book"), True, id="its status says that it was admitted"),
+        pytest.param(("shown", "lose_book"), True, id="the book had it"),
         pytest.param(("one",), True, id="its second container"),
         pytest.param(("run", "lose_book"), False, id="it runs"),
         pytest.param(("one", "run", "again"), False, id="a container of it starts again"),
@@ -163,17 +164,13 @@ def test_a_living_pod_that_has_not_had_its_devices_yet_is_expected(steps, expect
     assert world.ask(3, "a").is_expected() == expected
 
 
-def test_a_list_of_pods_is_wanted_where_nobody_said_on_which_cards_or_those_have_no_room():
+def test_a_list_of_pods_may_say_more_where_nobody_known_asks_or_has_no_room():
     world = World.of(8, 8)
-    assert world.ask(3, "unknown").wants_list()
+    assert not world.ask(3, "unknown").is_clear()
     world.bind(pod("a", 3, "c0"))
-    assert not world.ask(3, "a").wants_list()
-    world.bind(pod("b", [("setup", 2, "init"), ("main", 5, "main")]))
-    assert world.ask(2, "b").wants_list()
-    world.show("b", ids("c0", 0, 1), "setup")
-    assert not world.ask(5, "b", must=ids("c0", 0, 1)).wants_list()
+    assert world.ask(3, "a").is_clear()
     world.show("x", ids("c0", *range(2, 8)))
-    assert world.ask(3, "a").wants_list()
+    assert not world.ask(3, "a").is_clear()
 
 
 def test_containers_that_may_run_on_are_waited_for():
@@ -191,10 +188,12 @@ def test_containers_that_may_run_on_are_waited_for():
     assert not world.ask(3).is_crowded()
 
 
-def test_a_refusal_knows_whether_cards_were_chosen():
-    world = World.of(8)
-    assert not world.ask(3).is_assigned()
+def test_where_a_container_belongs():
+    world = World.of(8, 8)
+    assert world.ask(3).belongs() == ()
     world.bind(pod("a", 3))
-    assert not world.ask(3).is_assigned()
-    world.bind(pod("b", 4, "c0"))
-    assert world.ask(4).is_assigned()
+    assert world.ask(3).belongs() == ()
+    assert world.ask(3, must=ids("c1", 0)).belongs() == ("c1",)
+    world.bind(pod("b", 4, "c1"))
+    assert world.ask(4).belongs() == ("c1",)
+    assert world.ask(4, must=ids("c0", 0)).belongs() == ("c1",)

@@ -35,27 +35,27 @@ async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_toolkits_variables_are_those_of_the_smallest_share(world: LimitsWorld) -> None:
-    assert world.account.limit_envs({"c0": 5}) == {}
+    assert world.supports.container_envs({"c0": 5}) == {}
     await world.start()
-    envs = world.account.limit_envs({"c0": 5, "c1": 4})
+    envs = world.supports.container_envs({"c0": 5, "c1": 4})
     assert set(envs.values()) == {"4"}
     assert len(envs) == 2
-    assert world.account.limit_envs({}) == {}
+    assert world.supports.container_envs({}) == {}
 
 
 async def test_require_offers_only_cards_that_are_held(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path, mode="require")
-    assert not any(world.account.devices().values())
+    assert not any(world.answers.devices().values())
     assert world.account.ledger.used() == (8, 8)
     world.driver.say(Support(False, "driver 580 has no call", "driver 615"))
     await world.start()
-    assert not any(world.account.devices().values())
-    assert world.account.why_not("c0::0") == (
+    assert not any(world.answers.devices().values())
+    assert world.answers.why_not("c0::0") == (
         "--memory-limits require, and driver 580 has no call; it takes driver 615"
     )
     world.driver.say(Support(True))
     await world.supports.ask()
-    assert all(world.account.devices().values())
+    assert all(world.answers.devices().values())
     assert world.account.ledger.used() == (0, 0)
     # Health and limits are two things.
     world.account.ledger.set_healthy("c0", False)

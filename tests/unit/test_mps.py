@@ -121,7 +121,7 @@ class World:
 
     def __init__(self, root: Path, *sizes: int, clients: int = 48, threads: bool = False) -> None:
         self.node = Node(*sizes, step_s=10.0)
-        self.account = self.node.account
+        self.account, self.answers = self.node.account, self.node.answers
         self.root = root
         self.folders = {f"c{i}": CardFolder(root, f"c{i}") for i in range(len(sizes))}
         for folder in self.folders.values():
@@ -134,7 +134,7 @@ class World:
         self.sharing.look()
 
     def allocate(self, *given: str) -> ContainerGrant:
-        return asyncio.run(self.account.allocate(given))
+        return asyncio.run(self.answers.allocate(given))
 
     def hold(self, number: int, given: frozenset[str]) -> None:
         """The kubelet writes down what a container has."""
@@ -188,7 +188,7 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
     assert client_envs(world.allocate(*ids("c0", *range(4)))) == {}
     world.node.bind(pod("a", 4, "c1", "c2", count=2))
     both = asyncio.run(world.node.preferred(4))
-    grant = asyncio.run(world.account.allocate(tuple(both)))
+    grant = asyncio.run(world.answers.allocate(tuple(both)))
     assert (client_envs(grant), grant.mounts) == ({}, ())
 
 
@@ -243,9 +243,9 @@ def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> N
     # One that was bound before gets its card all the same, without the service.
     assert client_envs(world.allocate(*ids("c0", 2))) == {}
     # What people keep free stays so, and beside it.
-    world.account.cordon(["c1"])
+    world.account.ledger.keep_out("cordoned", ["c1"])
     assert ledger.used() == (16, 16)
-    world.account.cordon([])
+    world.account.ledger.keep_out("cordoned", [])
     assert ledger.used() == (16, 0)
     world.folders["c0"].end()
     world.sharing.look()
@@ -254,8 +254,8 @@ def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> N
 
 def test_percent_counts_like_units(tmp_path: Path) -> None:
     world = World(tmp_path, 16, clients=1)
-    percent = tuple(text for text in world.account.percent_devices() if text.startswith("c0::"))[:50]
-    grant = asyncio.run(world.account.percent.allocate(percent))
+    percent = tuple(text for text in world.node.percent.devices() if text.startswith("c0::"))[:50]
+    grant = asyncio.run(world.node.percent.allocate(percent))
     assert client_envs(grant)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8G"
     assert world.node.ledger.used() == (16,)
     assert PERCENT_RESOURCE

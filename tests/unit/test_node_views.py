@@ -14,6 +14,7 @@ from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.nodeview import NodeView
 from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject
 from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.allocations import allocations
 from kubeapi.errors import Unreachable
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
@@ -21,7 +22,7 @@ from tests.ledger_world import cards, ids
 
 
 def account() -> Account:
-    return Account(Ledger(cards(8, 8)), FakeBook(), GIB, 1024)
+    return Account(Ledger(cards(8, 8)), FakeBook().read, GIB)
 
 
 def pods(of: Account) -> PodView:
@@ -175,7 +176,7 @@ def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
     assert of.ledger.doubtful() == {"hash", "b"}
     of.ledger.read_book([BookEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}
-    assert set(of.ledger.allocations()) == {"a"}
+    assert set(allocations(of.ledger.facts)) == {"a"}
 
 
 def test_a_pod_that_cannot_be_read_harms_nobody():

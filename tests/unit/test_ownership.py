@@ -27,7 +27,7 @@ class Daemons:
         self.views: dict[str, NodeView] = {}
 
     def daemon(self, host: str, boot: str = "", pod: str = "") -> Ownership:
-        account = Account(Ledger(cards(8)), FakeBook(), GIB, 1024, clock=lambda: self.now_s)
+        account = Account(Ledger(cards(8)), FakeBook().read, GIB, clock=lambda: self.now_s)
         view = self.views[host] = NodeView(account, "n1")
         found = Ownership(
             self.api,

@@ -10,6 +10,7 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, Kind, PodRequest, parse_pod
+from deviceplugin.node.telling.allocations import allocations
 from deviceplugin.node.telling.explain import explain
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -111,9 +112,14 @@ class World:
         self.ledger.pod_changed(pod, 0.0)
 
     def give(self, uid: str, name: str, ids: frozenset[str]) -> None:
-        self.ledger.allocate(ids, 0.0)
+        self.allocate(ids)
         self.book[uid, name] = ids
         self.write()
+
+    def allocate(self, ids: frozenset[str]) -> None:
+        """An Allocate that the kubelet did not ask for."""
+        self.ledger.ask(ids, ids, len(ids)).answer()
+        self.ledger.allocate(ids, 0.0)
 
     def offered(self, *, percent: bool) -> frozenset[str]:
         names = percent_id if percent else device_id
@@ -125,7 +131,7 @@ class World:
         return frozenset(every.difference(*self.book.values()))
 
     def ask(self, size: int, *, percent: bool = True) -> frozenset[str]:
-        return frozenset(self.ledger.preferred(self.ledger.ask(self.offered(percent=percent), (), size)))
+        return frozenset(self.ledger.ask(self.offered(percent=percent), (), size).answer())
 
     def card(self, size: int, *, percent: bool = True) -> str:
         (card,) = {text.partition("::")[0] for text in self.ask(size, percent=percent)}
@@ -156,7 +162,7 @@ def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
     world.give("p", "b", percents("c0", 33, 33))
     assert world.ledger.used() == (28,)
     assert charges.holds(world.ledger.facts) == {"p": {"c0": 28}}
-    assert world.ledger.allocations() == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
+    assert allocations(world.ledger.facts) == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
 
 
 def test_init_and_main_have_one_share():
@@ -167,7 +173,7 @@ def test_init_and_main_have_one_share():
     world.give("p", "i", percents("c0", 0, 33))
     world.give("p", "m", percents("c0", 0, 50))
     assert world.ledger.used() == (22,)
-    assert world.ledger.allocations() == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
+    assert allocations(world.ledger.facts) == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
 
 
 @pytest.mark.parametrize(
@@ -183,15 +189,15 @@ def test_no_more_is_given_out_of_a_card_than_it_has(before, wanted):
     world = World(8, 8)
     world.give("a", "main", before)
     with pytest.raises(LedgerError, match=r"not \['c0'\] has .* free"):
-        world.ledger.allocate(wanted, 0.0)
-    world.ledger.allocate(frozenset(text.replace("c0", "c1") for text in wanted), 0.0)
+        world.allocate(wanted)
+    world.allocate(frozenset(text.replace("c0", "c1") for text in wanted))
 
 
 def test_percent_of_a_card_full_of_units_are_refused():
     world = World(8)
     world.give("a", "main", units("c0", 8))
     with pytest.raises(LedgerError):
-        world.ledger.allocate(percents("c0", 0, 50), 0.0)
+        world.allocate(percents("c0", 0, 50))
 
 
 def test_units_that_percent_have_taken_are_not_offered():
@@ -203,7 +209,7 @@ def test_units_that_percent_have_taken_are_not_offered():
 
 def test_a_share_of_less_than_a_unit_is_not_given_out():
     with pytest.raises(LedgerError, match=r"not \['c0'\] has 12 percent of it free"):
-        World(8).ledger.allocate(percents("c0", 0, 12), 0.0)
+        World(8).allocate(percents("c0", 0, 12))
 
 
 def test_the_kubelet_is_sent_to_the_card_that_the_scheduler_chose():
@@ -216,10 +222,10 @@ def test_the_kubelet_is_sent_to_the_card_that_the_scheduler_chose():
 def test_a_share_needs_as_many_ids_as_it_has_percent_whatever_they_are_worth():
     world = World(200, 200)
     offered = percents("c0", 0, 49) | percents("c1", 0, 50)
-    assert frozenset(world.ledger.preferred(world.ledger.ask(offered, (), 50))) == percents("c1", 0, 50)
+    assert frozenset(world.ledger.ask(offered, (), 50).answer()) == percents("c1", 0, 50)
     small = World(2).ledger
     with pytest.raises(LedgerError, match=r"no card has 50 percent of it free, by card they have \[0\]"):
-        small.preferred(small.ask(percents("c0", 0, 49), (), 50))
+        small.ask(percents("c0", 0, 49), (), 50).answer()
 
 
 def test_what_the_kubelet_has_for_another_container_of_the_pod_counts():

@@ -59,13 +59,13 @@ class Bench:
         self.now_s = 100.0
         self.log: list[str] = []
         self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
-        self.account = Account(Ledger(cards(8, 8)), self.book, RESOURCE, 1024, clock=lambda: self.now_s)
+        self.account = Account(Ledger(cards(8, 8)), self.book.read, RESOURCE, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.view = PodView(self.account, RESOURCE)
         self.lists: list[str] = []
         self.view.on_relist(lambda: self.lists.append("list"))
         self.cleaned = lambda: None
-        self.reconciler = Reconciler(self.account, self.book, self.cgroups, self.clean, pace=QUICK)
+        self.reconciler = Reconciler(self.account, self.book.changes, self.cgroups, self.clean, pace=QUICK)
         self.told = 0
         self.account.follow(self.count)
 

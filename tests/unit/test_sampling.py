@@ -69,7 +69,6 @@ class World:
             ledger=self.ledger,
             now_s=lambda: self.now_s,
             changed=lambda: None,
-            health_changed=lambda: None,
         )
         self.sampler = Sampler(
             account,

@@ -8,7 +8,8 @@ import pytest
 from allocator.ledger import Ledger
 from deviceplugin.errors import BookError, RefusedError, TornBookError
 from deviceplugin.kubelet.book import BOOK_NAME, MOST_BYTES, BookReader
-from deviceplugin.node.accounting.account import BOOK_WAIT_S, Account
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.answers import BOOK_WAIT_S, Answers
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -20,7 +21,8 @@ class Node:
         self.book, self.now_s, self.step_s = FakeBook(), 100.0, step_s
         self.book.problem, self.book.torn = "torn", True
         self.ledger = Ledger(cards(8))
-        self.account = Account(self.ledger, self.book, RESOURCE, 1024, clock=self.clock, view_wait_s=0.0)
+        self.account = Account(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.answers = Answers(self.account, 1024, view_wait_s=0.0)
         self.ledger.pod_changed(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
 
@@ -58,8 +60,8 @@ def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
 
 async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
     node = Node()
-    asking = asyncio.create_task(node.account.preferred(node.free, (), 3))
-    giving = asyncio.create_task(node.account.allocate(("c0::3",)))
+    asking = asyncio.create_task(node.answers.preferred(node.free, (), 3))
+    giving = asyncio.create_task(node.answers.allocate(("c0::3",)))
     await asyncio.sleep(0)
     assert (node.account.book_torn, asking.done(), giving.done()) == (True, False, False)
     node.book.problem = None
@@ -72,7 +74,7 @@ async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
 
 async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use() -> None:
     node = Node(step_s=BOOK_WAIT_S)
-    for asked in (node.account.preferred(node.free, (), 3), node.account.allocate(("c0::3",))):
+    for asked in (node.answers.preferred(node.free, (), 3), node.answers.allocate(("c0::3",))):
         with pytest.raises(RefusedError, match="torn; delete this pod") as caught:
             await asked
         assert caught.value.kind == "not-ready"

@@ -11,6 +11,7 @@ from allocator.ledger import Ledger
 from deviceplugin.errors import RefusedError
 from deviceplugin.kubelet.book import BOOK_NAME, BookReader
 from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.answers import Answers
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
 from tests.state_world import bound, free, state_with
@@ -25,15 +26,8 @@ class World:
         self.path, self.now_s, self.known = folder / BOOK_NAME, 100.0, True
         self.held: dict[str, frozenset[str]] = {}
         self.ledger = Ledger([Card(0, CARD, "M", size_units=8, used_units=0)])
-        self.account = Account(
-            self.ledger,
-            BookReader(folder),
-            RESOURCE,
-            1024,
-            clock=lambda: self.now_s,
-            view_wait_s=0.0,
-            room_wait_s=0.0,
-        )
+        self.account = Account(self.ledger, BookReader(folder).read, RESOURCE, clock=lambda: self.now_s)
+        self.answers = Answers(self.account, 1024, view_wait_s=0.0, room_wait_s=0.0)
         self.state = state_with(8)
         self.versions: dict[str, int] = {}
         self.shown = {}
@@ -61,9 +55,9 @@ class World:
         self.state.apply_pod(self.shown[uid], 0)
         made = pod(uid, units, CARD, version=self.versions[uid])
         self.ledger.pod_changed(made, self.now_s)
-        self.held[uid] = frozenset(await self.account.preferred([*self.offered], (), units))
+        self.held[uid] = frozenset(await self.answers.preferred([*self.offered], (), units))
         self.publish()
-        await self.account.allocate([*self.held[uid]])
+        await self.answers.allocate([*self.held[uid]])
         self.write()
         self.publish()
         self.now_s += SETTLED_S

@@ -79,7 +79,7 @@ class CardList:
         ]
         self._notices.know({card.uuid: card.model for card in cards})
         pods = self._account.ledger.facts.pods
-        gone = self._account.install(cards)
+        gone = self._account.ledger.set_cards(cards)
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
         went = sorted(before - {card.uuid for card in cards})

@@ -79,7 +79,7 @@ class NodeView:
         if problem is not None:
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
-        self._account.cordon(cordoned)
+        self._account.ledger.keep_out("cordoned", cordoned)
         cards = [card.uuid for card in self._account.ledger.installed]
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
         self._cordon_is_wrong(

@@ -30,13 +30,6 @@ class Pace:
 PACE: Final = Pace()
 
 
-class Changes(Protocol):
-    """Tells when the kubelet's book was written."""
-
-    def changes(self) -> AsyncIterator[None]:
-        """Yield after each write."""
-
-
 class Cgroups(Protocol):
     """Which pods still run something. Blocking."""
 
@@ -49,7 +42,7 @@ class Reconciler:
 
     Args:
         account: the ledger.
-        book: tells when it was written.
+        changes: yields after each write of the kubelet's book.
         cgroups: the containers.
         clean: makes the kubelet clean its book and write it.
         pace: waits.
@@ -62,14 +55,14 @@ class Reconciler:
     def __init__(
         self,
         account: Account,
-        book: Changes,
+        changes: Callable[[], AsyncIterator[None]],
         cgroups: Cgroups,
         clean: Callable[[], Awaitable[None]],
         *,
         pace: Pace = PACE,
     ) -> None:
         self._account = account
-        self._book = book
+        self._changes = changes
         self._cgroups = cgroups
         self._clean = clean
         self._pace = pace
@@ -105,7 +98,7 @@ class Reconciler:
 
     async def follow_book(self) -> None:
         """Read the book whenever it was written, until cancelled."""
-        async for _ in self._book.changes():
+        async for _ in self._changes():
             self._refresh()
 
     async def _once(self) -> None:

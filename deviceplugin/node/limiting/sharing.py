@@ -7,7 +7,7 @@ needs none. The service takes so many clients: a card that has them all counts a
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -71,7 +71,7 @@ class Sharing:
         self._unit_mib = unit_mib
         self._look_s = look_s
         self._states: dict[str, Clients] = {}
-        account.extras.append(self.grant)
+        account.grants.append(self.grant)
         account.follow(self._close)
 
     def enforcement(self, uuid: str) -> Enforcement:
@@ -90,15 +90,14 @@ class Sharing:
         """Pids of the service's own processes: they are nobody's use of a card."""
         return frozenset().union(*(state.servers for state in self._states.values()))
 
-    def grant(self, shares: Sequence[tuple[str, int]]) -> ContainerGrant:
+    def grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
         """Make a container a client.
 
         Args:
-            shares: units by card UUID of one container, which the ledger has as granted.
+            shares_mib: MiB by card UUID of one container, which the ledger has as granted.
         """
-        (uuid, units), *others = shares
-        mib = units * self._unit_mib
-        if self._driver_holds(uuid) or not self.covers(uuid, mib, 1 + len(others)):
+        uuid, mib = next(iter(shares_mib.items()))
+        if self._driver_holds(uuid) or not self.covers(uuid, mib, len(shares_mib)):
             return ContainerGrant()
         state = self._service.state(uuid)
         if state is None:
@@ -146,4 +145,4 @@ def containers_by_card(facts: Facts) -> Counter[str]:
     """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
     booked = (ids for one in facts.pods.values() for ids in (one.ids | one.given).values())
     firsts = (next(iter(ids), "") for ids in booked)
-    return Counter(facts.card_of.get(first) or facts.share_of.get(first, "") for first in firsts)
+    return Counter(facts.card_of.get(first, "") for first in firsts)

@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.limits import Enforcement, MemoryLimits, Support
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.host.driver import OwnThread
@@ -61,7 +62,7 @@ class Supports:
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
         self.covers: Callable[[str, int, int], bool] = lambda *_: True
-        account.limit_envs = self.container_envs
+        account.grants.append(lambda mib: ContainerGrant(self.container_envs(mib)))
         self._withhold()
 
     def of(self, uuid: str) -> Support:

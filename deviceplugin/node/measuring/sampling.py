@@ -310,7 +310,6 @@ class Sampler:
             on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
             self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
             ledger.set_healthy(uuid, self._health.state(uuid).healthy)
-        self._account.health_changed()
         self._on_health()
         self._account.changed()
 

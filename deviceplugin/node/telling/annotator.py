@@ -13,6 +13,7 @@ from allocator.records import Assignment, MemoryRecord, dump_allocation, load_al
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.objects import PodObject
 from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.allocations import allocations
 from deviceplugin.node.telling.publisher import WRITE_TIMEOUT_S
 from deviceplugin.node.telling.told_use import ToldUse
 from kubeapi.backoff import Backoff
@@ -100,7 +101,7 @@ class Annotator:
         Returns:
             Seconds until one that was refused is due again, None where there is none.
         """
-        found = self._account.ledger.allocations()
+        found = allocations(self._account.ledger.facts)
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):

@@ -12,6 +12,7 @@ from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.nodeview import NodeView
 from deviceplugin.node.accounting.objects import Metadata, NodeObject, NodeStatus, PodObject
 from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.telling.allocations import allocations
 from deviceplugin.node.telling.explain import explain
 from deviceplugin.node.telling.words import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
@@ -87,7 +88,7 @@ class ModelDaemon(Plugin):
         self.answered: frozenset[str] = frozenset()
         self.look: tuple[frozenset[str], frozenset[str], Mark] | None = None
         self.ledger = Ledger(self.cards)
-        self.account = Account(self.ledger, self, RESOURCE, UNIT_MIB, clock=lambda: self.now)
+        self.account = Account(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
         self.pods = PodView(self.account, RESOURCE)
         self.pods.on_relist(self._ask_for_pods)
         self.own = NodeView(self.account, self.node)
@@ -111,13 +112,11 @@ class ModelDaemon(Plugin):
     ) -> tuple[str, ...]:
         self.account.refresh()
         ask = self.ledger.ask(available, must_include, size, self.taken_up())
-        if not self.away and not ask.is_expected():
-            self._catch_up(relist=not self.synced or self.lost)
-        if not self.away and ask.wants_list():
+        if not self.away and not ask.is_clear():
             self._catch_up(relist=True)
         if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
             self.look_at_cgroups()
-        answer = self.ledger.preferred(ask)
+        answer = ask.answer()
         self.answered = frozenset(answer)
         return answer
 
@@ -267,7 +266,7 @@ class ModelDaemon(Plugin):
         if self.away or not self.synced:
             return False
         by_uid = {pod.uid: pod for pod in self.world.pods.values() if pod.node == self.node}
-        for uid, assignment in self.ledger.allocations().items():
+        for uid, assignment in allocations(self.ledger.facts).items():
             pod = by_uid.get(uid)
             if pod is not None and self.world.annotate(
                 pod.name, uid, POD_ALLOCATION, dump_allocation(uid, assignment)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from .simulation import Simulation, run
 
@@ -119,5 +119,121 @@ lingering = odds(
     },
 )
 """Containers of deleted pods run on, and daemons restart."""
+
+_QUICK: Final = dict.fromkeys(("schedule", "settle_binding", "extender_hears"), 5.0)
+_NO_RESTARTS: Final = dict.fromkeys(
+    ("stop_daemon", "restart_kubelet", "restart_extender", "away", "delete_node"), 0.0
+)
+
+slow_looks = odds(
+    more={
+        **_QUICK,
+        **_NO_RESTARTS,
+        **dict.fromkeys(("daemon_hears", "kubelet_hears", "admit", "read_book", "publish"), 4.0),
+        **dict.fromkeys(("run", "start", "force_delete"), 6.0),
+        "create": 3.0,
+        "cgroups": 0.15,
+        "reap": 0.05,
+        "sleep": 0.0,
+        "view": 0.1,
+    }
+)
+"""A look at the cgroups takes long, pods come and are deleted meanwhile."""
+
+names_again = odds(
+    more={
+        **_QUICK,
+        **_NO_RESTARTS,
+        **dict.fromkeys(("daemon_hears", "view", "bookmark", "sleep", "finish"), 0.15),
+        **dict.fromkeys(("kubelet_hears", "admit"), 3.0),
+        "create": 5.0,
+        "force_delete": 8.0,
+    }
+)
+"""Pods are deleted and come again under their names, and the daemon hears of it last."""
+
+_FOREIGN: Final = {
+    "foreign": 14.0,
+    "restart_kubelet": 10.0,
+    "recover": 4.0,
+    **dict.fromkeys(("publish", "schedule"), 6.0),
+    **dict.fromkeys(("create", "admit"), 3.0),
+    **dict.fromkeys(("finish", "start", "force_delete", "settle_binding", "sleep", "cordon"), 0.1),
+    "run": 0.03,
+    **dict.fromkeys(("restart_extender", "away", "delete_node", "fall_sick", "pressure"), 0.0),
+}
+
+foreign_forgotten = odds(density=2.0, more={**_FOREIGN, "stop_daemon": 0.0})
+"""Other schedulers bind pods, and kubelets lose them before they run."""
+
+foreign_lost = odds(density=2.0, more={**_FOREIGN, "stop_daemon": 8.0})
+"""The same, and daemons restart."""
+
+forgets_and_hears_late = odds(
+    more={
+        **_QUICK,
+        "restart_kubelet": 8.0,
+        "force_delete": 8.0,
+        **dict.fromkeys(("create", "publish", "read_book", "cgroups", "recover", "daemon_hears"), 3.0),
+        **dict.fromkeys(("kubelet_hears", "sleep", "run", "admit"), 0.3),
+        **dict.fromkeys(("stop_daemon", "restart_extender", "away", "delete_node", "tear"), 0.0),
+    }
+)
+"""Kubelets lose their book, and hear late of pods that are deleted."""
+
+long_lingering = odds(
+    density=2.0,
+    more={
+        **dict.fromkeys(("stop_daemon", "force_delete", "recover"), 6.0),
+        **dict.fromkeys(("create", "schedule", "admit", "publish", "read_book", "run"), 3.0),
+        "reap": 0.02,
+        "sleep": 0.1,
+        **dict.fromkeys(("restart_kubelet", "restart_extender", "delete_node"), 0.2),
+    },
+)
+"""Containers of deleted pods run on for long, other pods are admitted, and daemons restart."""
+
+told_late = odds(
+    density=2.0,
+    more={
+        **dict.fromkeys(("restart_kubelet", "stop_daemon"), 9.0),
+        **dict.fromkeys(("run", "recover", "publish", "admit"), 4.0),
+        "create": 2.0,
+        **dict.fromkeys(("sleep", "finish", "force_delete", "away"), 0.1),
+        "start": 0.02,
+        **dict.fromkeys(("delete_node", "restart_extender"), 0.0),
+    },
+)
+"""Pods run for long before their status says so, and kubelets and daemons restart."""
+
+not_written = odds(
+    more={
+        "restart_kubelet": 30.0,
+        "run": 20.0,
+        **dict.fromkeys(("publish", "recover"), 7.0),
+        **dict.fromkeys(("create", "schedule", "start"), 3.0),
+        **dict.fromkeys(("admit", "reap", "finish"), 0.4),
+        **dict.fromkeys(("read_book", "sleep"), 0.05),
+        **dict.fromkeys(("stop_daemon", "restart_extender", "tear", "delete_node", "away"), 0.0),
+    }
+)
+"""Kubelets restart before they have written down what they gave."""
+
+ODD: Final = {
+    "busy": busy,
+    "others bind": others_bind,
+    "forgetful": forgetful,
+    "about to start": about_to_start,
+    "heard late": heard_late,
+    "lingering": lingering,
+    "slow looks": slow_looks,
+    "names again": names_again,
+    "foreign forgotten": foreign_forgotten,
+    "foreign lost": foreign_lost,
+    "forgets and hears late": forgets_and_hears_late,
+    "long lingering": long_lingering,
+    "told late": told_late,
+    "not written": not_written,
+}
 
 EVENTS = [action.__name__[1:] for _, action in Simulation(0).actions]

@@ -75,9 +75,8 @@ class ModelKubelet:
         self.running: set[str] = set()
         self.to_run: list[str] = []
         self.starting: dict[str, float] = {}
-        self.now = 0.0
         self.to_start: list[str] = []
-        self.synced = True
+        self.now, self.synced = 0.0, True
         self.batch: set[str] = set()
         self.truth: dict[str, set[frozenset[str]]] = {}
         self.refused: list[tuple[ModelPod, str]] = []
@@ -190,9 +189,9 @@ class ModelKubelet:
         if not self.synced:
             return False
         self.flush()
+        if self.admitting is None and not self.queue:
+            return False
         if self.admitting is None:
-            if not self.queue:
-                return False
             # Of a batch the oldest; otherwise each event is an addition of its own.
             batch = [uid for uid in self.queue if uid in self.batch]
             uid = min(batch, key=lambda uid: self.known[uid].created) if batch else self.queue[0]

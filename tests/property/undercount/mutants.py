@@ -46,7 +46,7 @@ MUTANTS = (
         "return not self.holds(book, uid) and book.seen < version",
         "return False",
         busy,
-        2007,
+        3004,
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
@@ -54,7 +54,7 @@ MUTANTS = (
         "return book.seen >= tombstone.version or",
         "return True or",
         busy,
-        2007,
+        3004,
     ),
     Mutant(
         "extender: claims outlive the Node object",
@@ -62,7 +62,7 @@ MUTANTS = (
         "        return True\n",
         "        return False\n",
         mixed,
-        1009,
+        3089,
     ),
     Mutant(
         "extender: a Binding without an answer counts",
@@ -70,7 +70,7 @@ MUTANTS = (
         "self.unheard.append(binding)",
         "self._roll_back(binding.commitment)",
         percent,
-        1000,
+        3004,
     ),
     Mutant(
         "extender: a pod bound without us counts on every card",
@@ -78,7 +78,7 @@ MUTANTS = (
         "if size >= units:",
         "if False:",
         others_bind,
-        2001,
+        3005,
     ),
     Mutant(
         "extender: only the node's own holds confirm",

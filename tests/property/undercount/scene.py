@@ -6,7 +6,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import release
+from allocator.ledger import charges, release
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 
@@ -36,9 +36,10 @@ class Node:
         ever_held: pods that its words have held.
         clouded: containers run on it that nobody knows of, or did so since it was last at peace.
         amnesia: pods that ran when the kubelet lost its book.
-        excused: pods that were bound, or may have been, to a card that fell sick, or beside such a copy.
-        sick_until: version of the Node with the words that tell of the newest sick card (or of an older copy of
-            the book); `UNSAID` before.
+        excused: pods that were bound, or may have been, to a card that fell sick, or beside an older copy of
+            the kubelet's book.
+        sick_until: version of the Node with the words that tell of the newest sick card, or of such a copy;
+            `UNSAID` before.
     """
 
     name: str
@@ -157,12 +158,13 @@ class Scene:
             self._check_promises(node)
 
     def _unwritten(self, node: Node) -> set[str]:
-        """Pods with containers whose objects are deleted and that the words do not hold."""
+        """Pods with containers whose objects are deleted and that the words never held."""
         file = node.kubelet.file
         book = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
         return (
             node.kubelet.truth.keys()
             - self._held(node)
+            - node.ever_held
             - book
             - {pod.uid for pod in self.world.pods.values()}
         )
@@ -187,7 +189,7 @@ class Scene:
         return more or not ledger.facts.read
 
     def _check_words(self, node: Node) -> None:
-        """What the words once held they hold until its containers have ended."""
+        """What words once held they hold until its containers end; who failed without devices has none."""
         words = self.world.words(node.name)
         running = node.kubelet.units(node.ever_held & node.kubelet.running)
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
@@ -196,6 +198,12 @@ class Scene:
                     f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
                     f"with {running[card.uuid]}, {node.daemon.explain()}"
                 )
+
+        facts = node.daemon.ledger.facts
+        for one in facts.pods.values():
+            served = one.admitted or one.ids or one.given
+            if one.pod.terminal and not served and charges.of_pod(facts, one):
+                self._fail(f"{node.name}: {one.pod.uid} failed without devices, {node.daemon.explain()}")
 
     def _check_promises(self, node: Node) -> None:
         """What the extender bound there and the kubelet has not admitted yet fits beside what is in use."""

@@ -136,6 +136,8 @@ class Simulation(Trouble):
         if len(self.world.pods) >= MAX_PODS:
             return
         name = f"p{self.random.randrange(MAX_PODS)}"
+        if self.world.gone and self.random.random() < 0.2:
+            name = self.world.gone  # a StatefulSet makes it again at once
         if name in self.world.pods:
             return
         shape = self.random.choice(self.shapes)

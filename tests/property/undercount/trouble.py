@@ -3,6 +3,7 @@
 from allocator.names import POD_GPU_MODEL
 
 from .deviceids import card_of
+from .room import fit
 from .scene import UNSAID, Node, Scene
 
 
@@ -72,8 +73,9 @@ class Trouble(Scene):
     def _restart_kubelet(self) -> None:
         node = self._any()
         # What the kubelet forgets before anybody has read it, nobody can know.
-        published = node.kubelet.admitted <= self._held(node)
-        known = node.kubelet.admitted <= node.daemon.holds.keys() if node.daemon_up else published
+        known = node.kubelet.admitted <= self._told(node)
+        if node.daemon_up:
+            known = known or node.kubelet.admitted <= node.daemon.holds.keys()
         lost = self.random.random() < 0.25 and known and node.kubelet.unwritten is None
         if lost or node.kubelet.torn:
             if not known:
@@ -95,6 +97,10 @@ class Trouble(Scene):
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
 
+    def _told(self, node: Node) -> set[str]:
+        """Pods that the next daemon will hear of: the words hold them, or their status says what they are."""
+        return self._held(node) | {pod.uid for pod in self.world.pods.values() if pod.started}
+
     def _sync_kubelet(self, node: Node) -> None:
         self._say(f"kubelet of {node.name} lists its pods")
         self._sync(node)
@@ -102,7 +108,7 @@ class Trouble(Scene):
     def _stop_daemon(self) -> None:
         node = self._any()
         # What kubelet and daemon both forget before it was written down, nobody can know.
-        if node.daemon_up and node.amnesia & node.kubelet.admitted <= self._held(node):
+        if node.daemon_up and node.amnesia & node.kubelet.admitted <= self._told(node):
             self._say(f"daemon of {node.name} stops")
             node.daemon_up = False
 
@@ -133,6 +139,7 @@ class Trouble(Scene):
             self.world.delete_node(node.name)
             # A daemon that restarts now has nothing to remember.
             node.kubelet.late |= node.kubelet.running - node.kubelet.admitted
+            node.ever_held &= node.kubelet.admitted
 
     def _create_node(self, node: Node) -> None:
         self._say(f"Node {node.name} created again")
@@ -165,11 +172,10 @@ class Trouble(Scene):
         if not waiting or row is None or self.extender.state.books[node.name].takes:
             return
         pod = self.random.choice(waiting)
-        free = [int(units) for units in self.extender.state.nodes.free[row]]
-        demands = pod.request.demands
         sizes = [card.size_units for card in node.daemon.cards]
-        fits = any(left >= demands[0].units_on(size) for left, size in zip(free, sizes, strict=False))
-        if len(demands) == 1 and demands[0].cards == 1 and fits:
+        free = tuple(int(units) for units in self.extender.state.nodes.free[row][: len(sizes)])
+        demands = [(tuple(d.units_on(size) for size in sizes), d.cards) for d in pod.request.demands]
+        if fit(free, tuple(sorted(demands, reverse=True))):
             self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}")
             self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
             while self.extender.deliver_pod():

@@ -150,6 +150,7 @@ class World:
     now: float = 0.0
     version: int = 0
     deleted_at: dict[str, float] = field(default_factory=dict)
+    gone: str = ""
     pods: dict[str, ModelPod] = field(default_factory=dict)
     nodes: dict[str, NodeLite] = field(default_factory=dict)
     pod_events: list[Event] = field(default_factory=list)
@@ -192,6 +193,7 @@ class World:
         self.deleted_at[uid] = self.now
         self.version += 1
         del self.pods[name]
+        self.gone = name
         self.pod_events.append(Event(self.version, "DELETED", pod=replace(pod, version=self.version)))
         return True
 
