@@ -114,7 +114,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: who was sent there may have what the kubelet dropped",
         choice,
-        "if pod is one or (belongs and pod.over is not None and not pod.ran):",
+        "if pod is one or (belongs and gone):",
         "if pod is one:",
         heard_late,
         3257,
@@ -122,8 +122,8 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: nobody else may have it",
         choice,
-        "(belongs and pod.over",
-        "(pod.over",
+        "(belongs and gone)",
+        "gone",
         others_bind,
         3362,
     ),

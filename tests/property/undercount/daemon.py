@@ -112,8 +112,9 @@ class ModelDaemon(Plugin):
     ) -> tuple[str, ...]:
         self.account.refresh()
         ask = self.ledger.ask(available, must_include, size, self.taken_up())
-        if not self.away and not ask.is_clear():
-            self._catch_up(relist=True)
+        for _ in range(2):  # a list that was on its way is followed by another
+            if not self.away and not ask.is_clear():
+                self._catch_up(relist=True)
         if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
             self.look_at_cgroups()
         answer = ask.answer()

@@ -89,6 +89,9 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
                 node.daemon.register()
+                if node.daemon.synced and node.daemon.ledger.wants_view():
+                    node.daemon.begin_view()
+                    node.daemon.end_view()
         self.now += seconds
         self.world.now = self.extender.now = self.now
         for pod in self.extender.never_heard_of:
@@ -189,7 +192,7 @@ class Scene:
         return more or not ledger.facts.read
 
     def _check_words(self, node: Node) -> None:
-        """What words once held they hold until its containers end; who failed without devices has none."""
+        """What words once held they hold until it ends; who failed without devices has none."""
         words = self.world.words(node.name)
         running = node.kubelet.units(node.ever_held & node.kubelet.running)
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):

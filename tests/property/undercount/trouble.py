@@ -96,6 +96,14 @@ class Trouble(Scene):
             node.ever_held &= node.kubelet.running
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
+        self._lose(node)
+
+    def _lose(self, node: Node) -> None:
+        """Where a pod runs that another scheduler bound nobody may know any more: the node must be full."""
+        lost = node.amnesia & node.kubelet.admitted - self._held(node)
+        if any(pod.uid in lost and not pod.ours for pod in self.world.pods.values()):
+            node.sick_until = UNSAID
+            self._excuse()
 
     def _told(self, node: Node) -> set[str]:
         """Pods that the next daemon will hear of: the words hold them, or their status says what they are."""
@@ -111,6 +119,7 @@ class Trouble(Scene):
         if node.daemon_up and node.amnesia & node.kubelet.admitted <= self._told(node):
             self._say(f"daemon of {node.name} stops")
             node.daemon_up = False
+            self._lose(node)
 
     def _start_stopped_daemon(self, node: Node) -> None:
         self._say(f"daemon of {node.name} starts")
@@ -140,6 +149,7 @@ class Trouble(Scene):
             # A daemon that restarts now has nothing to remember.
             node.kubelet.late |= node.kubelet.running - node.kubelet.admitted
             node.ever_held &= node.kubelet.admitted
+            self._lose(node)
 
     def _create_node(self, node: Node) -> None:
         self._say(f"Node {node.name} created again")
