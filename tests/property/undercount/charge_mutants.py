@@ -187,14 +187,6 @@ CHARGE_MUTANTS = (
         1,
     ),
     Mutant(
-        "node: what is known of a pod and what was said of it count once",
-        charges,
-        "max(count, units.get(uuid, 0))",
-        "count + units.get(uuid, 0)",
-        forgetful,
-        3005,
-    ),
-    Mutant(
         "node: a failed pod is charged with its IDs only",
         charges,
         "(one.over is None or one.pod.terminal)",

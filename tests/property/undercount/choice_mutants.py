@@ -96,14 +96,6 @@ CHOICE_MUTANTS = (
         3207,
     ),
     Mutant(
-        "node: who has no room waits for a list of pods",
-        choice,
-        "return self.is_expected() and self.has_room()",
-        "return self.is_expected()",
-        others_bind,
-        3017,
-    ),
-    Mutant(
         "node: what the kubelet has for the pod that asks counts",
         choice,
         "if pod is one or (belongs",
@@ -118,14 +110,6 @@ CHOICE_MUTANTS = (
         "if pod is one:",
         heard_late,
         3257,
-    ),
-    Mutant(
-        "node: nobody else may have it",
-        choice,
-        "(belongs and gone)",
-        "gone",
-        others_bind,
-        3362,
     ),
     Mutant(
         "node: what other pods wait for is not given out",
