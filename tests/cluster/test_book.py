@@ -4,8 +4,10 @@ What the kubelet does alone, with a plugin that does as told, is in tests/script
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -143,16 +145,23 @@ REFUSED = {
 
 
 def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> set[int]:
-    """How many units the book ever said that a pod has, until it is refused."""
-    reader, seen = BookReader(cluster.host.device_plugin_dir), set()
+    """How many units the book ever said that a pod has, until it is refused.
 
-    def refused() -> bool:
-        book = reader.read()
-        seen.update(len(entry.ids) for entry in book.entries if entry.uid == uid)
-        return cluster.pod(name)["status"].get("reason") == reason
+    Read beside the questions to the API server: the daemon has the entry dropped within milliseconds.
+    """
+    reader, seen, refused = BookReader(cluster.host.device_plugin_dir), set(), threading.Event()
 
-    until(refused, f"refused for {reason}", every_s=0.005)
-    refused()
+    def follow() -> None:
+        while not refused.wait(0.002):
+            seen.update(len(entry.ids) for entry in reader.read().entries if entry.uid == uid)
+
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow)
+        try:
+            until(lambda: cluster.pod(name)["status"].get("reason") == reason, f"refused for {reason}")
+        finally:
+            refused.set()
+        following.result()
     return seen
 
 
