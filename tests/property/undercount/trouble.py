@@ -1,5 +1,7 @@
 """What goes wrong in the model, one method for each thing, and how it gets well again."""
 
+from collections.abc import Iterable
+
 from allocator.names import POD_GPU_MODEL
 
 from .deviceids import card_of
@@ -83,10 +85,7 @@ class Trouble(Scene):
             node.amnesia |= node.kubelet.admitted
         file = node.kubelet.file.entries if node.kubelet.file is not None else ()
         written = {(line.uid, line.container) for line in file}
-        if node.kubelet.overwritten and not {uid for uid, _ in written} <= self._held(node):
-            # It is full of what has ended, until the daemon has seen that copy and had it written anew.
-            node.sick_until = UNSAID
-            self._excuse()
+        self._come_again(node, {uid for uid, _ in written})
         held = {(uid, name) for uid, mine in node.kubelet.devices.items() for name in mine}
         forgotten = {uid for uid, _ in held - written}
         node.amnesia |= forgotten & node.kubelet.admitted
@@ -97,6 +96,15 @@ class Trouble(Scene):
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
         self._lose(node)
+
+    def _come_again(self, node: Node, uids: Iterable[str]) -> None:
+        """After an older copy of the book pods have devices again of which it had said that they are free.
+
+        The node is full of them until the daemon has had the kubelet drop them.
+        """
+        if node.kubelet.overwritten and not self._held(node).issuperset(uids):
+            node.sick_until = UNSAID
+            self._excuse()
 
     def _lose(self, node: Node) -> None:
         """Where a pod runs that another scheduler bound nobody may know any more: the node must be full."""
@@ -124,6 +132,7 @@ class Trouble(Scene):
     def _start_stopped_daemon(self, node: Node) -> None:
         self._say(f"daemon of {node.name} starts")
         node.daemon_up = True
+        self._come_again(node, node.kubelet.devices)
         self._start_daemon(node)
 
     def _restart_extender(self) -> None:
