@@ -69,14 +69,17 @@ class Ask:
     def is_expected(self) -> bool:
         """Whether a living pod is known that waits for a container of that size.
 
-        Else the view of pods is behind the kubelet's, or the pod is not in the API.
+        Else the view of pods is behind the kubelet's, or the pod is not in the API. A pod that had something
+        and has nothing in the book now may be over, and another one ask under its name.
         """
         found = self.whose()
-        return found is not None and found[0].live and not found[0].ran
+        if found is None or found[0].ran or not found[0].live:
+            return False
+        return bool(found[0].has) or not (found[0].admitted is not None or found[0].units)
 
     def is_clear(self) -> bool:
-        """Whether a list of pods can say no more: who asks, and that there is room."""
-        return self.is_expected() and self.has_room()
+        """Whether a list of pods can say no more: who asks, where that belongs, and that there is room."""
+        return self.is_expected() and bool(self.belongs()) and self.has_room()
 
     def is_crowded(self) -> bool:
         """Whether containers of pods that are over may still run."""
@@ -177,5 +180,5 @@ class Ask:
 
     def _on(self, uuid: str) -> list[str]:
         """The IDs that are offered of one card, those that must be in the answer first."""
-        mine = (text for text in self.offered if self.facts.card_of[text] == uuid)
+        mine = (text for text in self.offered if self.facts.card_of.get(text) == uuid)
         return sorted(mine, key=lambda text: (text not in self.fixed, len(text), text))

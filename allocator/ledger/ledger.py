@@ -186,8 +186,8 @@ class Ledger:
         if taken_up is not None:
             found = self.ask(wanted, (), len(wanted), taken_up).whose()
         one, name = (found[0], found[1].name) if found else (self._known(f"allocate-{at.order}", at), "")
-        # What the container had before counts no more: the kubelet had lost it, and it does not run.
-        ids = {other: before for other, before in one.ids.items() if other != name}
+        # What a container that does not run had before counts no more: the kubelet had lost it.
+        ids = {other: before for other, before in one.ids.items() if other != name or one.ran}
         facts.put(replace(one, ids=ids, given=one.given | {name: wanted}, over=one.over and at))
         return facts.by_card(wanted)
 

@@ -16,7 +16,9 @@ def is_over(one: PodFacts) -> bool:
     free, whatever has ended. And as long as it stands there the kubelet may not have heard of the end.
     """
     look = last_look(one)
-    return look is not None and not one.book and (one.ran or look.at_s >= may_start_until(one))
+    if look is None or one.book or (one.unlisted is not None and look.order <= one.unlisted.order):
+        return False
+    return one.ran or look.at_s >= may_start_until(one)
 
 
 def last_look(one: PodFacts) -> Mark | None:

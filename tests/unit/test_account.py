@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,7 +13,7 @@ from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
 from deviceplugin.gpus.vendor import NVIDIA
 from deviceplugin.node.accounting.answers import AGAIN, CROWDED, NOT_OURS, TAKEN
 from tests.account_world import Node
-from tests.ledger_world import ids, pod
+from tests.ledger_world import cards, ids, pod
 
 
 def on(chosen: Collection[str]) -> set[str]:
@@ -132,19 +133,17 @@ def unassigned(**more) -> Node:
     return node
 
 
-async def test_a_pod_that_nobody_assigned_waits_for_a_list_only_where_it_has_no_room():
-    """Its event has come, so those of pods that were bound before it have come too."""
+async def test_where_nobody_said_on_which_cards_a_fresh_list_of_all_pods_is_asked_for():
+    """Another pod may have been bound to the card that the policy would choose."""
     node = unassigned()
-    node.bind(pod("b", 8, "c0"))
-    assert on(await node.preferred(3)) == {"c1"}
-    assert node.lists == 0
-    node.book.write("x", ids("c1", *range(6)))
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert (asking.done(), node.lists) == (False, 1)
-    node.list_pods(pod("a", 3), pod("b", 8, "c0", terminal=True))
-    async with asyncio.timeout(5):
-        assert on(await asking) == {"c0"}
+    node.bind(pod("other", 2, "c1"))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.list_pods(pod("a", 3), pod("other", 2, "c1"), pod("b", 8, "c0"))
+    assert on(await asking) == {"c1"}
 
 
 async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
@@ -340,3 +339,35 @@ def test_devices_follow_the_cards_health():
     assert node.answers.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
     node.ledger.set_healthy("c0", False)
     assert node.answers.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}
+
+
+@pytest.mark.parametrize("left", [cards(8), cards(8, 5)], ids=["a card goes", "a card has less"])
+async def test_cards_that_change_while_a_question_waits_are_not_in_the_answer(left):
+    node = Node(8, 8, view_wait_s=3600.0, room_wait_s=3600.0)
+    node.listed = {"a"}
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    node.ledger.set_cards(left)
+    node.account.changed()
+    await asyncio.sleep(0)
+    node.bind(pod("a", 3, "c0"))
+    node.list_pods(pod("a", 3, "c0"))
+    async with asyncio.timeout(5):
+        assert on(await asking) == {"c0"}
+
+
+async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
+    node = Node(8, 8)
+    node.bind(pod("old", 3, "c0", admitted=True))
+    node.book.write("old", ids("c0", 0, 1, 2))
+    node.account.refresh()
+    node.book.drop("old")
+    node.account.refresh()
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    assert not asking.done()
+    node.ledger.pod_gone("old", node.account.now_s())
+    again = replace(pod("new", 3, "c1"), name="pod-old")
+    node.list_pods(again)
+    async with asyncio.timeout(5):
+        assert on(await asking) == {"c1"}

@@ -148,7 +148,7 @@ def test_what_is_charged_is_refused_except_to_the_pod_that_has_it():
     with pytest.raises(LedgerError, match=r"not \['c0'\] has 6 free units, by card they have \[2\]"):
         world.allocate(ids("c0", *range(6)), "b")
     world.allocate(ids("c0", *range(2, 8)), "a")
-    assert world.promised == [6]
+    assert world.promised == [8]
     world.show("a", ids("c0", *range(2, 8)))
     assert world.promised == [6]
 

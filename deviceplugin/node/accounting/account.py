@@ -19,7 +19,7 @@ from deviceplugin.node.accounting.otherunits import OtherUnits
 Grant = Callable[[Mapping[str, int]], ContainerGrant]
 """Says what a container is given, by its MiB on each card's UUID."""
 
-NOT_READ: Final = "the kubelet's book was not read yet"
+_NOT_READ: Final = "the kubelet's book was not read yet"
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class Account:
         self.ledger = ledger
         self._read = read
         self.now_s = clock
-        self.book_problem: str | None = NOT_READ
+        self.book_problem: str | None = _NOT_READ
         self.book_torn = False
         self.want_list: Callable[[], None] = lambda: None
         self.taken_up: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
@@ -121,7 +121,7 @@ class Account:
                 log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
             self.book_problem, self.book_torn = str(error), isinstance(error, TornBookError)
             return
-        if self.book_problem not in {None, NOT_READ}:
+        if self.book_problem not in {None, _NOT_READ}:
             log.info("the kubelet's book can be read again")
         self.book_problem, self.book_torn = None, False
         if contents is self._contents:

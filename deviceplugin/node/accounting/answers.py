@@ -60,17 +60,17 @@ class Answers:
         self._percent = percent
         self._view_wait_s = view_wait_s
         self._room_wait_s = room_wait_s
-        self._listed: tuple[object, dict[str, bool]] = None, {}
+        self._listed: tuple[object, object, dict[str, bool]] = None, None, {}
         self._answered: dict[frozenset[str], Collection[tuple[str, str]] | None] = {}
 
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health."""
         facts = self._account.ledger.facts
         healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
-        if self._listed[0] != (facts.card_of, healthy):
+        if self._listed[0] is not facts.card_of or self._listed[1] != healthy:
             ids = [text for text in facts.card_of if (text in facts.shares) is self._percent]
-            self._listed = (facts.card_of, healthy), {text: healthy[facts.card_of[text]] for text in ids}
-        return self._listed[1]
+            self._listed = facts.card_of, healthy, {text: healthy[facts.card_of[text]] for text in ids}
+        return self._listed[2]
 
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
@@ -84,9 +84,9 @@ class Answers:
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
 
-        Where the pod that asks is not in view, or may be another one, or has no room, it waits a little for a
-        fresh list of all pods. Where there is no room because containers of pods that are over still run, it
-        waits for their end.
+        Where a fresh list of all pods may say more it waits a little for that: the pod that asks is not in
+        view, or may be another one, nobody said on which cards it is to be, or those have no room. Where
+        containers of pods that are over still run, and leave no room, it waits for their end.
 
         Raises:
             RefusedError: no card has room.
@@ -119,7 +119,9 @@ class Answers:
         try:
             return ask.answer()
         except LedgerError as error:
-            cause = CROWDED if ask.is_crowded() else TAKEN if ask.belongs() else NOT_OURS
+            found = ask.whose()
+            ours = found is not None and found[0].pod.assigned is not None
+            cause = CROWDED if ask.is_crowded() else TAKEN if ours else NOT_OURS
             for uuid in ask.belongs():
                 if not ask.facts.cards[uuid].healthy:
                     cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"

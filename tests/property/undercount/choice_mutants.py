@@ -50,8 +50,8 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: an unknown pod is waited for",
         choice,
-        "return found is not None and found[0].live and not found[0].ran",
-        "return True",
+        "        found = self.whose()\n        if found is None or found[0].ran",
+        "        return True\n        found = self.whose()\n        if found is None or found[0].ran",
         forgetful,
         3004,
     ),
