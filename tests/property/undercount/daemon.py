@@ -115,8 +115,9 @@ class ModelDaemon(Plugin):
         for _ in range(2):  # a list that was on its way is followed by another
             if not self.away and not ask.is_clear():
                 self._catch_up(relist=True)
-        if ask.is_crowded() and not ask.has_room():  # it waits, and looks at the cgroups meanwhile
+        if ask.is_crowded() and not ask.has_room():  # it waits, looks at the cgroups and has the book cleaned
             self.look_at_cgroups()
+            self.refresh()
         answer = ask.answer()
         self.answered = frozenset(answer)
         return answer
