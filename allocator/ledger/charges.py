@@ -22,7 +22,7 @@ def _besides(facts: Facts, one: PodFacts) -> Units:
     """Units by card that a pod may have whatever IDs are known of it."""
     if not one.bound:
         return {uuid: units for uuid, units in (one.remembered or {}).items() if uuid in facts.cards}
-    if not one.missing or (one.admitted is None and (one.over is None or one.pod.terminal)):
+    if not one.missing or (not one.admitted and (one.over is None or one.pod.terminal)):
         return {}
     for record in (one.remembered, one.pod.assigned_costs):
         if record and record.keys() <= facts.cards.keys():

@@ -75,11 +75,11 @@ class Ask:
         found = self.whose()
         if found is None or found[0].ran or not found[0].live:
             return False
-        return bool(found[0].has) or not (found[0].admitted is not None or found[0].units)
+        return bool(found[0].has) or not (found[0].admitted or found[0].units)
 
     def is_clear(self) -> bool:
-        """Whether a list of pods can say no more: who asks, where that belongs, and that there is room."""
-        return self.is_expected() and bool(self.belongs()) and self.has_room()
+        """Whether a list of pods can say no more: who asks, and where that belongs."""
+        return self.is_expected() and bool(self.belongs())
 
     def is_crowded(self) -> bool:
         """Whether containers of pods that are over may still run."""
@@ -140,7 +140,7 @@ class Ask:
         facts, counts = self.facts, self.facts.count(self.offered)
         taken: Units = dict.fromkeys(facts.cards, 0)
         for pod in facts.pods.values():
-            gone = pod.over is not None and (not pod.ran or release.last_look(pod) is not None)
+            gone = pod.over is not None and (not pod.ran or release.is_gone(pod))
             if pod is one or (belongs and gone):
                 has = pod.has if pod is one else pod.book
                 add(taken, facts.of_containers(ids - self.offered for ids in has.values()))

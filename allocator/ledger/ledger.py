@@ -125,8 +125,8 @@ class Ledger:
             one, mine = self._known(uid, at), book.get(uid, {})
             if one.book != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if one.book.get(c) != ids}
-                unlisted = one.unlisted if mine else at
-                facts.put(replace(one, book=mine, ids=one.ids | mine, unlisted=unlisted))
+                over = one.over if mine else one.over and at
+                facts.put(replace(one, book=mine, ids=one.ids | mine, over=over))
         for uid, one in [(uid, one) for uid, one in facts.pods.items() if one.given]:
             # What another container turns out to have was not this one's.
             given = {c: ids for c, ids in one.given.items() if shown.get(ids, (uid, c)) == (uid, c)}
@@ -198,7 +198,7 @@ class Ledger:
 
     def wants_write(self) -> bool:
         """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
-        return any(release.is_stale(self._facts, one) for one in self._facts.pods.values())
+        return any(release.is_stale(one) for one in self._facts.pods.values())
 
     # The API server.
 
@@ -252,7 +252,7 @@ class Ledger:
             one,
             pod=facts.sized(pod),
             ran=one.ran or pod.ran,
-            admitted=one.admitted or (at if pod.admitted or one.remembered is not None else None),
+            admitted=one.admitted or pod.admitted or one.remembered is not None,
             over=one.over or (at if pod.terminal else None),
         )
         facts.put(one)

@@ -92,8 +92,9 @@ class PodFacts:
         pod: its newest state; only its UID is right while it was not `bound`.
         seen: when it was first known of; of a bound pod, when the API server first showed it.
         bound: the API server has shown it bound to this node.
-        over: since when the API server shows that it has ended: terminal, deleted, or not in a complete list.
-        admitted: since when its status, or `holds` of before, say that the kubelet has admitted it.
+        over: what was heard last of its end: the API server shows it (terminal, deleted, or not in a complete
+            list), and after that the book read without it, or an Allocate for it all the same.
+        admitted: its status, or `holds` of before, say that the kubelet has admitted it.
         ran: a container of it was seen running.
         death: when a look at the cgroups that found nothing of it began.
         book: device IDs by container as the kubelet's book has them now.
@@ -101,7 +102,6 @@ class PodFacts:
         ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
             given others has only those.
         units: units by card of `ids` and `given`, each ID once, see `Facts.of_containers`.
-        unlisted: when the book was last read without it, and before with it.
         remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
     """
 
@@ -109,14 +109,13 @@ class PodFacts:
     seen: Mark
     bound: bool = False
     over: Mark | None = None
-    admitted: Mark | None = None
+    admitted: bool = False
     ran: bool = False
     death: Mark | None = None
     book: dict[str, frozenset[str]] = field(default_factory=dict)
     given: dict[str, frozenset[str]] = field(default_factory=dict)
     ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
-    unlisted: Mark | None = None
     remembered: Units | None = None
 
     @property
@@ -132,7 +131,7 @@ class PodFacts:
     @property
     def complete(self) -> bool:
         """Its charge contains all that it will ever ask for."""
-        known = self.admitted is not None or not self.missing
+        known = self.admitted or not self.missing
         return self.over is not None or (self.bound and known)
 
     @property
@@ -144,7 +143,7 @@ class PodFacts:
     def shows(self) -> Hashable:
         """What others than the ledger work with; see `Facts.version`."""
         ids = (*self.ids.items(), *self.given.items())
-        return (ids, self.admitted is not None, self.ran, self.death is None)
+        return (ids, self.admitted, self.ran, self.death is None)
 
     def sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
         """IDs that were given to each of these containers."""

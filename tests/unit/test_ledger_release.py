@@ -328,22 +328,6 @@ def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_the
     assert world.ledger.wants_write()
 
 
-def test_h11_an_older_copy_that_lacks_containers_of_an_admitted_pod_is_written_anew():
-    """The daemon starts when that copy has just overwritten the newest one."""
-    world = World(Ledger(cards(8)))
-    world.pods["a"] = pod("a", TWO, "c0", "c0")
-    world.book["a", "one"] = ids("c0", 0, 1)
-    world.write()
-    world.sync()
-    assert not world.ledger.wants_write()
-    world.change("a", admitted=True)
-    assert world.ledger.wants_write()
-    world.write()
-    assert not world.ledger.wants_write(), "the kubelet itself does not know better"
-    world.change("a", ran=True)
-    assert not world.ledger.wants_write()
-
-
 # What is asked for.
 
 

@@ -40,7 +40,7 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "uid": one.pod.uid,
                 "pod": f"{one.pod.namespace}/{one.pod.name}",
                 "assigned": one.pod.assigned,
-                "admitted": one.admitted is not None,
+                "admitted": one.admitted,
                 "ran": one.ran,
                 "over": not one.live,
                 "in_holds": one.complete,

@@ -118,6 +118,7 @@ class ModelDaemon(Plugin):
         if ask.is_crowded() and not ask.has_room():  # it waits, looks at the cgroups and has the book cleaned
             self.look_at_cgroups()
             self.refresh()
+            self.look_at_cgroups()
         answer = ask.answer()
         self.answered = frozenset(answer)
         return answer

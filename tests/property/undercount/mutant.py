@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from .extender import ModelExtender
 from .histories import Kind
 
 _PARTS = ("co_code", "co_consts", "co_names", "co_varnames")
@@ -26,7 +25,6 @@ class Mutant:
         kind: of the histories that break without it.
         seed: of one that does.
         also: the same rule at its second place, where extender and node both keep it: module, line, instead.
-        stale_words: the extender does not read words anew before it binds, which makes more histories break.
     """
 
     name: str
@@ -36,16 +34,12 @@ class Mutant:
     kind: Kind
     seed: int
     also: tuple[ModuleType, str, str] | None = None
-    stale_words: bool = False
 
-    def set_up(self, monkeypatch: pytest.MonkeyPatch, *, taken_out: bool) -> None:
-        """Make the history's surroundings, and take the rule out of the shipped code if that is wanted."""
-        if self.stale_words:
-            monkeypatch.setattr(ModelExtender, "read_words_anew", lambda _: None)
-        if taken_out:
-            change(monkeypatch, self.module, self.line, self.instead)
-            if self.also is not None:
-                change(monkeypatch, *self.also)
+    def take_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Take the rule out of the shipped code."""
+        change(monkeypatch, self.module, self.line, self.instead)
+        if self.also is not None:
+            change(monkeypatch, *self.also)
 
 
 def change(monkeypatch: pytest.MonkeyPatch, module: ModuleType, line: str, instead: str) -> None:

@@ -164,13 +164,9 @@ class Scene:
         """Pods with containers whose objects are deleted and that the words never held."""
         file = node.kubelet.file
         book = {line.uid for line in file.entries} if file is not None and not node.kubelet.torn else set()
-        return (
-            node.kubelet.truth.keys()
-            - self._held(node)
-            - node.ever_held
-            - book
-            - {pod.uid for pod in self.world.pods.values()}
-        )
+        # With the Node object all is gone that its words said.
+        written = self._held(node) | (node.ever_held if self.world.words(node.name) else set())
+        return node.kubelet.truth.keys() - written - book - {pod.uid for pod in self.world.pods.values()}
 
     def _held(self, node: Node) -> frozenset[str]:
         """Pods that the words on the API server hold, with their cards."""
