@@ -12,10 +12,8 @@ def of_pod(facts: Facts, one: PodFacts) -> Units:
     that it is, or else the scheduler said so, where that is more: the kubelet has lost its book, or the pod
     was deleted before it was served and the kubelet has not heard of it.
     """
-    units = dict(one.units)
-    for uuid, count in _besides(facts, one).items():
-        units[uuid] = max(count, units.get(uuid, 0))
-    return units
+    besides = _besides(facts, one)
+    return {uuid: max(d.get(uuid, 0) for d in (one.units, besides)) for uuid in one.units | besides}
 
 
 def _besides(facts: Facts, one: PodFacts) -> Units:
@@ -51,7 +49,7 @@ def holds(facts: Facts) -> dict[str, Units]:
     The scheduler need not count them any more, and the daemon after this one knows of them. A pod that lives
     and whose card is gone is among them without units: the scheduler would count it on every other card.
     """
-    known = (one for one in facts.pods.values() if one.complete and (one.bound or one.ids or one.remembered))
+    known = (one for one in facts.pods.values() if one.complete)
     return {one.pod.uid: units for one in known if (units := of_pod(facts, one)) or one.live}
 
 

@@ -46,7 +46,7 @@ class Ask:
         return None
 
     def _may_be_of(self, one: PodFacts) -> bool:
-        if not one.bound or one.pod.request.percent != self.percent:
+        if one.pod.request.percent != self.percent:
             return False
         return self.taken_up is None or (one.pod.namespace, one.pod.name) in self.taken_up
 
@@ -73,17 +73,17 @@ class Ask:
         and has nothing in the book now may be over, and another one ask under its name.
         """
         found = self.whose()
-        if found is None or found[0].ran or not found[0].live:
+        if found is None or not found[0].live:
             return False
         return bool(found[0].has) or not (found[0].admitted or found[0].units)
 
     def is_clear(self) -> bool:
-        """Whether a list of pods can say no more: who asks, and where that belongs."""
-        return self.is_expected() and bool(self.belongs())
+        """Whether a list of pods can say no more of who asks, and of where that belongs."""
+        return self.is_expected() and not self.facts.behind and bool(self.belongs())
 
     def is_crowded(self) -> bool:
         """Whether containers of pods that are over may still run."""
-        return bool(release.lingering(self.facts))
+        return any(one.over is not None for one in self.facts.pods.values())
 
     def has_room(self) -> bool:
         """Whether some card can take the container."""
@@ -105,11 +105,8 @@ class Ask:
         facts, found, cards = self.facts, self.whose(), self.belongs()
         one, request, demand = None, PodRequest(()), Demand((), self.size, 1, self.percent, self.size)
         if found is not None:
-            one, request, demand = (
-                found[0],
-                found[0].pod.request,
-                found[0].pod.request.demand_of(found[1].name),
-            )
+            one, request = found[0], found[0].pod.request
+            demand = request.demand_of(found[1].name)
         elif self.fixed:  # another container of an unknown pod
             pods = facts.pods.values()
             one = next((pod for pod in pods if self.fixed <= frozenset().union(*pod.has.values())), None)
@@ -133,15 +130,14 @@ class Ask:
         """Units by card that the container can have beside what others have or may have.
 
         The kubelet must offer them, of percent as many as are asked for: what units they stand for it does
-        not know. What it has for the pod that asks counts, what it
-        had does not. Only where a container `belongs` it may have what the kubelet offers again of pods that
-        are over and do not run: it drops them before it asks, and writes its book after that.
+        not know. What it has for the pod that asks counts, what it had does not. Only where a container
+        `belongs` it may have what the kubelet offers again of pods that are gone: it drops them before it
+        asks, and writes its book after that.
         """
         facts, counts = self.facts, self.facts.count(self.offered)
         taken: Units = dict.fromkeys(facts.cards, 0)
         for pod in facts.pods.values():
-            gone = pod.over is not None and (not pod.ran or release.is_gone(pod))
-            if pod is one or (belongs and gone):
+            if pod is one or (belongs and release.is_gone(pod)):
                 has = pod.has if pod is one else pod.book
                 add(taken, facts.of_containers(ids - self.offered for ids in has.values()))
             else:
@@ -161,8 +157,7 @@ class Ask:
         facts, expected = self.facts, Units()
         for pod in facts.pods.values():
             if pod is not one and pod.bound and not pod.complete:
-                costs = (pod.pod.assigned_costs or {}).items()
-                add(expected, {uuid: max(0, units - pod.units.get(uuid, 0)) for uuid, units in costs})
+                add(expected, pod.pod.assigned_costs or {})
         for used in (facts.pressure, {}):
             cards = [
                 replace(

@@ -37,6 +37,11 @@ class Facts:
     view: Mark | None = None
     read: int = 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether the kubelet's book shows a pod of which no list of pods that began after that has told."""
+        return any(not one.bound and one.over is None for one in self.pods.values())
+
     def install(self, cards: Sequence[Card]) -> None:
         """Take another list of cards, as after one was partitioned anew.
 

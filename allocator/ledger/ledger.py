@@ -122,7 +122,7 @@ class Ledger:
         facts.read = at.order
         shown: dict[frozenset[str], tuple[str, str]] = {}
         for uid in facts.pods.keys() | book.keys():
-            one, mine = self._known(uid, at), book.get(uid, {})
+            one, mine = self._known(uid), book.get(uid, {})
             if one.book != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if one.book.get(c) != ids}
                 over = one.over if mine else one.over and at
@@ -134,10 +134,10 @@ class Ledger:
             if not one.bound and not given:
                 del facts.pods[uid]
 
-    def _known(self, uid: str, at: Mark) -> PodFacts:
+    def _known(self, uid: str) -> PodFacts:
         """Return what is known of a pod by the kubelet's UID: at least, now, that there is one."""
         one = self._facts.pods.get(uid)
-        return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())), at)
+        return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())))
 
     def ask(
         self,
@@ -185,10 +185,10 @@ class Ledger:
         at, found = self.mark(now_s), None
         if taken_up is not None:
             found = self.ask(wanted, (), len(wanted), taken_up).whose()
-        one, name = (found[0], found[1].name) if found else (self._known(f"allocate-{at.order}", at), "")
-        # What a container that does not run had before counts no more: the kubelet had lost it.
-        ids = {other: before for other, before in one.ids.items() if other != name or one.ran}
-        facts.put(replace(one, ids=ids, given=one.given | {name: wanted}, over=one.over and at))
+        one, name = (found[0], found[1].name) if found else (self._known(f"allocate-{at.order}"), "")
+        # What the container had before counts no more: the kubelet had lost it, and it does not run.
+        ids = {other: before for other, before in one.ids.items() if other != name}
+        facts.put(replace(one, ids=ids, given=one.given | {name: wanted}))
         return facts.by_card(wanted)
 
     def kubelet_restarted(self) -> None:
@@ -209,14 +209,14 @@ class Ledger:
         """
         sizes = {uuid: card.size_units for uuid, card in self._facts.cards.items()}
         for uid, units in holds.items():
-            one, said = self._known(uid, Mark(0, 0.0)), sizes if units is None else units
+            one, said = self._known(uid), sizes if units is None else units
             self._facts.put(replace(one, remembered={uuid: count for uuid, count in said.items() if count}))
 
     def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
         """Take all pods with our resource bound to this node, as of a list that began at `mark`.
 
-        Known pods that it lacks are gone, except those that were not known at the mark. It is believed also
-        with lower versions than those known: then etcd was restored from an older copy.
+        Known pods that it lacks are gone. It is believed also with lower versions than those known: then etcd
+        was restored from an older copy.
         """
         facts, at = self._facts, self.mark(mark.at_s)
         present = set()
@@ -224,10 +224,9 @@ class Ledger:
             present.add(pod.key)
             self._update(pod, at)
         for uid, one in list(facts.pods.items()):
-            if uid not in present and one.seen.order <= mark.order:
+            if uid not in present:
                 facts.put(replace(one, over=one.over or at))
-        if facts.view is None or mark.order > facts.view.order:
-            facts.view = mark
+        facts.view = mark
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed."""
@@ -236,18 +235,18 @@ class Ledger:
     def pod_gone(self, uid: str, now_s: float) -> None:
         """Take the deletion of a pod; an unknown UID is ignored."""
         for one in [one for one in self._facts.pods.values() if one.bound and one.pod.uid == uid]:
-            self._facts.put(replace(one, over=one.over or self.mark(now_s)))
+            self._facts.put(replace(one, over=self.mark(now_s)))
 
     def _update(self, pod: Pod, at: Mark) -> None:
         facts = self._facts
         words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
-        one = self._known(pod.key, at)
+        one = self._known(pod.key)
         if words is not None:
             one = replace(one, remembered=words.remembered)
         if not one.bound or one.pod.uid != pod.uid:
-            one = replace(one, bound=True, seen=at, over=None, ids=one.ids | one.given, given={})
+            one = replace(one, bound=True, over=None, ids=one.ids | one.given, given={})
         one = replace(
             one,
             pod=facts.sized(pod),
@@ -279,10 +278,6 @@ class Ledger:
     def complete(self) -> bool:
         """The book has been read and pods have been listed since start: the words may be published."""
         return self._facts.read > 0 and self._facts.view is not None
-
-    def wants_view(self) -> bool:
-        """Something waits for a list of pods that begins now: the book shows an unknown pod."""
-        return any(not one.bound and one.over is None for one in self._facts.pods.values())
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""

@@ -90,10 +90,9 @@ class PodFacts:
 
     Attributes:
         pod: its newest state; only its UID is right while it was not `bound`.
-        seen: when it was first known of; of a bound pod, when the API server first showed it.
         bound: the API server has shown it bound to this node.
         over: what was heard last of its end: the API server shows it (terminal, deleted, or not in a complete
-            list), and after that the book read without it, or an Allocate for it all the same.
+            list), and after that the book read without it.
         admitted: its status, or `holds` of before, say that the kubelet has admitted it.
         ran: a container of it was seen running.
         death: when a look at the cgroups that found nothing of it began.
@@ -106,7 +105,6 @@ class PodFacts:
     """
 
     pod: Pod
-    seen: Mark
     bound: bool = False
     over: Mark | None = None
     admitted: bool = False

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts
 
 SETTLE_S: Final = 10.0
@@ -24,11 +23,6 @@ def is_over(one: PodFacts) -> bool:
 def is_gone(one: PodFacts) -> bool:
     """Whether a look at the cgroups, begun after all that was heard of a pod's end, found nothing of it."""
     return one.over is not None and one.death is not None and one.death.order > one.over.order
-
-
-def lingering(facts: Facts) -> list[PodFacts]:
-    """Pods that are over and whose containers may run on, whatever of it the kubelet offers again."""
-    return [one for one in facts.pods.values() if one.over is not None and (one.units or one.remembered)]
 
 
 def is_stale(one: PodFacts) -> bool:

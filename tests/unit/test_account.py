@@ -150,14 +150,16 @@ async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
     assert on(await unassigned(step_s=10.0).preferred(3)) == {"c0"}
 
 
-async def test_a_pod_whose_card_has_no_room_is_refused_at_once():
-    """The scheduler reads of room in what this node wrote, so a list of pods says nothing new."""
+async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list():
     node = Node(8, 8)
     node.book.write("x", ids("c0", *range(6)))
     node.bind(pod("a", 3, "c0"))
+    asking = node.ask(3)
+    await asyncio.sleep(0)
+    assert (asking.done(), node.lists) == (False, 1)
+    node.list_pods(pod("a", 3, "c0"), pod("x", 6, "c0"))
     with pytest.raises(RefusedError, match=r"not \['c0'\] has 3 free units, by card they have \[2, 8\]"):
-        await node.preferred(3)
-    assert node.lists == 0
+        await asking
 
 
 # The book.

@@ -124,20 +124,6 @@ def test_a_list_is_asked_for_once_until_it_came_or_failed():
     assert asked == ["list", "list", "list"]
 
 
-def test_only_a_list_that_begins_later_proves_that_a_pod_of_the_book_is_gone():
-    of = account()
-    view = pods(of)
-    view.replace([], "7")
-    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0))], 0.0)
-    assert of.ledger.wants_view()
-    # Began before the book was read: the pod may have been bound in between.
-    view.replace([], "8")
-    assert of.ledger.wants_view()
-    view.disconnected(Unreachable("gone"))
-    view.replace([], "9")
-    assert not of.ledger.wants_view()
-
-
 def test_a_list_that_is_asked_for_begins_now():
     of = account()
     view = pods(of)
@@ -145,7 +131,7 @@ def test_a_list_that_is_asked_for_begins_now():
     of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0))], 0.0)
     of.want_list()
     view.replace([], "8")
-    assert not of.ledger.wants_view()
+    assert not of.ledger.facts.behind
 
 
 def test_after_an_etcd_restore_seen_goes_back_with_the_list():

@@ -109,7 +109,7 @@ class Reconciler:
             running = await asyncio.to_thread(self._cgroups.alive, others)
             self._account.others.check(others, running)
             self._refresh()
-        if ledger.wants_view():
+        if ledger.facts.behind:
             self._account.want_list()
         uids, self._view = ledger.doubtful(), ledger.facts.view
         # While the book cannot be read, what else it has is unknown: nothing is released.

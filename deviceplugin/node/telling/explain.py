@@ -45,7 +45,7 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "over": not one.live,
                 "in_holds": one.complete,
             }
-            for one in sorted(facts.pods.values(), key=lambda one: (one.seen.order, one.pod.uid))
+            for one in facts.pods.values()
             if one.bound
         ],
     }

@@ -15,6 +15,7 @@ from .histories import (
     not_written,
     percent,
     plain,
+    slow_looks,
     told_late,
 )
 from .mutant import Mutant
@@ -34,8 +35,8 @@ CHARGE_MUTANTS = (
         "ids=one.ids | mine, over",
         "ids=one.ids | {c: i | one.ids.get(c, frozenset()) for c, i in mine.items()}, over",
         forgetful,
-        3468,
-        also=(ledger, "if other != name or one.ran}", "}"),
+        3181,
+        also=(ledger, "if other != name}", "}"),
     ),
     Mutant(
         "node: an Allocate is its pod's before the book shows it",
@@ -83,7 +84,7 @@ CHARGE_MUTANTS = (
         "(one.remembered or {}).items()",
         "()",
         forgetful,
-        3122,
+        3332,
     ),
     Mutant(
         "node: an admitted pod without entries is charged",
@@ -208,7 +209,7 @@ CHARGE_MUTANTS = (
         "if (units := of_pod(facts, one)) or one.live",
         "if one.live and ((units := of_pod(facts, one)) or True)",
         long_lingering,
-        3503,
+        3692,
     ),
     Mutant(
         "node: a container about to start gets time",
@@ -224,14 +225,14 @@ CHARGE_MUTANTS = (
         "over = one.over if mine else one.over and at",
         "over = one.over",
         about_to_start,
-        3326,
+        3348,
     ),
     Mutant(
         "node: a pod whose charge has ended does not come again",
         ledger,
         "if pod.terminal and words is None and pod.key not in facts.pods:",
         "if False:",
-        plain,
-        3000,
+        slow_looks,
+        60019,
     ),
 )

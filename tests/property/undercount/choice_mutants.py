@@ -3,14 +3,17 @@
 from allocator.ledger import choice
 
 from .histories import (
+    behind,
     dense,
     foreign_forgotten,
-    foreign_lost,
     forgetful,
+    forgets_behind,
     heard_late,
     mixed,
+    mute,
     others_bind,
     percent,
+    plain,
 )
 from .mutant import Mutant
 
@@ -48,12 +51,28 @@ CHOICE_MUTANTS = (
         3097,
     ),
     Mutant(
-        "node: an unknown pod is waited for",
+        "node: a pod that is over does not ask where another may",
         choice,
-        "        found = self.whose()\n        if found is None or found[0].ran",
-        "        return True\n        found = self.whose()\n        if found is None or found[0].ran",
-        forgetful,
-        3004,
+        "if found is None or not found[0].live:",
+        "if found is None:",
+        behind,
+        4047,
+    ),
+    Mutant(
+        "node: a pod that had devices does not ask where another may",
+        choice,
+        "return bool(found[0].has) or not (found[0].admitted or found[0].units)",
+        "return True",
+        forgets_behind,
+        4002,
+    ),
+    Mutant(
+        "node: a pod of the book that nobody knows means that pods are to be listed",
+        choice,
+        " and not self.facts.behind",
+        "",
+        plain,
+        20193,
     ),
     Mutant(
         "node: the scheduler's card is taken",
@@ -85,15 +104,7 @@ CHOICE_MUTANTS = (
         "(facts.of_containers(one.sets(demand.containers)), one.remembered or {})",
         "(one.remembered or {},)",
         foreign_forgotten,
-        3104,
-    ),
-    Mutant(
-        "node: a pod stays where the node wrote that it is",
-        choice,
-        "(facts.of_containers(one.sets(demand.containers)), one.remembered or {})",
-        "(facts.of_containers(one.sets(demand.containers)),)",
-        foreign_lost,
-        3207,
+        3152,
     ),
     Mutant(
         "node: what the kubelet has for the pod that asks counts",
@@ -106,10 +117,10 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: who was sent there may have what the kubelet dropped",
         choice,
-        "if pod is one or (belongs and gone):",
+        "if pod is one or (belongs and release.is_gone(pod)):",
         "if pod is one:",
-        heard_late,
-        3257,
+        mute,
+        60004,
     ),
     Mutant(
         "node: what other pods wait for is not given out",

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ledger, Mark, charges
+from allocator.ledger import Ask, Ledger, Mark, PodFacts, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import TornBookError
@@ -31,13 +31,15 @@ class ModelDaemon(Plugin):
         registered: the kubelet that runs has its list of devices, which it answers by writing its book.
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
+        confused: it was asked for one of several pods, and could not know which.
+        saw_running: pods of which it has found containers since its start.
     """
 
     def __init__(
         self, node: str, world: World, random: Random, cards: tuple[Card, ...], kubelet: ModelKubelet
     ) -> None:
         self.node, self.world, self.random, self.cards, self.kubelet = node, world, random, cards, kubelet
-        self.away = False
+        self.away = self.confused = False
         self.now = self.read_at = 0.0
         self.sick: set[int] = set()
         self.start()
@@ -67,7 +69,7 @@ class ModelDaemon(Plugin):
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
         self.account.refresh()
-        if self.ledger.wants_write():
+        if self.ledger.wants_write() and not self.kubelet.mute:
             self.kubelet.clean()
             self.account.refresh()
 
@@ -97,6 +99,7 @@ class ModelDaemon(Plugin):
         self.cursor = len(self.world.pod_events)
         self.revision = 0
         self.seen: set[str] = set()
+        self.saw_running: set[str] = set()
         self.lost = self.synced = False
         self.view: tuple[list[PodObject], int, int] | None = None
         self.published: tuple[tuple[int, ...], frozenset[str]] | None = None
@@ -119,13 +122,25 @@ class ModelDaemon(Plugin):
             self.look_at_cgroups()
             self.refresh()
             self.look_at_cgroups()
+        if self.kubelet.mute:
+            self.confused |= any(self._waits_for(one, ask) for one in self.ledger.facts.pods.values())
         answer = ask.answer()
         self.answered = frozenset(answer)
         return answer
 
+    def _waits_for(self, one: PodFacts, ask: Ask) -> bool:
+        """Whether another pod than the one that asks may be asking for as much."""
+        admission, key = self.kubelet.admitting, one.pod.key
+        if admission is None or admission.pod.uid == key or one.pod.request.percent != ask.percent:
+            return False
+        had = self.kubelet.devices.get(key, {})
+        return any(c.units == ask.size and c.name not in had for c in one.pod.request.containers)
+
     def taken_up(self) -> frozenset[tuple[str, str]] | None:
         """What PodResources lists: pods from the moment before they are admitted until they have ended."""
         kubelet = self.kubelet
+        if kubelet.mute:
+            return None
         return frozenset(
             ("default", pod.name) for uid, pod in kubelet.known.items() if uid not in kubelet.queue
         )
@@ -217,6 +232,7 @@ class ModelDaemon(Plugin):
         self.account.refresh()
         if self.look is not None and self.account.book_problem is None:
             self.ledger.looked(*self.look)
+            self.saw_running |= self.look[1]
         self.look = None
 
     def look_at_cgroups(self) -> None:

@@ -219,6 +219,40 @@ not_written = odds(
 )
 """Kubelets restart before they have written down what they gave."""
 
+behind = odds(
+    density=0.0,
+    more={
+        **_QUICK,
+        **dict.fromkeys(("daemon_hears", "bookmark", "view"), 0.05),
+        **dict.fromkeys(("kubelet_hears", "admit", "finish", "run"), 3.0),
+        "create": 6.0,
+    },
+)
+"""Nothing goes wrong, but the daemon hears of pods long after the kubelet does."""
+
+forgets_behind = odds(
+    more={
+        **_QUICK,
+        "restart_kubelet": 12.0,
+        "recover": 3.0,
+        **dict.fromkeys(("daemon_hears", "bookmark", "view", "finish", "sleep"), 0.05),
+        **dict.fromkeys(("create", "admit", "run", "cgroups", "foreign", "kubelet_hears"), 3.0),
+        **dict.fromkeys(("restart_extender", "delete_node", "away"), 0.1),
+    }
+)
+"""Kubelets lose their book, and the daemon hears of new pods long after them."""
+
+mute = odds(
+    more={
+        "hush": 60.0,
+        **dict.fromkeys(("create", "force_delete", "foreign"), 3.0),
+        **dict.fromkeys(("daemon_hears", "read_book"), 0.2),
+        **dict.fromkeys(("restart_extender", "delete_node", "sleep"), 0.2),
+    },
+    percent=0.4,
+)
+"""The kubelet does not say which pods it has taken up."""
+
 ODD: Final = {
     "busy": busy,
     "others bind": others_bind,
@@ -234,6 +268,9 @@ ODD: Final = {
     "long lingering": long_lingering,
     "told late": told_late,
     "not written": not_written,
+    "behind": behind,
+    "forgets behind": forgets_behind,
+    "mute": mute,
 }
 
 EVENTS = [action.__name__[1:] for _, action in Simulation(0).actions]

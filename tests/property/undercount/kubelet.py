@@ -45,6 +45,8 @@ class ModelKubelet:
             was deleted with all that it said.
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
         overdue: it gave devices to a pod of whose deletion it should have heard long ago.
+        gave: cards of which it has given devices since somebody looked.
+        mute: its PodResources does not answer; then only the book says whose an Allocate was.
         sick: IDs that the plugin calls unhealthy.
         overwrites: how often an older copy of the book takes a newer one's place.
         overwritten: the book is such a copy, or has been and no pod that is gone was dropped since.
@@ -83,7 +85,8 @@ class ModelKubelet:
         self.finished: set[str] = set()
         self.late: set[str] = set()
         self.awaited: set[str] = set()
-        self.overdue = False
+        self.overdue = self.mute = False
+        self.gave: set[str] = set()
         self.sick: frozenset[str] = frozenset()
         self._counted: dict[frozenset[str], dict[str, int]] = {}
 
@@ -238,8 +241,11 @@ class ModelKubelet:
             mine[name] = frozenset(taken)
             self.overdue |= self.now >= deleted_at + AWAITED_S
             self.truth.setdefault(uid, set()).add(frozenset(taken))
+            self.gave |= set(map(card_of, taken))
             self.unwritten = self._snapshot()
-            if self.random.random() < 0.7:
+            if self.mute:
+                self.write()
+            elif self.random.random() < 0.7:
                 self.flush()
         if kind == "init":
             admission.reusable |= mine[name]

@@ -1,12 +1,11 @@
 """A small cluster of the model, what must hold of it at every moment, and how it comes to peace."""
 
-from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 from allocator.cards import Card
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import charges, release
+from allocator.ledger import charges
 from allocator.names import NODE_HOLDS
 from allocator.records import load_holds
 
@@ -14,6 +13,7 @@ from .daemon import ModelDaemon
 from .deviceids import units_of
 from .extender import ModelExtender
 from .kubelet import ModelKubelet
+from .node import Node
 from .room import fit
 from .world import ModelPod, World
 
@@ -26,31 +26,6 @@ SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
 
 class ViolationError(AssertionError):
     """The invariant does not hold; the message tells what was seen, the trace how it came about."""
-
-
-@dataclass
-class Node:
-    """The parts of one node.
-
-    Attributes:
-        ever_held: pods that its words have held.
-        clouded: containers run on it that nobody knows of, or did so since it was last at peace.
-        amnesia: pods that ran when the kubelet lost its book.
-        excused: pods that were bound, or may have been, to a card that fell sick, or beside an older copy of
-            the kubelet's book.
-        sick_until: version of the Node with the words that tell of the newest sick card, or of such a copy;
-            `UNSAID` before.
-    """
-
-    name: str
-    kubelet: ModelKubelet
-    daemon: ModelDaemon
-    daemon_up: bool = True
-    ever_held: set[str] = field(default_factory=set)
-    clouded: bool = False
-    amnesia: set[str] = field(default_factory=set)
-    excused: set[str] = field(default_factory=set)
-    sick_until: int | None = None
 
 
 class Scene:
@@ -89,7 +64,7 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
                 node.daemon.register()
-                if node.daemon.synced and node.daemon.ledger.wants_view():
+                if node.daemon.synced and node.daemon.ledger.facts.behind:
                     node.daemon.begin_view()
                     node.daemon.end_view()
         self.now += seconds
@@ -139,9 +114,12 @@ class Scene:
                 node.clouded |= bool(lost)
                 node.kubelet.late |= lost
                 node.ever_held -= lost
-            # The pod's place was given away long ago.
-            node.clouded |= node.kubelet.overdue
-            node.kubelet.overdue = False
+            # The pod's place was given away long ago, or it got another one's.
+            node.clouded |= node.kubelet.overdue or node.daemon.confused
+            gave, node.kubelet.gave = node.kubelet.gave, set()
+            if not node.daemon.confused:
+                self._check_known(node, gave)
+            node.kubelet.overdue = node.daemon.confused = False
             for pod, reason in node.kubelet.refused:
                 now = self.world.pods.get(pod.name)
                 excused = node.clouded or pod.uid in node.excused or self._beside_late(node, pod)
@@ -247,13 +225,26 @@ class Scene:
         The scheduler counts such a one where it bound it, and the daemon, which never heard of it, may have
         served it elsewhere. What its containers may run on with is not given out again.
         """
-        lingering = {one.pod.key for one in release.lingering(node.daemon.ledger.facts)}
+        lingering = {key for key, one in node.daemon.ledger.facts.pods.items() if not one.live}
         return not lingering.isdisjoint(node.kubelet.late) and self._fit(node, [pod])
+
+    def _check_known(self, node: Node, gave: set[str]) -> None:
+        """Whatever else went wrong, nothing is given out that the node knows to be in use."""
+        kubelet = node.kubelet
+        known = kubelet.devices.keys() | (node.daemon.saw_running & kubelet.running)
+        for uuid, units in kubelet.units(known).items() if gave else ():
+            size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
+            if uuid in gave and units > size:
+                self._fail(
+                    f"{node.name}: {units} units of {uuid} are known to be in use, it has {size}; "
+                    f"{units_of(kubelet.devices)}, {node.daemon.explain()}"
+                )
 
     def _check_selector(self, node: Node, uid: str) -> None:
         """A pod that the daemon knew gets cards that it accepts."""
         pod = next((pod for pod in self.world.pods.values() if pod.uid == uid), None)
-        if pod is None or not pod.ours or node.clouded or not node.daemon.has_seen(uid):
+        clouded = node.clouded or node.daemon.confused
+        if pod is None or not pod.ours or clouded or not node.daemon.has_seen(uid):
             return
         names = [container.name for container in pod.request.containers]
         for card in node.daemon.cards:
@@ -266,6 +257,8 @@ class Scene:
     def _check_target(self, node: Node, uid: str) -> None:
         """A pod gets the cards that the scheduler chose for it."""
         facts = node.daemon.ledger.facts
+        if uid not in facts.pods:
+            self._fail(f"{node.name}: {uid} was served unknown, {node.daemon.explain()}")
         pod = facts.pods[uid].pod
         for demand in pod.request.demands:
             chosen, got = facts.target(pod, demand), node.kubelet.cards(uid, demand.containers)
@@ -299,7 +292,7 @@ class Scene:
             self._start_daemon(node)
         if not node.kubelet.synced:
             self._sync(node)
-        node.kubelet.torn = False
+        node.kubelet.torn = node.kubelet.mute = False
         node.daemon.refresh()
         node.daemon.register()
         if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking

@@ -100,6 +100,7 @@ class Simulation(Trouble):
             (1, self._cordon),
             (1, self._pressure),
             (1, self._tear),
+            (0.3, self._hush),
             (3, self._sleep),
         )
         if self.calm or self.random.random() < 0.4:
@@ -274,7 +275,7 @@ class Simulation(Trouble):
             return
         if node.daemon.view is not None:
             node.daemon.end_view()
-        elif not node.daemon.synced or node.daemon.ledger.wants_view() or self.random.random() < 0.1:
+        elif not node.daemon.synced or node.daemon.ledger.facts.behind or self.random.random() < 0.1:
             node.daemon.begin_view()
 
 

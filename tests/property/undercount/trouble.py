@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from allocator.names import POD_GPU_MODEL
 
 from .deviceids import card_of
+from .node import Node
 from .room import fit
-from .scene import UNSAID, Node, Scene
+from .scene import UNSAID, Scene
 
 
 class Trouble(Scene):
@@ -17,6 +18,11 @@ class Trouble(Scene):
 
     def _tear(self) -> None:
         self._any().kubelet.torn = True
+
+    def _hush(self) -> None:
+        node = self._any()
+        self._say(f"PodResources of {node.name} is mute")
+        node.kubelet.mute = True
 
     def _fall_sick(self) -> None:
         node = self._any()
@@ -43,11 +49,16 @@ class Trouble(Scene):
             self._start_stopped_daemon: not node.daemon_up,
             self._come_back: node.daemon.away,
             self._create_node: node.name not in self.world.nodes,
+            self._speak: node.kubelet.mute,
             self._get_well: bool(node.daemon.sick) and self.random.random() < 0.2,
         }
         open_ways = [way for way, needed in ways.items() if needed]
         if open_ways:
             self.random.choice(open_ways)(node)
+
+    def _speak(self, node: Node) -> None:
+        self._say(f"PodResources of {node.name} answers again")
+        node.kubelet.mute = False
 
     def _get_well(self, node: Node) -> None:
         self._say(f"all cards of {node.name} are well")
@@ -93,6 +104,8 @@ class Trouble(Scene):
         if lost or node.kubelet.torn:
             # What does not run yet is admitted anew, maybe elsewhere: the words have it where it was.
             node.ever_held &= node.kubelet.running
+        # Where it was not known whose an Allocate was, the daemon cannot know that it was forgotten.
+        node.clouded |= any(one.given and not one.bound for one in node.daemon.ledger.facts.pods.values())
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
         self._lose(node)
