@@ -82,7 +82,7 @@ class Ask:
         return self.is_expected() and not self.facts.behind and bool(self.belongs())
 
     def is_crowded(self) -> bool:
-        """Whether containers of pods that are over may still run."""
+        """Whether there are pods that are over: their containers may still run."""
         return any(one.over is not None for one in self.facts.pods.values())
 
     def has_room(self) -> bool:
@@ -137,10 +137,9 @@ class Ask:
         facts, counts = self.facts, self.facts.count(self.offered)
         taken: Units = dict.fromkeys(facts.cards, 0)
         for pod in facts.pods.values():
-            if pod is one or (belongs and release.is_gone(pod)):
-                has = pod.has if pod is one else pod.book
-                add(taken, facts.of_containers(ids - self.offered for ids in has.values()))
-            else:
+            if pod is one:
+                add(taken, facts.of_containers(ids - self.offered for ids in pod.has.values()))
+            elif not (belongs and release.is_gone(pod)):
                 add(taken, charges.of_pod(facts, pod))
         room = {}
         for uuid, card in facts.cards.items():

@@ -85,8 +85,8 @@ class Answers:
         """Choose `size` of the available IDs.
 
         Where a fresh list of all pods may say more it waits a little for that: the pod that asks is not in
-        view, or may be another one, nobody said on which cards it is to be, or those have no room. Where
-        containers of pods that are over still run, and leave no room, it waits for their end.
+        view, or may be another one, or nobody said on which cards it is to be. Where pods that are over leave
+        no room, it waits for their end.
 
         Raises:
             RefusedError: no card has room.
