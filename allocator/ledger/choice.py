@@ -131,15 +131,17 @@ class Ask:
 
         The kubelet must offer them, of percent as many as are asked for: what units they stand for it does
         not know. What it has for the pod that asks counts, what it had does not. Only where a container
-        `belongs` it may have what the kubelet offers again of pods that are gone: it drops them before it
-        asks, and writes its book after that.
+        `belongs` it may have what the kubelet offers again of pods that are over and not known to run: it
+        drops them before it asks, and writes its book after that.
         """
         facts, counts = self.facts, self.facts.count(self.offered)
         taken: Units = dict.fromkeys(facts.cards, 0)
         for pod in facts.pods.values():
-            if pod is one:
-                add(taken, facts.of_containers(ids - self.offered for ids in pod.has.values()))
-            elif not (belongs and release.is_gone(pod)):
+            gone = pod.over is not None and (not pod.ran or release.is_gone(pod))
+            if pod is one or (belongs and gone):
+                has = pod.has if pod is one else pod.book
+                add(taken, facts.of_containers(ids - self.offered for ids in has.values()))
+            else:
                 add(taken, charges.of_pod(facts, pod))
         room = {}
         for uuid, card in facts.cards.items():

@@ -73,7 +73,7 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant("no fence between two leaders", 8, NoFence, density=4.0),
+    Mutant("no fence between two leaders", 3479, NoFence, density=4.0),
     Mutant("what was released keeps no room", 0, ForgetsReleases),
     Mutant("releases of another process take no room", 6, patch=(Queue, "_place_again", lambda *_: True)),
 )

@@ -274,6 +274,6 @@ CHARGE_MUTANTS = (
         "if shown.get(ids, (uid, c)) == (uid, c)",
         "if True",
         mute,
-        3005,
+        3069,
     ),
 )
