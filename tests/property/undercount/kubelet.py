@@ -44,7 +44,8 @@ class ModelKubelet:
         late: pods deleted before they had devices or were admitted, that nobody could wait for; or whose Node
             was deleted with all that it said.
         awaited: pods that the plugin had to expect when it was asked for them, though they are deleted.
-        overdue: it gave devices to a pod of whose deletion it should have heard long ago.
+        overdue: it gave devices to a pod of whose deletion it should have heard long ago, or that is bound
+            here again under its name.
         gave: cards of which it has given devices since somebody looked.
         mute: its PodResources does not answer; then only the book says whose an Allocate was.
         sick: IDs that the plugin calls unhealthy.
@@ -239,7 +240,9 @@ class ModelKubelet:
                 taken |= self._choose(taken, units, daemon, percent=admission.pod.percent)
             daemon.allocate(frozenset(taken))
             mine[name] = frozenset(taken)
-            self.overdue |= self.now >= deleted_at + AWAITED_S
+            now = self.world.pods.get(admission.pod.name)
+            again = now is not None and now.uid != uid and now.node == self.node
+            self.overdue |= again or self.now >= deleted_at + AWAITED_S
             self.truth.setdefault(uid, set()).add(frozenset(taken))
             self.gave |= set(map(card_of, taken))
             self.unwritten = self._snapshot()
