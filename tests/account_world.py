@@ -60,18 +60,19 @@ class Node:
         self.bind(pod(uid, len(given), "c0"))
         self.book.write(uid, given)
         self.account.refresh()
-        self.ledger.looked([uid], [uid], self.ledger.mark(self.account.now_s()))
+        self.ledger.looked([uid], [uid], self.account.now_s())
         self.book.drop(uid)
         self.account.refresh()
         self.ledger.pod_gone(uid, self.account.now_s())
 
     def ends(self, uid: str) -> None:
         """Nothing of the pod runs any more."""
-        self.ledger.looked([uid], [], self.ledger.mark(self.account.now_s()))
+        self.ledger.looked([uid], [], self.account.now_s())
         self.account.changed()
 
     def list_pods(self, *listed) -> None:
-        self.ledger.pods_synced(listed, self.ledger.mark(self.account.now_s()))
+        self.clock.now_s += 0.001
+        self.ledger.pods_synced(listed, self.account.now_s(), self.account.now_s())
         self.account.changed()
 
     @property

@@ -186,14 +186,14 @@ class World:
 
     def sync(self) -> None:
         """A complete list of pods, begun now."""
-        self.ledger.pods_synced(list(self.pods.values()), self.ledger.mark(self.now))
+        self.ledger.pods_synced(list(self.pods.values()), self.now, self.now)
 
     # The cgroups.
 
     def look(self, *alive: str, later: float = 0.0) -> None:
         """A look at all cgroups that somebody should look for, of which those of `alive` have containers."""
         self.now += later
-        self.ledger.looked(self.ledger.doubtful(), alive, self.ledger.mark(self.now))
+        self.ledger.looked(self.ledger.doubtful(), alive, self.now)
 
     # A pod's whole way.
 

@@ -120,12 +120,12 @@ class LimitsWorld:
     def over(self, uid: str) -> None:
         """Let a pod be over: out of the book, out of the API server's list, and without cgroups."""
         ledger, now_s = self.account.ledger, self.account.now_s()
-        ledger.looked([uid], [uid], ledger.mark(now_s))
+        ledger.looked([uid], [uid], now_s)
         shutil.rmtree(self.pod(uid))
         self.book.drop(uid)
         self.account.refresh()
-        ledger.pods_synced([], ledger.mark(now_s))
-        ledger.looked([uid], [], ledger.mark(now_s))
+        ledger.pods_synced([], now_s, now_s)
+        ledger.looked([uid], [], now_s)
         self.account.changed()
 
     def pod(self, uid: str = UID, quality: str = "burstable") -> Path:

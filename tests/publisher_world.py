@@ -90,7 +90,7 @@ class Bench:
         self.nodes.replace([self.api.decoded()], "1")
 
     def complete(self) -> None:
-        self.ledger.pods_synced([], self.ledger.mark(self.now_s))
+        self.ledger.pods_synced([], self.now_s, self.now_s)
         self.book()
 
     def bind(self, containers: int | Containers) -> None:
@@ -106,7 +106,7 @@ class Bench:
         self.allocate(0, 1, 2)
         if written:
             self.book(a=ids("c0", 0, 1, 2))
-            self.ledger.looked(["a"], ["a"], self.ledger.mark(self.now_s))
+            self.ledger.looked(["a"], ["a"], self.now_s)
 
     def book(self, **held: frozenset[str]) -> None:
         """The kubelet writes its book: IDs by pod."""
@@ -116,7 +116,7 @@ class Bench:
         """Pod `a` is deleted, its containers and its entry are gone; the book has `held`."""
         self.ledger.pod_gone("a", self.now_s)
         self.book(**held)
-        self.ledger.looked(["a"], [], self.ledger.mark(self.now_s))
+        self.ledger.looked(["a"], [], self.now_s)
 
     def undo(self) -> None:
         """Somebody else writes words."""

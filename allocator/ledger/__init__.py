@@ -7,6 +7,6 @@ is told). `ledger` takes what happens and keeps the facts.
 
 from allocator.ledger.choice import Ask
 from allocator.ledger.ledger import Ledger
-from allocator.ledger.pods import BookEntry, Mark, Pod, PodFacts
+from allocator.ledger.pods import BookEntry, Pod, PodFacts
 
-__all__ = ["Ask", "BookEntry", "Ledger", "Mark", "Pod", "PodFacts"]
+__all__ = ["Ask", "BookEntry", "Ledger", "Pod", "PodFacts"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger.pods import Mark, Pod, PodFacts, Units, add
+from allocator.ledger.pods import Pod, PodFacts, Units, add
 from allocator.request import WHOLE, Demand, PodRequest
 
 
@@ -23,8 +23,8 @@ class Facts:
         pressure: units by card used beyond what is promised.
         pods: by the UID that the kubelet uses; to change one is to `put` another in its place.
         version: changes whenever what others than the ledger work with does, see `PodFacts.shows`.
-        view: when the newest complete list of pods began, None before the first.
-        read: the number of events before the book was read last.
+        view: when the newest complete list of pods began, in seconds; None before the first.
+        read: when the book was read last, likewise.
     """
 
     policy: str
@@ -34,8 +34,8 @@ class Facts:
     pressure: Units = field(default_factory=dict)
     pods: dict[str, PodFacts] = field(default_factory=dict)
     version: int = 0
-    view: Mark | None = None
-    read: int = 0
+    view: float | None = None
+    read: float | None = None
 
     @property
     def behind(self) -> bool:

@@ -13,7 +13,7 @@ from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, release
 from allocator.ledger.choice import Ask
 from allocator.ledger.facts import Facts
-from allocator.ledger.pods import BookEntry, Mark, Pod, PodFacts, Units
+from allocator.ledger.pods import BookEntry, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.request import PodRequest
 
@@ -33,7 +33,6 @@ class Ledger:
 
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
         self._facts = Facts(policy)
-        self._order = 0
         self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
         self.set_cards(cards)
 
@@ -41,11 +40,6 @@ class Ledger:
     def facts(self) -> Facts:
         """What is known; to be read only."""
         return self._facts
-
-    def mark(self, now_s: float) -> Mark:
-        """Number this moment; whatever takes time is marked when it begins."""
-        self._order += 1
-        return Mark(self._order, now_s)
 
     # Cards.
 
@@ -113,19 +107,19 @@ class Ledger:
         What it showed of a pod stays until the pod's charge ends. IDs of cards that this node has no more
         count for nobody.
         """
-        facts, at = self._facts, self.mark(now_s)
+        facts = self._facts
         book: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
             mine = book.setdefault(entry.uid, {})
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
-        facts.read = at.order
+        facts.read = now_s
         shown: dict[frozenset[str], tuple[str, str]] = {}
         for uid in facts.pods.keys() | book.keys():
             one, mine = self._known(uid), book.get(uid, {})
             if one.book != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if one.book.get(c) != ids}
-                over = one.over if mine else one.over and at
+                over = one.over if mine or one.over is None else now_s
                 facts.put(replace(one, book=mine, ids=one.ids | mine, over=over))
         for uid, one in [(uid, one) for uid, one in facts.pods.items() if one.given]:
             # What another container turns out to have was not this one's.
@@ -182,10 +176,8 @@ class Ledger:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
             )
-        at, found = self.mark(now_s), None
-        if taken_up is not None:
-            found = self.ask(wanted, (), len(wanted), taken_up).whose()
-        one, name = (found[0], found[1].name) if found else (self._known(f"allocate-{at.order}"), "")
+        found = None if taken_up is None else self.ask(wanted, (), len(wanted), taken_up).whose()
+        one, name = (found[0], found[1].name) if found else (self._known(f"allocate {now_s} {min(wanted)}"), "")
         # What the container had before counts no more: the kubelet had lost it, and it does not run.
         ids = {other: before for other, before in one.ids.items() if other != name}
         facts.put(replace(one, ids=ids, given=one.given | {name: wanted}))
@@ -212,32 +204,32 @@ class Ledger:
             one, said = self._known(uid), sizes if units is None else units
             self._facts.put(replace(one, remembered={uuid: count for uuid, count in said.items() if count}))
 
-    def pods_synced(self, pods: Iterable[Pod], mark: Mark) -> None:
-        """Take all pods with our resource bound to this node, as of a list that began at `mark`.
+    def pods_synced(self, pods: Iterable[Pod], began_s: float, now_s: float) -> None:
+        """Take all pods with our resource bound to this node, by a list that was asked for at `began_s`.
 
         Known pods that it lacks are gone. It is believed also with lower versions than those known: then etcd
         was restored from an older copy.
         """
-        facts, at = self._facts, self.mark(mark.at_s)
+        facts = self._facts
         present = set()
         for pod in pods:
             present.add(pod.key)
-            self._update(pod, at)
+            self._update(pod, now_s)
         for uid, one in list(facts.pods.items()):
             if uid not in present:
-                facts.put(replace(one, over=one.over or at))
-        facts.view = mark
+                facts.put(replace(one, over=now_s if one.over is None else one.over))
+        facts.view = began_s
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed."""
-        self._update(pod, self.mark(now_s))
+        self._update(pod, now_s)
 
     def pod_gone(self, uid: str, now_s: float) -> None:
         """Take the deletion of a pod; an unknown UID is ignored."""
         for one in [one for one in self._facts.pods.values() if one.bound and one.pod.uid == uid]:
-            self._facts.put(replace(one, over=self.mark(now_s)))
+            self._facts.put(replace(one, over=now_s))
 
-    def _update(self, pod: Pod, at: Mark) -> None:
+    def _update(self, pod: Pod, now_s: float) -> None:
         facts = self._facts
         words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
@@ -252,7 +244,7 @@ class Ledger:
             pod=facts.sized(pod),
             ran=one.ran or pod.ran,
             admitted=one.admitted or pod.admitted or one.remembered is not None,
-            over=one.over or (at if pod.terminal else None),
+            over=now_s if pod.terminal and one.over is None else one.over,
         )
         facts.put(one)
 
@@ -263,12 +255,12 @@ class Ledger:
         pods = self._facts.pods.items()
         return frozenset(uid for uid, one in pods if one.over is not None or (one.bound and not one.ran))
 
-    def looked(self, uids: Collection[str], alive: Collection[str], mark: Mark) -> None:
-        """Take a look at the cgroups of `uids` that began at `mark` and found `alive`."""
+    def looked(self, uids: Collection[str], alive: Collection[str], began_s: float) -> None:
+        """Take a look at the cgroups of `uids` that began at `began_s` and found `alive`."""
         for uid in self._facts.pods.keys() & frozenset(uids):
             one = self._facts.pods[uid]
             runs = uid in alive
-            self._facts.put(replace(one, ran=one.ran or runs, death=None if runs else mark))
+            self._facts.put(replace(one, ran=one.ran or runs, death=None if runs else began_s))
             if release.is_over(self._facts.pods[uid]):
                 del self._facts.pods[uid]
 
@@ -277,7 +269,7 @@ class Ledger:
     @property
     def complete(self) -> bool:
         """The book has been read and pods have been listed since start: the words may be published."""
-        return self._facts.read > 0 and self._facts.view is not None
+        return self._facts.read is not None and self._facts.view is not None
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""

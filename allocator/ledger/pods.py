@@ -73,14 +73,6 @@ class Pod:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment: the number of events before it, and seconds by any monotonic clock."""
-
-    order: int
-    at_s: float
-
-
 @dataclass(frozen=True, eq=False)
 class PodFacts:
     """What is known of one pod, from the moment the book, the API server or `holds` shows it.
@@ -91,11 +83,11 @@ class PodFacts:
     Attributes:
         pod: its newest state; only its UID is right while it was not `bound`.
         bound: the API server has shown it bound to this node.
-        over: what was heard last of its end: the API server shows it (terminal, deleted, or not in a complete
-            list), and after that the book read without it.
+        over: when the last was heard of its end, in seconds: the API server shows it (terminal, deleted, or
+            not in a complete list), and after that the book read without it.
         admitted: its status, or `holds` of before, say that the kubelet has admitted it.
         ran: a container of it was seen running.
-        death: when a look at the cgroups that found nothing of it began.
+        death: when a look at the cgroups that found nothing of it began, in seconds.
         book: device IDs by container as the kubelet's book has them now.
         given: the same by the Allocates since the kubelet's start, which the book may not show yet.
         ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
@@ -106,10 +98,10 @@ class PodFacts:
 
     pod: Pod
     bound: bool = False
-    over: Mark | None = None
+    over: float | None = None
     admitted: bool = False
     ran: bool = False
-    death: Mark | None = None
+    death: float | None = None
     book: dict[str, frozenset[str]] = field(default_factory=dict)
     given: dict[str, frozenset[str]] = field(default_factory=dict)
     ids: dict[str, frozenset[str]] = field(default_factory=dict)

@@ -15,14 +15,12 @@ def is_over(one: PodFacts) -> bool:
     free, whatever has ended. And as long as it stands there the kubelet may not have heard of the end, or
     have waited with the start until then, as for a network that was not ready.
     """
-    if one.over is None or one.death is None or one.book:
-        return False
-    return is_gone(one) and (one.ran or one.death.at_s >= one.over.at_s + SETTLE_S)
+    return not one.book and is_gone(one, 0.0 if one.ran else SETTLE_S)
 
 
-def is_gone(one: PodFacts) -> bool:
-    """Whether a look at the cgroups, begun after all that was heard of a pod's end, found nothing of it."""
-    return one.over is not None and one.death is not None and one.death.order > one.over.order
+def is_gone(one: PodFacts, after_s: float = 0.0) -> bool:
+    """Whether a look at the cgroups that began `after_s` after all that was heard of its end found nothing."""
+    return one.over is not None and one.death is not None and one.death >= one.over + after_s
 
 
 def is_stale(one: PodFacts) -> bool:

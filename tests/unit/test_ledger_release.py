@@ -63,7 +63,7 @@ def test_less_than_the_whole_end_ends_nothing(running, happened):
     for step in happened:
         running.now += SETTLED_S
         if step == "look":
-            running.ledger.looked(["a"], [], running.ledger.mark(running.now))
+            running.ledger.looked(["a"], [], running.now)
         elif step == "alive":
             running.look("a")
         else:
@@ -201,9 +201,9 @@ def test_h2_a_container_that_comes_up_late_keeps_the_charge(admitted):
 def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_of_a_pod_that_it_lacks():
     """Our view lags: the kubelet has admitted a pod that nobody else has seen."""
     world = World.of(8)
-    mark = world.ledger.mark(world.now)
+    began_s = world.now
     world.show("a", ids("c0", 0, 1, 2))
-    world.ledger.pods_synced([], mark)
+    world.ledger.pods_synced([], began_s, world.now)
     world.look(later=60)
     assert world.promised == [3]
     world.bind(pod("a", 3, "c0"))
@@ -251,7 +251,7 @@ def test_a_static_pods_new_mirror_is_another_pod():
 def test_the_end_of_an_unknown_pod_is_nothing():
     world = World.of(8)
     world.ledger.pod_gone("nobody", world.now)
-    world.ledger.looked(["nobody"], [], world.ledger.mark(world.now))
+    world.ledger.looked(["nobody"], [], world.now)
     assert known(world) == []
     assert world.ledger.facts.pods == {}
 

@@ -99,7 +99,7 @@ class World:
         self.version = 0
         self.pods: list[Pod] = []
         self.write()
-        self.ledger.pods_synced([], self.ledger.mark(0.0))
+        self.ledger.pods_synced([], 0.0, 0.0)
 
     def write(self) -> None:
         self.ledger.read_book([BookEntry(*key, "any", ids) for key, ids in self.book.items()], 0.0)

@@ -77,7 +77,7 @@ class Bench:
         self.cleaned()
 
     def list_pods(self, *pods) -> None:
-        self.ledger.pods_synced(pods, self.ledger.mark(self.now_s))
+        self.ledger.pods_synced(pods, self.now_s, self.now_s)
 
     async def once(self) -> list[str]:
         """One turn; returns what was done in it."""

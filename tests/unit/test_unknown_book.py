@@ -33,7 +33,7 @@ class World:
         self.shown = {}
         self.published = 1
         self.write()
-        self.ledger.pods_synced([], self.ledger.mark(self.now_s))
+        self.ledger.pods_synced([], self.now_s, self.now_s)
 
     def write(self) -> None:
         entries = [
@@ -61,7 +61,7 @@ class World:
         self.write()
         self.publish()
         self.now_s += SETTLED_S
-        self.ledger.looked(self.ledger.doubtful(), [*self.held], self.ledger.mark(self.now_s))
+        self.ledger.looked(self.ledger.doubtful(), [*self.held], self.now_s)
         self.ledger.pod_changed(replace(made, admitted=True, ran=True), self.now_s)
         self.publish()
 
@@ -73,7 +73,7 @@ class World:
         del self.held[uid]
         self.write()
         self.now_s += SETTLED_S
-        self.ledger.looked(self.ledger.doubtful(), running, self.ledger.mark(self.now_s))
+        self.ledger.looked(self.ledger.doubtful(), running, self.now_s)
         self.publish()
 
     def publish(self) -> None:

@@ -94,13 +94,13 @@ class Answers:
         account, ledger = self._account, self._account.ledger
         taken_up = await account.taken_up()
         account.refresh()
-        if not await account.until(lambda: ledger.facts.read > 0, BOOK_WAIT_S):
+        if not await account.until(lambda: ledger.facts.read is not None, BOOK_WAIT_S):
             raise RefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
-        ask, asked_at = ledger.ask(available, must_include, size, taken_up), ledger.mark(account.now_s())
+        ask, asked_s = ledger.ask(available, must_include, size, taken_up), account.now_s()
 
         def settled() -> bool:
             view = ledger.facts.view
-            return (view is not None and view.order > asked_at.order) or ask.is_clear()
+            return (view is not None and view > asked_s) or ask.is_clear()
 
         if not settled():
             account.want_list()

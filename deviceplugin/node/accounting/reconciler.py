@@ -114,12 +114,12 @@ class Reconciler:
         uids, self._view = ledger.doubtful(), ledger.facts.view
         # While the book cannot be read, what else it has is unknown: nothing is released.
         if uids and self._account.book_problem is None:
-            mark = ledger.mark(self._account.now_s())
+            began_s = self._account.now_s()
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
             before = self._account.state()
-            ledger.looked(uids, alive, mark)
+            ledger.looked(uids, alive, began_s)
             if self._account.state() != before:
                 self._account.changed()
         if ledger.wants_write():

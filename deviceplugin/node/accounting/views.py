@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from allocator.ledger import Mark
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.objects import PodObject, version_of
 from kubeapi.errors import KubeApiError
@@ -26,7 +25,7 @@ class PodView:
     def __init__(self, account: Account, resource: str) -> None:
         self._account = account
         self._resource = resource
-        self._mark = account.ledger.mark(account.now_s())
+        self._began_s = account.now_s()
         self._relist: Callable[[], None] = lambda: None
         self._relisting = self._again = False
         account.want_list = self.want_list
@@ -57,7 +56,7 @@ class PodView:
         self._again = self._relisting
         if not self._relisting:
             self._relisting = True
-            self._mark = self._next_mark()
+            self._began_s = self._account.now_s()
             self._relist()
 
     def replace(self, items: Sequence[PodObject], resource_version: str) -> None:
@@ -74,7 +73,7 @@ class PodView:
             if pod is not None:
                 pods.append(pod)
                 self._keep(item)
-        self._account.ledger.pods_synced(pods, self._mark)
+        self._account.ledger.pods_synced(pods, self._began_s, self._account.now_s())
         self.connected, self._relisting = True, False
         before, self.seen = self.seen, version_of(resource_version)
         if self._missed or self.seen < before:
@@ -122,10 +121,7 @@ class PodView:
         del error
         self.connected = self._relisting = self._again = False
         self._missed = self._missed or self.seen > 0
-        self._mark = self._next_mark()
-
-    def _next_mark(self) -> Mark:
-        return self._account.ledger.mark(self._account.now_s())
+        self._began_s = self._account.now_s()
 
     def _advance(self, resource_version: str) -> None:
         self.seen = max(self.seen, version_of(resource_version))

@@ -17,7 +17,7 @@ class Shares:
     def __init__(self, account: Account, unit_mib: int) -> None:
         self._account = account
         self._unit_mib = unit_mib
-        self._read = 0
+        self._read: float | None = None
         self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
 

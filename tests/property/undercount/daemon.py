@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ask, Ledger, Mark, PodFacts, charges
+from allocator.ledger import Ask, Ledger, PodFacts, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.errors import TornBookError
@@ -82,13 +82,13 @@ class ModelDaemon(Plugin):
             self.kubelet.take_list()
             if torn:
                 self.account.refresh()
-        return legible and self.ledger.facts.read > 0
+        return legible and self.ledger.facts.read is not None
 
     def start(self) -> None:
         """Begin with an empty memory."""
         self.registered = False
         self.answered: frozenset[str] = frozenset()
-        self.look: tuple[frozenset[str], frozenset[str], Mark] | None = None
+        self.look: tuple[frozenset[str], frozenset[str], float] | None = None
         self.ledger = Ledger(self.cards)
         self.account = Account(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
         self.pods = PodView(self.account, RESOURCE)
@@ -226,7 +226,7 @@ class ModelDaemon(Plugin):
     def begin_look(self) -> None:
         """Look for containers: what was found arrives later."""
         uids = self.ledger.doubtful()
-        self.look = (uids, uids & self.kubelet.running, self.ledger.mark(self.now))
+        self.look = (uids, uids & self.kubelet.running, self.now)
 
     def end_look(self) -> None:
         self.account.refresh()

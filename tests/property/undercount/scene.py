@@ -163,7 +163,7 @@ class Scene:
         words, ledger = self.world.words(node.name), node.daemon.ledger
         said = words.used if words is not None else (0,) * len(node.daemon.cards)
         more = any(used > shown for used, shown in zip(ledger.used(), said, strict=True))
-        return more or not ledger.facts.read
+        return more or ledger.facts.read is None
 
     def _check_words(self, node: Node) -> None:
         """What words once held they hold until it ends; who failed without devices has none."""
