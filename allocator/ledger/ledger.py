@@ -177,7 +177,8 @@ class Ledger:
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
             )
         found = None if taken_up is None else self.ask(wanted, (), len(wanted), taken_up).whose()
-        one, name = (found[0], found[1].name) if found else (self._known(f"allocate {now_s} {min(wanted)}"), "")
+        nobody = self._known(f"allocate {now_s} {min(wanted)}")
+        one, name = (found[0], found[1].name) if found else (nobody, "")
         # What the container had before counts no more: the kubelet had lost it, and it does not run.
         ids = {other: before for other, before in one.ids.items() if other != name}
         facts.put(replace(one, ids=ids, given=one.given | {name: wanted}))

@@ -19,7 +19,7 @@ def is_over(one: PodFacts) -> bool:
 
 
 def is_gone(one: PodFacts, after_s: float = 0.0) -> bool:
-    """Whether a look at the cgroups that began `after_s` after all that was heard of its end found nothing."""
+    """Whether a look at the cgroups, begun `after_s` after all that was heard of its end, found nothing."""
     return one.over is not None and one.death is not None and one.death >= one.over + after_s
 
 

@@ -173,6 +173,14 @@ CHARGE_MUTANTS = (
         3094,
     ),
     Mutant(
+        "node: only a look that began after the end shows it",
+        release,
+        " and one.death >= one.over + after_s",
+        "",
+        about_to_start,
+        3326,
+    ),
+    Mutant(
         "node: the book must lack the pod",
         release,
         "return not one.book and is_gone(",

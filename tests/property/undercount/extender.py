@@ -35,8 +35,8 @@ class ModelExtender:
     """The cluster's extender.
 
     Attributes:
-        never_heard_of: pods that a Binding of the process before bound and that were deleted before this one
-            had its list: the kubelet may still admit them.
+        never_heard_of: pods that a Binding of the process before bound, or another scheduler, and that were
+            deleted before this one had its list: the kubelet may still admit them.
     """
 
     def __init__(self, world: World, random: Random) -> None:
@@ -69,6 +69,16 @@ class ModelExtender:
         pods = [pod.lite for pod in self.world.pods.values()]
         self.state.replace_pods(pods, str(self.world.version), self.now)
         self.pod_cursor = len(self.world.pod_events)
+
+    @property
+    def heard(self) -> int:
+        """Version of the newest event of pods that it has."""
+        return self.world.pod_events[self.pod_cursor - 1].version if self.pod_cursor else 0
+
+    def unheard_of(self) -> list[ModelPod]:
+        """Bound pods that are deleted and of whose deletion it has not heard."""
+        events = self.world.pod_events[self.pod_cursor :]
+        return [e.pod for e in events if e.kind == "DELETED" and e.pod is not None and e.pod.node]
 
     def deliver_node(self) -> bool:
         if self.node_cursor == len(self.world.node_events):
@@ -126,9 +136,7 @@ class ModelExtender:
     def _open(self) -> bool:
         """Bind only once no Binding of the one before can land any more, and all that landed are known."""
         if self.closed_until is not None and self.now >= self.closed_until:
-            for event in self.world.pod_events[self.pod_cursor :]:
-                if event.kind == "DELETED" and event.pod is not None and event.pod.node:
-                    self.never_heard_of.append(event.pod)
+            self.never_heard_of += self.unheard_of()
             self.relist_pods()
             self.read_words_anew()
             self.closed_until = None

@@ -242,6 +242,39 @@ forgets_behind = odds(
 )
 """Kubelets lose their book, and the daemon hears of new pods long after them."""
 
+deaf_extender = odds(
+    more={
+        "extender_hears": 0.1,
+        "settle_binding": 0.3,
+        **dict.fromkeys(("publish", "daemon_hears", "read_book"), 8.0),
+        **dict.fromkeys(("create", "kubelet_hears", "admit"), 2.0),
+        "force_delete": 10.0,
+        "reap": 0.1,
+        "finish": 0.5,
+        **_NO_RESTARTS,
+        **dict.fromkeys(("relist", "sleep", "cordon", "fall_sick", "pressure"), 0.0),
+        **dict.fromkeys(("tear", "hush", "foreign"), 0.0),
+        "restart_extender": 30.0,
+    }
+)
+"""The extender starts again and again, hears of little between, and pods are deleted."""
+
+others_again = odds(
+    more={
+        **_FOREIGN,
+        **dict.fromkeys(("schedule", "settle_binding", "create"), 6.0),
+        **dict.fromkeys(("foreign", "daemon_hears", "cgroups"), 3.0),
+        "restart_kubelet": 20.0,
+        "recover": 8.0,
+        "tear": 5.0,
+        "stop_daemon": 4.0,
+        "force_delete": 2.0,
+        "publish": 1.0,
+        "sleep": 0.0,
+    }
+)
+"""Other schedulers bind a few pods, which are served again and again before they run."""
+
 mute = odds(
     more={
         "hush": 60.0,
@@ -270,6 +303,8 @@ ODD: Final = {
     "not written": not_written,
     "behind": behind,
     "forgets behind": forgets_behind,
+    "deaf extender": deaf_extender,
+    "others again": others_again,
     "mute": mute,
 }
 

@@ -5,23 +5,8 @@ from scheduler_plugin.cluster import rules
 from . import extender
 from .charge_mutants import CHARGE_MUTANTS
 from .choice_mutants import CHOICE_MUTANTS
-from .histories import busy, mixed, odds, others_bind, percent, plain
+from .histories import busy, deaf_extender, mixed, others_bind, percent, plain
 from .mutant import Mutant
-
-DEAF_AND_OFTEN_RESTARTED = odds(
-    more={
-        "restart_extender": 20.0,
-        "extender_hears": 0.05,
-        "settle_binding": 0.3,
-        "publish": 3.0,
-        "admit": 2.0,
-        "force_delete": 4.0,
-        "sleep": 0.3,
-        **dict.fromkeys(("stop_daemon", "restart_kubelet", "away", "relist"), 0.2),
-        **dict.fromkeys(("tear", "fall_sick", "cordon", "delete_node", "foreign"), 0.0),
-    }
-)
-"""The extender starts again and again, and hears of little between."""
 
 MUTANTS = (
     Mutant(
@@ -87,6 +72,14 @@ MUTANTS = (
         "return True",
         plain,
         1001,
+    ),
+    Mutant(
+        "extender: one that starts lists nodes after pods",
+        extender,
+        "            self.read_words_anew()\n",
+        "",
+        deaf_extender,
+        43,
     ),
     *CHARGE_MUTANTS,
     *CHOICE_MUTANTS,

@@ -18,6 +18,9 @@ class Node:
             the kubelet's book.
         sick_until: version of the Node with the words that tell of the newest sick card, or of such a copy;
             `UNSAID` before.
+        rivals: when other schedulers bound pods to it, as versions of the API, by UID.
+        racing: rivals of which the extender had not heard when it chose cards for a pod of ours, by its UID,
+            and which the kubelet has not served since.
     """
 
     name: str
@@ -29,3 +32,5 @@ class Node:
     amnesia: set[str] = field(default_factory=set)
     excused: set[str] = field(default_factory=set)
     sick_until: int | None = None
+    rivals: dict[str, int] = field(default_factory=dict)
+    racing: dict[str, set[str]] = field(default_factory=dict)

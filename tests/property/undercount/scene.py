@@ -344,6 +344,8 @@ class Scene:
         for node in self.nodes:
             node.clouded = False
             node.sick_until = None
+            node.rivals.clear()
+            node.racing.clear()
             node.excused &= node.kubelet.truth.keys()
 
     def compare(self) -> None:
@@ -369,8 +371,9 @@ class Scene:
                     ]
                 ),
             }
-            if node.amnesia & node.kubelet.admitted:
-                # After the daemon forgot these too, nobody can know: fuller is allowed, emptier is not.
+            if node.amnesia & node.kubelet.admitted or node.kubelet.overwritten:
+                # After the daemon forgot these too, or with an older copy of the book, nobody can know: fuller
+                # is allowed, emptier is not.
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full

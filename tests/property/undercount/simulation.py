@@ -176,6 +176,7 @@ class Simulation(Trouble):
             pod = self.random.choice(waiting)
             if self.extender.schedule(pod):
                 commitment = self.extender.bindings[-1].commitment
+                self._race(commitment)
                 self._say(f"commit {pod.name} {pod.uid} to {commitment.node} {commitment.assigned}")
 
     def _settle_binding(self) -> None:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from allocator.names import POD_GPU_MODEL
+from scheduler_plugin.commit.committer import Commitment
 
 from .deviceids import card_of
 from .node import Node
 from .room import fit
 from .scene import UNSAID, Scene
+from .world import ModelPod
 
 
 class Trouble(Scene):
@@ -158,6 +160,7 @@ class Trouble(Scene):
         if self.random.random() < 0.5:
             self.extender.relist_nodes()
         else:
+            self.extender.never_heard_of += [pod for pod in self.extender.unheard_of() if not pod.ours]
             self.extender.relist_pods()
 
     def _delete_node(self) -> None:
@@ -189,17 +192,16 @@ class Trouble(Scene):
         node.daemon.away = False
 
     def _foreign(self) -> None:
-        """Another scheduler binds a pod that fits, when nothing of ours is on its way."""
+        """Another scheduler binds a pod: in a race with ours, or one that fits, when nothing is on its way."""
         node = self._any()
+        if self.random.random() < 0.3:
+            self._rival(node)
+            return
         if self.extender.bindings or node.name not in self.world.nodes:
             return
         while self.extender.deliver_node() or self.extender.deliver_pod():
             pass
-        waiting = [
-            pod
-            for pod in self.world.pods.values()
-            if not pod.node and not pod.ended and POD_GPU_MODEL not in dict(pod.annotations)
-        ]
+        waiting = self._unpicky()
         row = self.extender.state.nodes.rows.get(node.name)
         if not waiting or row is None or self.extender.state.books[node.name].takes:
             return
@@ -213,6 +215,43 @@ class Trouble(Scene):
             while self.extender.deliver_pod():
                 pass
 
+    def _unpicky(self) -> list[ModelPod]:
+        """Pods that wait to be bound, and take any card."""
+        return [
+            pod
+            for pod in self.world.pods.values()
+            if not pod.node and not pod.ended and POD_GPU_MODEL not in dict(pod.annotations)
+        ]
+
+    def _rival(self, node: Node) -> None:
+        """Another scheduler binds a pod to a node, of which the extender hears later."""
+        waiting = self._unpicky()
+        if not waiting or node.name not in self.world.nodes:
+            return
+        pod = self.random.choice(waiting)
+        self._say(f"foreign scheduler binds {pod.name} {pod.uid} to {node.name}, in a race")
+        self.world.bind(pod.name, pod.uid, pod.version, node.name, None, ours=False)
+        node.rivals[pod.uid] = self.world.version
+        for binding in self.extender.bindings:
+            if binding.commitment.node == node.name:
+                node.racing.setdefault(binding.commitment.pod.uid, set()).add(pod.uid)
+
+    def _race(self, commitment: Commitment) -> None:
+        """Note of which pods the extender had not heard when it chose cards."""
+        node = next(node for node in self.nodes if node.name == commitment.node)
+        unheard = {uid for uid, version in node.rivals.items() if version > self.extender.heard}
+        if unheard:
+            node.racing[commitment.pod.uid] = unheard
+
+    def _finish_races(self, node: Node) -> None:
+        """Excuse pods that were not bound yet when the kubelet served another scheduler's."""
+        bound = {pod.uid for pod in self.world.pods.values() if pod.node}
+        for uid, rivals in node.racing.items():
+            served = rivals & node.kubelet.truth.keys()
+            if served and (uid not in bound or node.daemon.away or not node.daemon.synced):
+                node.excused.add(uid)
+            rivals -= served
+
     def _sleep(self) -> None:
         self.settle_bindings()
         self._pass(self.random.choice((2.0, 12.0, 35.0)))
@@ -220,6 +259,7 @@ class Trouble(Scene):
     def _excuse(self) -> None:
         """Nobody can know of a card that fell sick after a pod was bound there, or just before."""
         for node in self.nodes:
+            self._finish_races(node)
             book = self.extender.state.books.get(node.name)
             if node.sick_until is None:
                 continue
