@@ -372,7 +372,7 @@ class Scene:
                 ),
             }
             if node.amnesia & node.kubelet.admitted or node.kubelet.overwritten:
-                # After the daemon forgot these too, or with an older copy of the book, nobody can know: fuller
+                # After the daemon forgot these too, or with an older copy of the book, nobody knows: fuller
                 # is allowed, emptier is not.
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):

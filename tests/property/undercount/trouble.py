@@ -192,7 +192,7 @@ class Trouble(Scene):
         node.daemon.away = False
 
     def _foreign(self) -> None:
-        """Another scheduler binds a pod: in a race with ours, or one that fits, when nothing is on its way."""
+        """Another scheduler binds a pod, in a race with ours, or one that fits while nothing is on its way."""
         node = self._any()
         if self.random.random() < 0.3:
             self._rival(node)
@@ -244,13 +244,16 @@ class Trouble(Scene):
             node.racing[commitment.pod.uid] = unheard
 
     def _finish_races(self, node: Node) -> None:
-        """Excuse pods that were not bound yet when the kubelet served another scheduler's."""
-        bound = {pod.uid for pod in self.world.pods.values() if pod.node}
+        """Excuse pods that were not bound yet when the kubelet served another scheduler's.
+
+        Where one is too many, which of those that are on their way finds no room is chance.
+        """
+        bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
         for uid, rivals in node.racing.items():
             served = rivals & node.kubelet.truth.keys()
             if served and (uid not in bound or node.daemon.away or not node.daemon.synced):
-                node.excused.add(uid)
-            rivals -= served
+                node.excused |= {uid} | bound - node.kubelet.admitted
+            rivals.difference_update(served)
 
     def _sleep(self) -> None:
         self.settle_bindings()
