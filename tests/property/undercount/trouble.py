@@ -192,7 +192,7 @@ class Trouble(Scene):
         node.daemon.away = False
 
     def _foreign(self) -> None:
-        """Another scheduler binds a pod, in a race with ours, or one that fits while nothing is on its way."""
+        """Another scheduler binds a pod in a race with ours, or one that fits while nothing is on its way."""
         node = self._any()
         if self.random.random() < 0.3:
             self._rival(node)
