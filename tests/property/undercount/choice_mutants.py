@@ -153,7 +153,6 @@ CHOICE_MUTANTS = (
         choice,
         "if pod is not one and pod.bound and not pod.complete:",
         "if False:",
-        others_again,
         others_bind,
         3020,
     ),

@@ -21,6 +21,7 @@ class Node:
         rivals: when other schedulers bound pods to it, as versions of the API, by UID.
         racing: rivals of which the extender had not heard when it chose cards for a pod of ours, by its UID,
             and which the kubelet has not served since.
+        served: rivals that the kubelet has served, whatever it forgot later.
     """
 
     name: str
@@ -34,3 +35,4 @@ class Node:
     sick_until: int | None = None
     rivals: dict[str, int] = field(default_factory=dict)
     racing: dict[str, set[str]] = field(default_factory=dict)
+    served: set[str] = field(default_factory=set)

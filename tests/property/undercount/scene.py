@@ -346,6 +346,7 @@ class Scene:
             node.sick_until = None
             node.rivals.clear()
             node.racing.clear()
+            node.served.clear()
             node.excused &= node.kubelet.truth.keys()
 
     def compare(self) -> None:

@@ -249,8 +249,9 @@ class Trouble(Scene):
         Where one is too many, which of those that are on their way finds no room is chance.
         """
         bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
+        node.served |= node.rivals.keys() & node.kubelet.truth.keys()
         for uid, rivals in node.racing.items():
-            served = rivals & node.kubelet.truth.keys()
+            served = rivals & node.served
             if served and (uid not in bound or node.daemon.away or not node.daemon.synced):
                 node.excused |= {uid} | bound - node.kubelet.admitted
             rivals.difference_update(served)
