@@ -249,7 +249,7 @@ class Trouble(Scene):
         Where one is too many, which of those that are on their way finds no room is chance.
         """
         bound = {pod.uid for pod in self.world.pods.values() if pod.node == node.name}
-        node.served |= node.rivals.keys() & node.kubelet.truth.keys()
+        node.served |= node.rivals.keys() & node.kubelet.devices.keys()
         for uid, rivals in node.racing.items():
             served = rivals & node.served
             if served and (uid not in bound or node.daemon.away or not node.daemon.synced):
