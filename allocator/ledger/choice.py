@@ -36,11 +36,9 @@ class Ask:
         """Find which container it is for, among the pods that the kubelet has taken up.
 
         As a rule all but one of them have what they asked for. Else one that lives; a container that starts
-        again in a pod that runs comes last, and not where a pod is about that no list of pods has shown.
+        again in a pod that runs comes last.
         """
-        pods = self.facts.pods.values()
-        listed = all(one.bound for one in pods)
-        asking = [one for one in pods if self._may_be_of(one) and (listed or not one.ran)]
+        asking = [one for one in self.facts.pods.values() if self._may_be_of(one)]
         for one in sorted(asking, key=lambda one: (one.ran, not one.live)):
             for container in one.pod.request.containers:
                 if container.name not in one.has and container.units == self.size:

@@ -85,14 +85,6 @@ CHOICE_MUTANTS = (
         113,
     ),
     Mutant(
-        "node: what runs is not given to a pod that no list has shown",
-        choice,
-        " and (listed or not one.ran)",
-        "",
-        others_again,
-        1,
-    ),
-    Mutant(
         "node: a pod of another scheduler stays where the node wrote that it is",
         choice,
         "(facts.of_containers(one.sets(demand.containers)), one.remembered or {})",

@@ -122,16 +122,22 @@ class ModelDaemon(Plugin):
             self.look_at_cgroups()
             self.refresh()
             self.look_at_cgroups()
-        if self.kubelet.mute:
-            self.confused |= any(self._waits_for(one, ask) for one in self.ledger.facts.pods.values())
+        self.confused |= any(self._may_mistake(one, ask) for one in self.ledger.facts.pods.values())
         answer = ask.answer()
         self.answered = frozenset(answer)
         return answer
 
-    def _waits_for(self, one: PodFacts, ask: Ask) -> bool:
-        """Whether another pod than the one that asks may be asking for as much."""
+    def _may_mistake(self, one: PodFacts, ask: Ask) -> bool:
+        """Whether another pod than the one that asks may pass for it.
+
+        It may ask for as much, and the kubelet does not say who asks; or it runs, the kubelet forgot what it
+        has, and who asks was deleted before the first list.
+        """
         admission, key = self.kubelet.admitting, one.pod.key
         if admission is None or admission.pod.uid == key or one.pod.request.percent != ask.percent:
+            return False
+        asking = self.ledger.facts.pods.get(admission.pod.uid)
+        if not self.kubelet.mute and (not one.ran or (asking is not None and asking.bound)):
             return False
         had = self.kubelet.devices.get(key, {})
         return any(c.units == ask.size and c.name not in had for c in one.pod.request.containers)
