@@ -53,15 +53,14 @@ class Ask:
     def belongs(self) -> tuple[str, ...]:
         """On which cards the container belongs, none where nobody said.
 
-        Where its demand has devices, else where the node wrote that the pod is, else where the scheduler
-        said.
+        Where its demand has devices, else where the scheduler said.
         """
         facts, found = self.facts, self.whose()
         if found is not None:
             one, demand = found[0], found[0].pod.request.demand_of(found[1].name)
-            for cards in (facts.of_containers(one.sets(demand.containers)), one.remembered or {}):
-                if len(cards) == demand.cards and cards.keys() <= facts.cards.keys():
-                    return tuple(cards)
+            cards = facts.of_containers(one.sets(demand.containers))
+            if len(cards) == demand.cards:
+                return tuple(cards)
             if target := facts.target(one.pod, demand):
                 return target
         return tuple(facts.count(self.fixed))

@@ -179,8 +179,10 @@ class Ledger:
         found = None if taken_up is None else self.ask(wanted, (), len(wanted), taken_up).whose()
         nobody = self._known(f"allocate {now_s} {min(wanted)}")
         one, name = (found[0], found[1].name) if found else (nobody, "")
-        # What the container had before counts no more: the kubelet had lost it, and it does not run.
-        ids = {other: before for other, before in one.ids.items() if other != name}
+        # What the container had before counts no more: the kubelet had lost it, and it does not run. Nor does
+        # what another one had before, if this one is given of it: that one asks too, or runs beside this one.
+        kept = {other: had for other, had in one.ids.items() if other in one.has or had.isdisjoint(wanted)}
+        ids = {other: had for other, had in kept.items() if other != name}
         facts.put(replace(one, ids=ids, given=one.given | {name: wanted}))
         return facts.by_card(wanted)
 

@@ -67,6 +67,24 @@ def test_a_main_container_is_given_exactly_the_ids_of_an_init_container():
     assert world.promised == [3]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_the_kubelet_lost_of_one_container_and_gives_to_another_counts_twice(runs):
+    """The other one will ask for as much again, or runs with it."""
+    world = World.of(8)
+    world.bind(pod("a", [("x", 2, "main"), ("y", 3, "main")], "c0"))
+    world.allocate(ids("c0", 0, 1), "a")
+    world.allocate(ids("c0", 2, 3, 4), "a")
+    world.write()
+    world.show("a", ids("c0", 0, 1), "x")
+    world.show("a", ids("c0", 2, 3, 4), "y")
+    world.change("a", admitted=True, ran=runs)
+    world.lose_book()
+    world.allocate(ids("c0", 2, 3), "a")
+    assert world.promised == [5]
+    world.allocate(ids("c0", 5, 6, 7), "a")
+    assert world.promised == [5]
+
+
 def test_what_an_older_copy_of_the_book_lacks_stays_charged():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))

@@ -3,9 +3,8 @@
 import pytest
 
 from allocator.errors import LedgerError
-from allocator.ledger import Ledger
 from allocator.selector import Selector
-from tests.ledger_world import World, by_card, cards, ids, pod
+from tests.ledger_world import World, by_card, ids, pod
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
 TWO = [("one", 2, "main"), ("two", 3, "main")]
@@ -102,17 +101,6 @@ def test_a_pod_whose_entry_was_lost_asks_again_and_stays_where_it_was():
     world.lose_book()
     assert world.hand(3, "a") == {"c1": 3}
     assert world.promised == [0, 3]
-
-
-@pytest.mark.parametrize(
-    ("words", "card"), [({"c0": 0, "c1": 3}, "c1"), ({"c0": 3, "c1": 3}, "c0"), ({"gone": 3}, "c0")]
-)
-def test_a_pod_that_nobody_assigned_stays_where_the_words_have_it(words, card):
-    """Kubelet and daemon have lost it; the scheduler gives away the other cards as the words say."""
-    world = World(Ledger(cards(8, 8)))
-    world.ledger.remember({"a": words})
-    world.bind(pod("a", 3, admitted=True))
-    assert world.hand(3, "a") == {card: 3}
 
 
 def test_a_lost_pod_of_which_no_card_is_known_goes_where_there_is_room():

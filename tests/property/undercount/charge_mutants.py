@@ -16,6 +16,7 @@ from .histories import (
     not_written,
     percent,
     plain,
+    served_again,
     slow_looks,
     told_late,
 )
@@ -38,6 +39,14 @@ CHARGE_MUTANTS = (
         forgetful,
         3181,
         also=(ledger, "if other != name}", "}"),
+    ),
+    Mutant(
+        "node: what the kubelet lost of one container and gives to another one counts twice",
+        ledger,
+        " if other in one.has or had.isdisjoint(wanted)",
+        "",
+        served_again,
+        15,
     ),
     Mutant(
         "node: an Allocate is its pod's before the book shows it",

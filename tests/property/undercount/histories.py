@@ -259,21 +259,22 @@ deaf_extender = odds(
 )
 """The extender starts again and again, hears of little between, and pods are deleted."""
 
-others_again = odds(
+served_again = odds(
     more={
         **_FOREIGN,
-        **dict.fromkeys(("schedule", "settle_binding", "create"), 6.0),
-        **dict.fromkeys(("foreign", "daemon_hears", "cgroups"), 3.0),
-        "restart_kubelet": 20.0,
-        "recover": 8.0,
-        "tear": 5.0,
-        "stop_daemon": 4.0,
-        "force_delete": 2.0,
-        "publish": 1.0,
-        "sleep": 0.0,
+        "foreign": 1.0,
+        "restart_kubelet": 30.0,
+        **dict.fromkeys(("stop_daemon", "recover"), 16.0),
+        **dict.fromkeys(("create", "settle_binding", "admit"), 6.0),
+        **dict.fromkeys(
+            ("schedule", "extender_hears", "kubelet_hears", "daemon_hears", "cgroups", "force_delete"), 3.0
+        ),
+        **dict.fromkeys(("publish", "finish"), 2.0),
+        **dict.fromkeys(("sleep", "tear"), 0.0),
+        "run": 0.01,
     }
 )
-"""Other schedulers bind a few pods, which are served again and again before they run."""
+"""Kubelets and daemons restart all the time, and pods are served again and again before they run."""
 
 mute = odds(
     more={
@@ -304,7 +305,7 @@ ODD: Final = {
     "behind": behind,
     "forgets behind": forgets_behind,
     "deaf extender": deaf_extender,
-    "others again": others_again,
+    "served again": served_again,
     "mute": mute,
 }
 
