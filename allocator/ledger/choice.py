@@ -59,9 +59,7 @@ class Ask:
         if found is not None:
             one, demand = found[0], found[0].pod.request.demand_of(found[1].name)
             cards = facts.of_containers(one.sets(demand.containers))
-            if len(cards) == demand.cards:
-                return tuple(cards)
-            if target := facts.target(one.pod, demand):
+            if target := tuple(cards) or facts.target(one.pod, demand):
                 return target
         return tuple(facts.count(self.fixed))
 

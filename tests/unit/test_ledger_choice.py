@@ -85,16 +85,6 @@ def test_where_a_demand_has_devices_goes_before_where_the_scheduler_said():
     assert by_card(world.choose(5, "x", ids("c1", 0, 1))) == {"c1": 5}
 
 
-def test_devices_on_more_cards_than_asked_for_do_not_say_where():
-    """The node sent a part of it elsewhere once, and then the kubelet lost its book."""
-    world = World.of(8, 8)
-    world.bind(pod("x", INIT_AND_MAIN, "c0"))
-    world.show("x", ids("c0", *range(5)), "main")
-    world.show("x", ids("c1", 0, 1), "setup")
-    world.lose_book()
-    assert world.hand(2, "x", "setup") == {"c0": 2}
-
-
 def test_a_pod_whose_entry_was_lost_asks_again_and_stays_where_it_was():
     world = World.of(8, 8)
     world.run(pod("a", 3, "c1"))

@@ -86,8 +86,8 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: the scheduler's card is taken",
         choice,
-        "if target := facts.target(one.pod, demand):",
-        "if target := ():",
+        "if target := tuple(cards) or facts.target(one.pod, demand):",
+        "if target := tuple(cards):",
         mixed,
         3029,
     ),
@@ -154,13 +154,5 @@ CHOICE_MUTANTS = (
         "container.name not in one.has",
         mute,
         3004,
-    ),
-    Mutant(
-        "node: a demand of two cards belongs on two",
-        choice,
-        "if len(cards) == demand.cards:",
-        "if cards:",
-        plain,
-        3012,
     ),
 )
