@@ -61,7 +61,7 @@ UNUSED = ("**/tests", "**/test", "**/*.pyx", "**/*.pxd", "**/*.c", "**/*.h", "**
 
 def main() -> None:
     """Build the image; prints its size."""
-    if len(sys.argv) != 2:  # noqa: PLR2004
+    if len(sys.argv) != 2 or sys.argv[1] in {"-h", "--help"}:  # noqa: PLR2004
         sys.exit("usage: .ci/image.py FILE.tar, or --check whether it can be built here")
     if (reason := obstacle()) is not None:
         sys.exit(reason)

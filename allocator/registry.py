@@ -181,7 +181,10 @@ class Registry(Generic[P]):
         except self.error:
             raise
         except Exception as error:
-            raise self.error(f"{self._called(entry)} cannot be made: {one_line(error)}") from error
+            told = (
+                f" with {', '.join(f'{key}={shown(value)}' for key, value in given.items())}" if given else ""
+            )
+            raise self.error(f"{self._called(entry)} cannot be made{told}: {one_line(error)}") from error
         lacking = self._lacks(policy)
         if lacking:
             raise self.error(f"{self._called(entry)} is a {type(policy).__name__} without {lacking}")

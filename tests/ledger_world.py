@@ -65,7 +65,6 @@ class World:
 
     ledger: Ledger
     now: float = 1000.0
-    version: int = 0
     pods: dict[str, Pod] = field(default_factory=dict)
     book: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     sick: set[str] = field(default_factory=set)
@@ -170,12 +169,10 @@ class World:
     # The API server.
 
     def bind(self, bound: Pod) -> Pod:
-        """A pod is bound, or changes: its version is the next one."""
-        self.version += 1
-        newest = replace(bound, version=self.version)
-        self.pods[bound.uid] = newest
-        self.ledger.pod_changed(newest, self.now)
-        return newest
+        """A pod is bound, or changes."""
+        self.pods[bound.uid] = bound
+        self.ledger.pod_changed(bound, self.now)
+        return bound
 
     def change(self, uid: str, **changes: object) -> Pod:
         return self.bind(replace(self.pods[uid], **changes))  # type: ignore[arg-type]

@@ -36,14 +36,19 @@ class Ask:
         """Find which container it is for, among the pods that the kubelet has taken up.
 
         As a rule all but one of them have what they asked for. Else one that lives; a container that starts
-        again in a pod that runs comes last.
+        again in a pod that runs comes last. Of several such pods none: what the others run with is in use.
         """
-        asking = [one for one in self.facts.pods.values() if self._may_be_of(one)]
-        for one in sorted(asking, key=lambda one: (one.ran, not one.live)):
-            for container in one.pod.request.containers:
-                if container.name not in one.has and container.units == self.size:
-                    return one, container
-        return None
+        waiting = [
+            (one, container)
+            for one in self.facts.pods.values()
+            if self._may_be_of(one)
+            for container in one.pod.request.containers
+            if container.name not in one.has and container.units == self.size
+        ]
+        waiting.sort(key=lambda found: (found[0].ran, not found[0].live))
+        if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):
+            return None
+        return waiting[0]
 
     def _may_be_of(self, one: PodFacts) -> bool:
         if one.pod.request.percent != self.percent:

@@ -219,7 +219,8 @@ class Ledger:
             present.add(pod.key)
             self._update(pod, now_s)
         for uid, one in list(facts.pods.items()):
-            if uid not in present:
+            # A list that is older than the book says nothing of pods that only the book has shown.
+            if uid not in present and (one.bound or facts.read is None or facts.read <= began_s):
                 facts.put(replace(one, over=now_s if one.over is None else one.over))
         facts.view = began_s
 
@@ -247,7 +248,7 @@ class Ledger:
             pod=facts.sized(pod),
             ran=one.ran or pod.ran,
             admitted=one.admitted or pod.admitted or one.remembered is not None,
-            over=now_s if pod.terminal and one.over is None else one.over,
+            over=(now_s if one.over is None else one.over) if pod.terminal else None,
         )
         facts.put(one)
 

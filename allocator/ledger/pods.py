@@ -38,7 +38,6 @@ class Pod:
         namespace: of the pod.
         name: of the pod.
         request: what it asks for.
-        version: resourceVersion of this state; an older state than the one known is ignored.
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
         admitted: status says that the kubelet has admitted exactly this UID.
@@ -51,7 +50,6 @@ class Pod:
     namespace: str
     name: str
     request: PodRequest
-    version: int = 0
     runtime_uid: str = ""
     assigned: Assignment | None = None
     admitted: bool = False

@@ -12,6 +12,7 @@ import msgspec
 from allocator.names import QUEUE_GATE
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.objects import AskNode, AskPod
+from gpupack.errors import InputError
 from gpupack.top.fetching import NODES_PATH, PODS_PATH, connect, list_all
 from scheduler_plugin.cluster.budgets import BudgetLite
 from scheduler_plugin.cluster.objects import Struct
@@ -70,7 +71,10 @@ async def read(source: Source, *, budgets: bool = False) -> Cluster:
         KubeApiError: no configuration, no server, or no right to list nodes and pods.
     """
     if source.filename is not None:
-        return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
+        try:
+            return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
+        except InputError as error:
+            raise InputError(f"{source.filename}: {error}") from error
     async with await connect(source.kubeconfig, source.context) as client:
         return await _listed(client, source, budgets=budgets)
 
@@ -165,7 +169,6 @@ async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[str,
 
 async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
     """Who waits, as the queue's leader says; None where there is no way to it."""
-    from gpupack.errors import InputError  # noqa: PLC0415
     from gpupack.queuestatus import read as read_status  # noqa: PLC0415
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
 

@@ -16,6 +16,7 @@ from allocator.request import PodRequest
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
 from gpupack.ask.objects import AskPod
 from gpupack.ask.unknown import readable
+from gpupack.errors import InputError
 from scheduler_plugin.cluster.pods import pod_requests, read_asking
 from scheduler_plugin.simulator.trace import (
     CARD,
@@ -68,8 +69,12 @@ class Snapshot:
 
         Raises:
             OSError: they cannot be written.
+            InputError: there is a file of that name.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise InputError(f"{folder} is a file: allowed is a folder") from error
         written = []
         for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
             text = StringIO()

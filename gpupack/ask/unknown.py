@@ -1,4 +1,4 @@
-"""Policies that pods name and this command does not know.
+"""Policies and annotations of pods that this command does not know.
 
 Their package is installed beside the extender then, and not here, where people run the command. Such a pod
 has cards and needs room like any other: it is read as if it named no policy, and answers say what is not
@@ -10,8 +10,16 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from allocator import names
 from allocator.errors import shown
-from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
+from allocator.names import (
+    DOMAIN,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+    POD_CARD_POLICY,
+    POD_NODE_POLICY,
+    POD_PLANNED,
+)
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Registry, is_name
 from gpupack.ask.objects import AskPod
@@ -21,6 +29,10 @@ _KINDS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
     (POD_NODE_POLICY, NODE_POLICIES),
     (POD_CARD_POLICY, CARD_POLICIES),
 )
+
+
+_KNOWN: Final = frozenset(value for name, value in vars(names).items() if name.startswith("POD_"))
+_USERS: Final = sorted(_KNOWN - {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED})
 
 
 class Unknown(NamedTuple):
@@ -70,10 +82,20 @@ def refused(pod: AskPod, said: str) -> str:
 
 
 def note(pod: AskPod) -> tuple[str, ...]:
-    """Say of a pod what is not known about its policies, a sentence for each."""
-    return tuple(
+    """Say of a pod what is not known about its policies and annotations, a sentence for each."""
+    strange = sorted(
+        name
+        for name in pod.metadata.annotations or ()
+        if name.startswith(f"{DOMAIN}/") and name not in _KNOWN
+    )
+    said = tuple(
         f"this command does not know the {policy} of the pod, and looks at it as if it named none: known are "
         f"{policy.registry.allowed}. Install the package that has it beside this command, too; an extender "
         "without it refuses the pod"
         for policy in unknown_policies(pod)
     )
+    if strange:
+        said += (
+            f"annotations that gpupack does not know: {shown(strange)}; allowed are {', '.join(_USERS)}",
+        )
+    return said

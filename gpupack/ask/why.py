@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError, shown
-from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.names import DOMAIN, PERCENT_RESOURCE, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
 from allocator.request import MAX_UNITS
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
@@ -116,6 +116,11 @@ class _About:
     def without_cards(self) -> Why:
         """A pod that asks for no GPU memory."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
+        containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
+        limits = [each.resources.limits or {} for each in containers if each.resources is not None]
+        others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
+        if others:
+            text += f"; {', '.join(others)} is no resource of this cluster's nodes"
         return self._answer("no-cards", text)
 
     def over(self) -> Why:

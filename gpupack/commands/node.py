@@ -46,7 +46,9 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     return ("envvar", "cdi-cri")
 
 
-@click.command(help=NODE_HELP, cls=PolicyCommand, lists=card_policies)
+@click.command(
+    help=NODE_HELP, short_help="Run the daemon of one node.", cls=PolicyCommand, lists=card_policies
+)
 @click.option("--node-name", envvar="NODE_NAME", help="Name of the Node object, required. Also $NODE_NAME.")
 @click.option(
     "--gpus", default="nvml", show_default=True, metavar="nvml|simulated", help="Where cards come from."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpupack.top import NodeRow
 
 
-@click.command(help=TOP_HELP)
+@click.command(help=TOP_HELP, short_help="Show every card of the cluster: used and size.")
 @click.argument("nodes", metavar="[NODE]...", nargs=-1)
 @click.option(
     "-f",
@@ -69,6 +69,7 @@ def top(**options: Any) -> None:
 
 def _text(options: dict[str, Any]) -> str:
     """Write what is there now."""
+    from gpupack.errors import InputError
     from gpupack.top import fetch, load_nodes, render, rows
 
     names, pods, filename = options["nodes"], options["pods"], options["filename"]
@@ -78,7 +79,10 @@ def _text(options: dict[str, Any]) -> str:
         found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
     else:
         raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-        found = load_nodes(raw, pods=pods)
+        try:
+            found = load_nodes(raw, pods=pods)
+        except InputError as error:
+            raise InputError(f"{filename}: {error}") from error
     look = {"pods": pods, "colour": sys.stdout.isatty()}
     if not options["queues"]:
         return render(rows(found, names), options["output"], **look)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from allocator.errors import shown
 from allocator.names import (
     PERCENT_RESOURCE,
     POD_CARD_POLICY,
@@ -41,6 +42,8 @@ WRITTEN_BY_PEERS: Final = (
 OVERRIDING: Final = "NVIDIA_VISIBLE_DEVICES"
 PEER_VARIABLES: Final = ("ALIYUN_COM_GPU_MEM", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
 
+_FIELDS: Final = ("initContainers", "containers")
+
 Say = Callable[[str], None]
 
 
@@ -56,6 +59,10 @@ def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, sa
     Returns:
         False where something could not be translated.
     """
+    for field in _FIELDS:
+        if not isinstance(spec.get(field) or [], list):
+            say(f"left as it is: spec.{field} is {shown(str(spec[field]))}: allowed is a list")
+            return False
     containers = list(_containers(spec))
     amounts = [(container, asked(container)) for container in containers]
     if not any(found for _, found in amounts):
@@ -83,7 +90,7 @@ def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, sa
 
 
 def _containers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for field in ("initContainers", "containers"):
+    for field in _FIELDS:
         found = spec.get(field)
         if isinstance(found, list):
             yield from (each for each in found if isinstance(each, dict))

@@ -27,7 +27,7 @@ def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
         free, lost = mean["free_percent"], mean["unavoidable_percent"]
         yield f"{policy}: {free:.2f} % of the GPUs are free at the end"
         if free:
-            yield f"  of that, no placement of the same pods could have used {100 * lost / free:.0f} %"
+            yield f"  of that, {100 * lost / free:.0f} % could be used by no placement of the same pods"
         if mean["whole_percent"] is not None:
             yield f"  cards whole when half of the GPUs had been asked for: {mean['whole_percent']:.1f} %"
         yield f"  pods dropped: {_listed(mean['failed'], '.1f', '')}"

@@ -202,6 +202,8 @@ def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, st
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             present = reader.fieldnames or ()
+            if not present:
+                raise TraceError(f"{path} is empty: needed are the columns {', '.join(columns)}")
             missing = [column for column in columns if column not in present]
             if missing:
                 names = ", ".join(columns)

@@ -156,11 +156,11 @@ async def test_filter_and_bind_follow_them():
 @pytest.mark.usefixtures("installed")
 def test_settings_take_them_with_parameters(trace):
     Settings(node_policy=NODE, node_policy_parameters={"per-card": "2"}, card_policy=CARD).check()
-    with pytest.raises(SettingsError, match=f'"{NODE}" of my-policies 1.0 cannot be made: ValueError: could'):
+    with pytest.raises(SettingsError, match=f'"{NODE}" of my-policies 1.0 cannot be made with per-card='):
         Settings(node_policy=NODE, node_policy_parameters={"per-card": "x"}).check()
     nodes, pods = map(str, trace)
     options = Options(nodes, pods, (NODE,), parameters={NODE: {"per-card": "x"}})
-    with pytest.raises(SettingsError, match="cannot be made: ValueError"):
+    with pytest.raises(SettingsError, match="cannot be made"):
         simulate(options, lambda _: None, lambda *_: None)
 
 

@@ -80,7 +80,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     told = json.loads(path.read_text())
     assert told["runs"][0]["card_policy"] == "least-used"
     assert lines[0].startswith("GPUs allocated, %")
-    assert any("of that, no placement of the same pods could have used" in line for line in lines)
+    assert any("could be used by no placement of the same pods" in line for line in lines)
     assert any(line.startswith("  cards whole when half of the GPUs had been asked for: ") for line in lines)
     run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
     out, err = capsys.readouterr()

@@ -224,3 +224,14 @@ def test_a_pod_that_starts_keeps_none_of_another_shape_off_that_asks_for_as_much
     answer = why(world.cluster, "default", "w")
 
     assert (answer.state, answer.fits) == ("fits", ("a",))
+
+
+def test_a_resource_that_no_node_has_is_named():
+    """Somebody wrote gb for gib."""
+
+    def misspell(item):
+        item["spec"]["containers"][0]["resources"] = {"limits": {"gpupack.io/gpu-memory-gb": "8"}}
+
+    answer = why(changed(World((Node("a"),), (Pod("p", 4),)), p=misspell), "default", "p")
+    assert answer.state == "no-cards"
+    assert "gpupack.io/gpu-memory-gb is no resource of this cluster's nodes" in answer.text

@@ -109,3 +109,11 @@ def test_the_snapshot_has_them(tmp_path):
 
     assert done.exit_code == 0, done.output
     assert "default/p," in (tmp_path / "out" / "pods.csv").read_text()
+
+
+def test_an_annotation_that_gpupack_does_not_know_is_said():
+    """A misspelt one is no mistake to the API server where gpupack's policies are not installed."""
+    pod = Pod("p", 4, policies=(("gpupack.io/gpu-modle", "T4"), ("gpupack.io/cards", "1"), ("x.io/y", "")))
+    (said,) = asked(pod).notes
+    assert said.startswith("annotations that gpupack does not know: ['gpupack.io/gpu-modle']; allowed are ")
+    assert "gpupack.io/gpu-model" in said

@@ -85,16 +85,16 @@ def test_missing_is_what_was_never_given():
     assert bound["a"].missing == ()
 
 
-def test_a_complete_list_is_believed_also_with_lower_versions():
-    """etcd was restored from an older copy: what happens next has lower versions than what was seen."""
+def test_a_pod_that_the_api_shows_again_is_not_over():
+    """etcd was restored from an older copy: the pod's deletion is undone."""
     world = World.of(8)
-    world.version = 900
     world.run(pod("a", 3, "c0"))
-    world.version = 500
-    world.pods["a"] = pod("a", 3, "c0", version=500)
-    world.sync()
-    world.change("a", terminal=True)
+    world.delete("a")
+    world.bind(pod("a", 3, "c0", admitted=True, ran=True))
     world.drop("a")
+    world.look(later=60)
+    assert world.promised == [3]
+    world.delete("a")
     world.look()
     assert world.promised == [0]
 

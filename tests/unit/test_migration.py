@@ -159,6 +159,13 @@ def test_what_has_no_like_is_left_as_it_is_and_said(document, said):
     assert said in note
 
 
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+def test_containers_that_are_no_list_are_said(field):
+    found, done = one(pod({"nvidia.com/gpumem": 1024}, **{field: "c"}))
+    assert found["spec"][field] == "c"
+    assert any(f'spec.{field} is "c": allowed is a list' in note for note in done.notes)
+
+
 def test_annotations():
     theirs = {
         "nvidia.com/use-gputype": "A100, NVIDIA-Tesla V100",

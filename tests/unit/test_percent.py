@@ -96,7 +96,6 @@ class World:
         self.sizes = sizes
         self.ledger = Ledger([Card(i, f"c{i}", "M", size, 0) for i, size in enumerate(sizes)])
         self.book: dict[tuple[str, str], frozenset[str]] = {}
-        self.version = 0
         self.pods: list[Pod] = []
         self.write()
         self.ledger.pods_synced([], 0.0, 0.0)
@@ -105,9 +104,8 @@ class World:
         self.ledger.read_book([BookEntry(*key, "any", ids) for key, ids in self.book.items()], 0.0)
 
     def bind(self, uid: str, request: PodRequest, **on: list[tuple[str, int]]) -> None:
-        self.version += 1
         assigned = {name: tuple(cards) for name, cards in on.items()} or None
-        pod = Pod(uid, "ns", uid, request, version=self.version, assigned=assigned)
+        pod = Pod(uid, "ns", uid, request, assigned=assigned)
         self.pods.append(pod)
         self.ledger.pod_changed(pod, 0.0)
 

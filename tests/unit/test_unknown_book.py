@@ -53,7 +53,7 @@ class World:
         self.versions[uid] = len(self.versions) + 2
         self.shown[uid] = bound(uid, units, 0, uid=uid, version=self.versions[uid])
         self.state.apply_pod(self.shown[uid], 0)
-        made = pod(uid, units, CARD, version=self.versions[uid])
+        made = pod(uid, units, CARD)
         self.ledger.pod_changed(made, self.now_s)
         self.held[uid] = frozenset(await self.answers.preferred([*self.offered], (), units))
         self.publish()

@@ -177,7 +177,6 @@ class PodObject(msgspec.Struct):
             namespace=self.metadata.namespace,
             name=self.metadata.name,
             request=request,
-            version=version_of(self.metadata.resource_version),
             assigned=assigned,
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,

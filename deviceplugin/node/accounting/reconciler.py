@@ -112,14 +112,15 @@ class Reconciler:
         if ledger.facts.behind:
             self._account.want_list()
         uids, self._view = ledger.doubtful(), ledger.facts.view
-        # While the book cannot be read, what else it has is unknown: nothing is released.
-        if uids and self._account.book_problem is None:
+        if uids:
             began_s = self._account.now_s()
             alive = await asyncio.to_thread(self._cgroups.alive, uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
             before = self._account.state()
-            ledger.looked(uids, alive, began_s)
+            # While the book cannot be read, what else it has is unknown: nothing is released.
+            if self._account.book_problem is None:
+                ledger.looked(uids, alive, began_s)
             if self._account.state() != before:
                 self._account.changed()
         if ledger.wants_write():

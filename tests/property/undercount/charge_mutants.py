@@ -271,7 +271,7 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: a pod that has finished is over",
         ledger,
-        "over=now_s if pod.terminal and one.over is None else one.over",
+        "over=(now_s if one.over is None else one.over) if pod.terminal else None",
         "over=one.over",
         calm,
         3000,

@@ -96,6 +96,7 @@ class Simulation(Trouble):
             (1, self._delete_node),
             (2, self._away),
             (3, self._foreign),
+            (2, self._crash),
             (0.5, self._fall_sick),
             (1, self._cordon),
             (1, self._pressure),
@@ -203,11 +204,7 @@ class Simulation(Trouble):
 
     def _admit(self) -> None:
         node = self._any()
-        # A daemon that starts while the API server is away, or knows less of it than the kubelet does, cannot
-        # know whom the scheduler promised what. It serves the kubelet all the same, but its blind choices
-        # are outside the invariant.
-        blind = node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
-        if node.daemon_up and node.daemon.register() and not blind:
+        if node.daemon_up and node.daemon.register() and not self._blind(node):
             facts = node.daemon.ledger.facts
             before, admitted = node.kubelet.admitting, set(node.kubelet.admitted)
             node.kubelet.admit(node.daemon)
