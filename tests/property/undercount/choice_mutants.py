@@ -28,14 +28,6 @@ CHOICE_MUTANTS = (
         3000,
     ),
     Mutant(
-        "node: of several containers that start again none is known to ask",
-        choice,
-        "if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):",
-        "if not waiting:",
-        forgetful,
-        1,
-    ),
-    Mutant(
         "node: a container that starts again asks last",
         choice,
         "(found[0].ran, not found[0].live)",

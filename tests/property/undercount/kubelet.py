@@ -269,27 +269,6 @@ class ModelKubelet:
             chosen |= set(self.random.sample(sorted(available - chosen), needed - len(chosen)))
         return chosen
 
-    def lost(self) -> list[str]:
-        """Pods of one container that runs, and of which the book has nothing."""
-        running = self.running & self.admitted & self.known.keys() - self.devices.keys()
-        return [uid for uid in sorted(running) if len(self.known[uid].containers) == 1]
-
-    def start_again(self, uid: str, daemon: Plugin) -> bool:
-        """Start the container of such a pod again, and ask for its devices anew; tells whether it moved."""
-        before, self.admitting = self.truth.pop(uid), Admission(self.known[uid])
-        (container,) = self.admitting.pod.request.containers
-        try:
-            self._container(self.admitting, container.name, container.units, container.kind, daemon)
-        except AllocatorError:  # the kubelet tries it again, and the pod does not fail
-            self.truth[uid] = before
-        self.write()  # before the container runs
-        self.admitting = None
-        return self._cards(before) != self._cards(self.truth[uid])
-
-    @staticmethod
-    def _cards(sets: set[frozenset[str]]) -> set[str]:
-        return {card_of(text) for ids in sets for text in ids}
-
     def _admitted(self, uid: str) -> None:
         known = self.world.pods.get(self.known[uid].name)
         if (known is None or known.uid != uid) and uid not in self.awaited:

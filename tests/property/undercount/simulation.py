@@ -96,7 +96,6 @@ class Simulation(Trouble):
             (1, self._delete_node),
             (2, self._away),
             (3, self._foreign),
-            (2, self._crash),
             (0.5, self._fall_sick),
             (1, self._cordon),
             (1, self._pressure),

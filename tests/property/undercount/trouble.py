@@ -86,20 +86,6 @@ class Trouble(Scene):
         """
         return node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
 
-    def _crash(self) -> None:
-        """A container starts again of which the kubelet has lost what it had."""
-        node = self._any()
-        lost = node.kubelet.lost()
-        ready = node.daemon_up and node.kubelet.synced and node.kubelet.admitting is None
-        if lost and ready and node.daemon.register() and not self._blind(node):
-            uid = self.random.choice(lost)
-            moved = node.kubelet.start_again(uid, node.daemon)
-            self._say(f"the container of {uid} starts again on {node.name}, elsewhere: {moved}")
-            if moved:  # the extender hears of that a moment later
-                node.ever_held.discard(uid)
-                node.sick_until = UNSAID
-                self._excuse()
-
     def _force_delete(self) -> None:
         if self.world.pods:
             bound = [pod for pod in self.world.pods.values() if pod.node]
