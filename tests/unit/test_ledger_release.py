@@ -198,6 +198,21 @@ def test_h2_a_container_that_comes_up_late_keeps_the_charge(admitted):
     assert admitted.promised == [0]
 
 
+def test_a_list_that_is_older_than_the_book_does_not_end_a_pod_that_only_the_book_shows():
+    """It was bound while the list was on its way; half of its containers have devices."""
+    world = World.of(8)
+    world.sync()
+    began_s = world.now
+    world.now += 1
+    world.show("n", ids("c0", 0, 1), "one")
+    world.ledger.pods_synced([], began_s, world.now)
+    assert world.ledger.facts.behind
+    assert world.ledger.published_holds() == {}
+    world.now += 1
+    world.sync()
+    assert not world.ledger.facts.behind
+
+
 def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_of_a_pod_that_it_lacks():
     """Our view lags: the kubelet has admitted a pod that nobody else has seen."""
     world = World.of(8)

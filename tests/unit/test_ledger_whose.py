@@ -27,6 +27,18 @@ def test_only_who_was_taken_up_asks_and_of_those_who_lacks_something():
     assert asker(world.ask(3, "b")) is None
 
 
+def test_of_several_that_run_and_that_the_kubelet_has_lost_none_is_taken_for_the_one_that_asks():
+    """A container starts again: what the others run with is in use."""
+    world = World.of(8, 8)
+    for uid, card in (("a", "c0"), ("b", "c1")):
+        world.run(pod(uid, 5, card))
+    world.lose_book()
+    ask = world.ask(5, "a", "b")
+    assert (asker(ask), ask.is_expected(), ask.has_room()) == (None, False, False)
+    assert asker(world.ask(5, "b")) == ("b", "main")
+    assert by_card(world.choose(3, "a")) == {"c0": 3}
+
+
 def test_a_pod_that_was_deleted_asks_though_a_living_one_wants_as_much():
     """The kubelet had not heard of the end, and the scheduler had given up the claim."""
     world = World.of(8, 8)

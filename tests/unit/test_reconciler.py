@@ -315,3 +315,20 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=5)
     assert done == {task}
+
+
+async def test_nothing_is_released_if_the_book_becomes_unreadable_during_a_look():
+    bench = Bench()
+    bench.account.refresh()
+    await bench.run_pod()
+    bench.book.drop("a")
+    bench.account.refresh()
+    bench.ledger.pod_gone("a", bench.now_s)
+    bench.now_s += 1
+    bench.cgroups.running.clear()
+    bench.cgroups.during = lambda: setattr(bench.book, "problem", "too many open files")
+    await bench.once()
+    assert bench.promised == 3
+    bench.cgroups.during, bench.book.problem = lambda: None, None
+    await bench.once()
+    assert bench.promised == 0
