@@ -14,7 +14,7 @@ from allocator.errors import AllocatorError
 from allocator.ledger import BookEntry
 from allocator.names import PERCENT_RESOURCE
 
-from .deviceids import card_of, joined
+from .deviceids import UnitsByCard, card_of, joined
 from .plugin import Admission, Book, Plugin
 from .world import RESOURCE, ModelPod, World
 
@@ -63,7 +63,7 @@ class ModelKubelet:
         sizes: dict[str, int],
     ) -> None:
         self.node, self.world, self.random, self.ids = node, world, random, ids
-        self.percent, self.sizes = percent, sizes
+        self.percent = percent
         self.cursor = 0
         self.known: dict[str, ModelPod] = {}
         self.queue: list[str] = []
@@ -71,9 +71,8 @@ class ModelKubelet:
         self.admitted: set[str] = set()
         self.devices: dict[str, dict[str, frozenset[str]]] = {}
         self.file: Book | None = None
-        self.torn = False
         self.overwrites = random.choice((0.01, 0.01, 0.1))
-        self.overwritten = False
+        self.torn = self.overwritten = False
         self.unwritten: Book | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
@@ -89,7 +88,7 @@ class ModelKubelet:
         self.overdue = self.mute = False
         self.gave: set[str] = set()
         self.sick: frozenset[str] = frozenset()
-        self._counted: dict[frozenset[str], dict[str, int]] = {}
+        self._by_card = UnitsByCard(percent, sizes)
 
     # Its book.
 
@@ -355,14 +354,6 @@ class ModelKubelet:
                 for uuid, count in self._by_card(ids).items():
                     units[uuid] = units.get(uuid, 0) + count
         return units
-
-    def _by_card(self, ids: frozenset[str]) -> dict[str, int]:
-        """Units by card of IDs that belong together; remembered, for it is asked after every step."""
-        if ids not in self._counted:
-            cards, shares = (Counter(map(card_of, some)) for some in (ids, ids & self.percent))
-            counts = {u: n - shares[u] + shares[u] * self.sizes[u] // 100 for u, n in cards.items()}
-            self._counted[ids] = {uuid: count for uuid, count in counts.items() if count}
-        return self._counted[ids]
 
     def cards(self, uid: str, containers: Collection[str]) -> tuple[str, ...]:
         """UUIDs of the cards that its memory has for containers of a pod, sorted."""
