@@ -94,7 +94,9 @@ def test_help_lists_them(command, name):
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(done.stdout.split()).replace("- ", "-")
     assert f"{CARD} the least used card; card 0 only where no other fits; from my-policies 1.0" in text
-    node_policy = f"{NODE} small nodes first, so that large ones stay whole; from my-policies 1.0"
+    node_policy = (
+        f"{NODE} small nodes first, so that large ones stay whole; parameters: per-card; from my-policies 1.0"
+    )
     assert (node_policy in text) == (name != "node")
 
 
