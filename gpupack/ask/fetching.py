@@ -74,7 +74,7 @@ async def read(source: Source, *, budgets: bool = False) -> Cluster:
         try:
             return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
         except InputError as error:
-            raise InputError(f"{source.filename}: {error}") from error
+            raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
     async with await connect(source.kubeconfig, source.context) as client:
         return await _listed(client, source, budgets=budgets)
 

@@ -82,7 +82,7 @@ def _text(options: dict[str, Any]) -> str:
         try:
             found = load_nodes(raw, pods=pods)
         except InputError as error:
-            raise InputError(f"{filename}: {error}") from error
+            raise error if filename == "-" else InputError(f"{filename}: {error}") from error
     look = {"pods": pods, "colour": sys.stdout.isatty()}
     if not options["queues"]:
         return render(rows(found, names), options["output"], **look)

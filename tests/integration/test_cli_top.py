@@ -89,7 +89,8 @@ def test_rubbish(run, tmp_path, content, said, through):
     path.write_bytes(content)
     status, out, err = run("-f", path) if through == "file" else run("-f", "-", stdin=content)
     assert (status, out) == (2, "")
-    assert err.startswith(f"gpupack: {said}")
+    place = f"{path}: " if through == "file" else ""
+    assert err.startswith(f"gpupack: {place}{said}")
     assert err.endswith("allowed is the output of `kubectl get nodes -o json`\n")
     assert err.count("\n") == 1
 

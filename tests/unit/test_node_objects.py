@@ -52,7 +52,7 @@ def test_a_pod_as_the_ledger_wants_it():
     read, problem = pod({POD_ASSIGNED: '{"main":[["c0",3]]}'}).read(GIB)
     assert problem is None
     assert read is not None
-    assert (read.uid, read.namespace, read.name, read.version) == ("u1", "ns", "a", 17)
+    assert (read.uid, read.namespace, read.name) == ("u1", "ns", "a")
     assert read.request.effective_units == 3
     assert read.assigned == {"main": (("c0", 3),)}
     assert (read.admitted, read.ran, read.terminal) == (False, False, False)

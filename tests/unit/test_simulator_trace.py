@@ -110,7 +110,7 @@ def test_bad_nodes_are_left_out(tmp_path, row, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "trace.csv:1: no column sn, cpu_milli, memory_mib, gpu, model; needed are"),
+        ("", "trace.csv is empty: needed are the columns sn, cpu_milli, memory_mib, gpu, model"),
         ("sn,cpu_milli,memory_mib,gpu\n", "trace.csv:1: no column model; needed are sn, cpu_milli"),
         (NODE_HEAD, "no usable node with a GPU in it"),
         (NODE_HEAD + "n,1,1,0,\n", "no usable node with a GPU in it"),

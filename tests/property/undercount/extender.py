@@ -76,9 +76,10 @@ class ModelExtender:
         return self.world.pod_events[self.pod_cursor - 1].version if self.pod_cursor else 0
 
     def unheard_of(self) -> list[ModelPod]:
-        """Bound pods that are deleted and of whose deletion it has not heard."""
+        """Bound pods that have ended and of whose end it has not heard."""
         events = self.world.pod_events[self.pod_cursor :]
-        return [e.pod for e in events if e.kind == "DELETED" and e.pod is not None and e.pod.node]
+        ended = [e.pod for e in events if e.pod is not None and (e.kind == "DELETED" or e.pod.ended)]
+        return [pod for pod in ended if pod.node]
 
     def deliver_node(self) -> bool:
         if self.node_cursor == len(self.world.node_events):

@@ -168,7 +168,7 @@ class Scene:
     def _check_words(self, node: Node) -> None:
         """What words once held they hold until it ends; who failed without devices has none."""
         words = self.world.words(node.name)
-        running = node.kubelet.units(node.ever_held & node.kubelet.running)
+        running = node.kubelet.units((node.ever_held & node.kubelet.running) - node.kubelet.late)
         for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
             if used < min(card.size_units, running.get(card.uuid, 0)):
                 self._fail(

@@ -168,7 +168,11 @@ class Trouble(Scene):
         if self.random.random() < 0.5:
             self.extender.relist_nodes()
         else:
-            self.extender.never_heard_of += [pod for pod in self.extender.unheard_of() if not pod.ours]
+            for pod in [pod for pod in self.extender.unheard_of() if not pod.ours]:
+                # Another scheduler's pod came and went: only the words tell of it.
+                self.extender.never_heard_of.append(pod)
+                node = next(node for node in self.nodes if node.name == pod.node)
+                node.sick_until = max(node.sick_until or 0, self.world.version)
             self.extender.relist_pods()
 
     def _delete_node(self) -> None:
