@@ -15,6 +15,7 @@ from .histories import (
     others_bind,
     percent,
     plain,
+    start_again,
 )
 from .mutant import Mutant
 
@@ -26,6 +27,14 @@ CHOICE_MUTANTS = (
         "return True or",
         dense,
         3000,
+    ),
+    Mutant(
+        "node: of several containers that start again none is known to ask",
+        choice,
+        "if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):",
+        "if not waiting:",
+        start_again,
+        52,
     ),
     Mutant(
         "node: a container that starts again asks last",

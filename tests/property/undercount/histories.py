@@ -276,6 +276,16 @@ served_again = odds(
 )
 """Kubelets and daemons restart all the time, and pods are served again and again before they run."""
 
+start_again = odds(
+    more={
+        "crash": 30.0,
+        "restart_kubelet": 8.0,
+        **dict.fromkeys(("recover", "run", "start", "publish"), 3.0),
+        **dict.fromkeys(("finish", "sleep", "delete_node", "restart_extender"), 0.2),
+    }
+)
+"""Kubelets lose their book, and containers start again of which it had something."""
+
 mute = odds(
     more={
         "hush": 60.0,
@@ -306,7 +316,8 @@ ODD: Final = {
     "forgets behind": forgets_behind,
     "deaf extender": deaf_extender,
     "served again": served_again,
+    "start again": start_again,
     "mute": mute,
 }
 
-EVENTS = [action.__name__[1:] for _, action in Simulation(0).actions]
+EVENTS = [action.__name__[1:] for weight, action in Simulation(0).actions if weight]

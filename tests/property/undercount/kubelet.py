@@ -208,7 +208,7 @@ class ModelKubelet:
         if admission.next < len(containers):
             container = containers[admission.next]
             try:
-                self._container(admission, container.name, container.units, container.kind, daemon)
+                self.serve(admission, container.name, container.units, container.kind, daemon)
             except AllocatorError as error:
                 self._refuse(admission.pod, str(error))
                 return True
@@ -221,7 +221,7 @@ class ModelKubelet:
                 self._admitted(admission.pod.uid)
         return True
 
-    def _container(self, admission: Admission, name: str, units: int, kind: str, daemon: Plugin) -> None:
+    def serve(self, admission: Admission, name: str, units: int, kind: str, daemon: Plugin) -> None:
         uid = admission.pod.uid
         deleted_at = self.world.deleted_at.get(uid, self.now)
         if daemon.has_seen(uid) and self.now < deleted_at + AWAITED_S:

@@ -113,6 +113,9 @@ class Simulation(Trouble):
         self.actions = [(weight * self._pace(), action) for weight, action in work]
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
         self.weights = [weight * more.get(action.__name__[1:], 1) for weight, action in self.actions]
+        # Only where it is asked for.
+        self.actions.append((0, self._crash))
+        self.weights.append(more.get("crash", 0))
         for node in self.nodes:
             self._settle_node(node)
 

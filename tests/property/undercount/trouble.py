@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 
+from allocator.errors import AllocatorError
 from allocator.names import POD_GPU_MODEL
 from scheduler_plugin.commit.committer import Commitment
 
 from .deviceids import card_of
 from .node import Node
+from .plugin import Admission
 from .room import fit
 from .scene import UNSAID, Scene
 from .world import ModelPod
@@ -85,6 +87,37 @@ class Trouble(Scene):
         kubelet all the same, but its blind choices are outside the invariant.
         """
         return node.daemon.away and (not node.daemon.synced or node.daemon.cursor < node.kubelet.cursor)
+
+    def _crash(self) -> None:
+        """A container starts again of which the kubelet has lost what it had: it asks anew."""
+        node = self._any()
+        kubelet = node.kubelet
+        running = kubelet.running & kubelet.admitted & kubelet.known.keys() - kubelet.devices.keys()
+        lost = [uid for uid in sorted(running) if len(kubelet.known[uid].containers) == 1]
+        ready = node.daemon_up and kubelet.synced and kubelet.admitting is None
+        if lost and ready and node.daemon.register() and not self._blind(node):
+            uid = self.random.choice(lost)
+            moved = self._start_again(node, uid)
+            self._say(f"the container of {uid} starts again on {node.name}, elsewhere: {moved}")
+            if moved:  # the extender hears of that a moment later
+                node.ever_held.discard(uid)
+                node.sick_until = UNSAID
+                self._excuse()
+
+    def _start_again(self, node: Node, uid: str) -> bool:
+        """Have the only container of a pod served again; tells whether it is on other cards now."""
+        kubelet = node.kubelet
+        before, kubelet.admitting = kubelet.truth.pop(uid), Admission(kubelet.known[uid])
+        (container,) = kubelet.admitting.pod.request.containers
+        try:
+            kubelet.serve(kubelet.admitting, container.name, container.units, container.kind, node.daemon)
+        except AllocatorError:  # the kubelet tries it again, and the pod does not fail
+            kubelet.truth[uid] = before
+        kubelet.write()  # before the container runs
+        kubelet.admitting = None
+        node.daemon.refresh()
+        cards = [{card_of(text) for ids in sets for text in ids} for sets in (before, kubelet.truth[uid])]
+        return cards[0] != cards[1]
 
     def _force_delete(self) -> None:
         if self.world.pods:
