@@ -71,13 +71,14 @@ class Ask:
     def is_expected(self) -> bool:
         """Whether a living pod is known that waits for a container of that size.
 
-        Else the view of pods is behind the kubelet's, or the pod is not in the API. A pod that had something
-        and has nothing in the book now may be over, and another one ask under its name.
+        Else the view of pods is behind the kubelet's, or the pod is not in the API. Where the container had
+        devices before, or the pod was admitted, another one may be asking, perhaps under its name.
         """
         found = self.whose()
         if found is None or not found[0].live:
             return False
-        return bool(found[0].has) or not (found[0].admitted or found[0].units)
+        one, container = found
+        return not (one.admitted or one.ran or container.name in one.ids)
 
     def is_clear(self) -> bool:
         """Whether a list of pods can say no more of who asks, and of where that belongs."""

@@ -218,7 +218,7 @@ CHARGE_MUTANTS = (
         "add(total, facts.eligible(one.pod.request, demand))",
         "pass",
         forgetful,
-        3109,
+        6135,
     ),
     Mutant(
         "node: holds names pods that are over until their charge ends",

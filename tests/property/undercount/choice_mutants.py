@@ -3,7 +3,6 @@
 from allocator.ledger import choice
 
 from .histories import (
-    behind,
     dense,
     foreign_forgotten,
     foreign_lost,
@@ -61,17 +60,9 @@ CHOICE_MUTANTS = (
         3097,
     ),
     Mutant(
-        "node: a pod that is over does not ask where another may",
-        choice,
-        "if found is None or not found[0].live:",
-        "if found is None:",
-        behind,
-        4047,
-    ),
-    Mutant(
         "node: a pod that had devices does not ask where another may",
         choice,
-        "return bool(found[0].has) or not (found[0].admitted or found[0].units)",
+        "return not (one.admitted or one.ran or container.name in one.ids)",
         "return True",
         forgets_behind,
         4002,

@@ -148,9 +148,8 @@ class Scene:
 
     def _held(self, node: Node) -> frozenset[str]:
         """Pods that the words on the API server hold, with their cards."""
-        text = None
-        if node.name in self.world.nodes:
-            text = (self.world.nodes[node.name].metadata.annotations or {}).get(NODE_HOLDS)
+        known = self.world.nodes.get(node.name)
+        text = (known.metadata.annotations or {}).get(NODE_HOLDS) if known is not None else None
         return load_holds(text).uids if text else frozenset()
 
     def _unheard(self, node: Node) -> bool:
@@ -225,8 +224,8 @@ class Scene:
         The scheduler counts such a one where it bound it, and the daemon, which never heard of it, may have
         served it elsewhere. What its containers may run on with is not given out again.
         """
-        lingering = {key for key, one in node.daemon.ledger.facts.pods.items() if not one.live}
-        return not lingering.isdisjoint(node.kubelet.late) and self._fit(node, [pod])
+        pods = node.daemon.ledger.facts.pods
+        return any(uid in pods and not pods[uid].live for uid in node.kubelet.late) and self._fit(node, [pod])
 
     def _check_known(self, node: Node, gave: set[str]) -> None:
         """Whatever else went wrong, nothing is given out that the node knows to be in use."""
@@ -342,18 +341,24 @@ class Scene:
         self.extender.state.expire(self.now)
         self.compare()
         for node in self.nodes:
-            node.clouded = False
+            node.clouded = self._unknowable(node)
+            node.kubelet.late |= node.amnesia & node.kubelet.admitted if node.clouded else set()
             node.sick_until = None
             node.rivals.clear()
             node.racing.clear()
             node.served.clear()
             node.excused &= node.kubelet.truth.keys()
 
+    @staticmethod
+    def _unknowable(node: Node) -> bool:
+        """Who has what was mistaken, and the book that said so is gone."""
+        return node.clouded and bool(node.kubelet.overwritten or node.amnesia & node.kubelet.admitted)
+
     def compare(self) -> None:
         """Kubelet, ledger, words and extender say the same."""
         for node in self.nodes:
-            if node.kubelet.overwritten and node.clouded:
-                continue  # the book that said who has what is gone
+            if self._unknowable(node):
+                continue
             truth = {card.uuid: 0 for card in node.daemon.cards}
             # An excused pod may share a card with one whose devices the kubelet forgot.
             for uuid, units in node.kubelet.units(node.kubelet.admitted).items():
