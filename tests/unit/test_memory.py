@@ -55,16 +55,11 @@ class Node:
 
     @property
     def samples(self) -> list[GpuSample]:
-        return [
-            GpuSample(
-                card,
-                0,
-                tuple(GpuProcess(pid, mib) for (on, pid), (_, _, mib) in self.processes.items() if on == card)
-                if self.told_apart
-                else None,
-            )
-            for card in ("c0", "c1")
-        ]
+        def on(card: str) -> tuple[GpuProcess, ...]:
+            found = self.processes.items()
+            return tuple(GpuProcess(pid, mib) for (uuid, pid), (_, _, mib) in found if uuid == card)
+
+        return [GpuSample(card, 0, on(card) if self.told_apart else None) for card in ("c0", "c1")]
 
     @property
     def places(self) -> dict[int, ProcessPlace | None]:
