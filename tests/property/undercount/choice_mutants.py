@@ -3,6 +3,7 @@
 from allocator.ledger import choice
 
 from .histories import (
+    deleted_and_behind,
     dense,
     foreign_forgotten,
     foreign_lost,
@@ -58,6 +59,14 @@ CHOICE_MUTANTS = (
         "container.name not in one.book and",
         forgetful,
         3097,
+    ),
+    Mutant(
+        "node: a pod that is over does not ask where another may",
+        choice,
+        "if found is None or not found[0].live:",
+        "if found is None:",
+        deleted_and_behind,
+        4,
     ),
     Mutant(
         "node: a pod that had devices does not ask where another may",

@@ -286,6 +286,22 @@ start_again = odds(
 )
 """Kubelets lose their book, and containers start again of which it had something."""
 
+deleted_and_behind = odds(
+    density=0.0,
+    more={
+        **dict.fromkeys(("schedule", "settle_binding", "extender_hears", "kubelet_hears", "finish"), 3.0),
+        **dict.fromkeys(("daemon_hears", "view"), 0.1),
+        "admit": 4.0,
+        "create": 9.0,
+        "force_delete": 10.0,
+        "cgroups": 0.03,
+    },
+)
+"""Nothing goes wrong, but pods are deleted and come again under their names, and the daemon hears of it last.
+
+For mutants only: the new pod may get the card of the old one, see "Outside" in docs/accounting.md.
+"""
+
 mute = odds(
     more={
         "hush": 60.0,

@@ -113,9 +113,9 @@ class Simulation(Trouble):
         self.actions = [(weight * self._pace(), action) for weight, action in work]
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
         self.weights = [weight * more.get(action.__name__[1:], 1) for weight, action in self.actions]
-        # Only where it is asked for.
-        self.actions.append((0, self._crash))
-        self.weights.append(more.get("crash", 0))
+        # Only where they are asked for.
+        self.actions += [(0, self._crash), (0, self._force_delete)]
+        self.weights += [more.get("crash", 0), more.get("force_delete", 0) if self.calm else 0]
         for node in self.nodes:
             self._settle_node(node)
 
@@ -215,7 +215,7 @@ class Simulation(Trouble):
             for uid in node.kubelet.admitted - admitted:
                 self._check_selector(node, uid)
             if self.calm and not node.clouded and all(one.bound for one in facts.pods.values()):
-                for uid in node.kubelet.admitted - admitted:
+                for uid in node.kubelet.admitted - admitted - self.world.deleted_at.keys():
                     self._check_target(node, uid)
 
     def _start(self) -> None:
