@@ -99,7 +99,7 @@ class Facts:
         total: Units = {}
         for group in groups:
             add(total, self.by_card(group))
-        return {uuid: total[uuid] for uuid in self.cards if uuid in total}
+        return {uuid: total[uuid] for uuid in self.cards if total.get(uuid)}
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""

@@ -11,6 +11,7 @@ import shlex
 
 import pytest
 
+from allocator.errors import PackingError
 from allocator.ledger import charges
 from tests.property.undercount.histories import HISTORY, ODD, Kind, calm, dense, mixed, percent
 from tests.property.undercount.mutant import Mutant
@@ -75,7 +76,7 @@ def breaks(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
             mutant.take_out(patch)
         try:
             mutant.kind(seed)
-        except ViolationError:
+        except (ViolationError, KeyError, PackingError):
             return True
     return False
 

@@ -6,7 +6,9 @@ import pytest
 
 from allocator.cards import Card
 from allocator.errors import LedgerError
+from allocator.ids import percent_id
 from allocator.ledger import BookEntry, Ledger
+from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
 from tests.ledger_world import RESOURCE, World, ids, pod
 
@@ -107,6 +109,13 @@ def test_percent_cost_what_the_new_cards_are_worth() -> None:
     install(world, n0=10)
     (bound,) = world.ledger.facts.pods.values()
     assert bound.pod.assigned_costs == {"n0": 5}
+
+
+def test_a_share_of_a_card_that_has_lost_its_units_is_not_written_down_as_none(world: World) -> None:
+    entry = BookEntry("a", "main", PERCENT_RESOURCE, frozenset({percent_id("c0", 0), percent_id("c0", 1)}))
+    world.ledger.read_book([entry], world.now)
+    install(world, c0=0, c1=8)
+    assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
 
 
 def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:

@@ -1,8 +1,9 @@
 """Rules of who asks and of what the kubelet is told, taken out one at a time."""
 
-from allocator.ledger import choice
+from allocator.ledger import choice, facts
 
 from .histories import (
+    cards_change,
     deleted_and_behind,
     dense,
     foreign_forgotten,
@@ -99,6 +100,14 @@ CHOICE_MUTANTS = (
         "if target := tuple(cards):",
         mixed,
         3029,
+    ),
+    Mutant(
+        "node: nobody belongs on a card that is gone",
+        facts,
+        " or not costs.keys() <= self.cards.keys()",
+        "",
+        cards_change,
+        2,
     ),
     Mutant(
         "node: what is charged is not given out again",

@@ -1,5 +1,6 @@
 """The node daemon of the model: shipped ledger, views and publishing, with I/O late, twice or never."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -26,6 +27,9 @@ class ModelDaemon(Plugin):
     """One node's daemon.
 
     Attributes:
+        every: its cards when all are there; in `cards` some may be missing, or have no units.
+        said: its cards when it published words last.
+        listed: its cards when it sent the kubelet a list of devices last.
         away: nothing reaches the API server or comes from it.
         lost: the watch's place is too old for the API server: only a list tells what happened.
         registered: the kubelet that runs has its list of devices, which it answers by writing its book.
@@ -38,7 +42,8 @@ class ModelDaemon(Plugin):
     def __init__(
         self, node: str, world: World, random: Random, cards: tuple[Card, ...], kubelet: ModelKubelet
     ) -> None:
-        self.node, self.world, self.random, self.cards, self.kubelet = node, world, random, cards, kubelet
+        self.node, self.world, self.random, self.kubelet = node, world, random, kubelet
+        self.every = self.cards = self.said = self.listed = cards
         self.away = self.confused = False
         self.now = self.read_at = 0.0
         self.sick: set[int] = set()
@@ -79,10 +84,25 @@ class ModelDaemon(Plugin):
         legible = self.account.book_problem is None or torn or self.ledger.complete
         if legible and not self.registered and self.kubelet.synced:
             self.registered = True
-            self.kubelet.take_list()
+            self.send_list()
             if torn:
                 self.account.refresh()
         return legible and self.ledger.facts.read is not None
+
+    def send_list(self) -> None:
+        """Send the kubelet the devices of the cards that are there."""
+        self.listed = self.cards
+        there = {card.uuid for card in self.cards if card.size_units}
+        self.kubelet.take_list({card.uuid for card in self.every} - there)
+
+    def set_cards(self, cards: tuple[Card, ...]) -> None:
+        """Find that the cards are these now."""
+        self.cards = cards
+        self.ledger.set_cards([replace(c, healthy=c.healthy and c.index not in self.sick) for c in cards])
+
+    def size(self, uuid: str) -> int | None:
+        """Units of a card, None where it is not there."""
+        return next((card.size_units or None for card in self.cards if card.uuid == uuid), None)
 
     def start(self) -> None:
         """Begin with an empty memory."""
@@ -95,7 +115,7 @@ class ModelDaemon(Plugin):
         self.pods.on_relist(self._ask_for_pods)
         self.own = NodeView(self.account, self.node)
         for index in self.sick:
-            self.ledger.set_healthy(self.cards[index].uuid, healthy=False)
+            self.ledger.set_healthy(self.every[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
         self.revision = 0
         self.seen: set[str] = set()
@@ -253,6 +273,8 @@ class ModelDaemon(Plugin):
         self.refresh()
         if self.away or not self.ledger.complete or not self.synced:
             return False
+        if self.listed is not self.cards:
+            self.send_list()
         if self.node not in self.world.nodes:
             self.own.node = None
             return False
@@ -266,7 +288,7 @@ class ModelDaemon(Plugin):
             return False
         self.revision = next_revision(self.revision, node, 0)
         self._send(patch(wanted, node, self.revision))
-        self.published = (used, frozenset(holds))
+        self.published, self.said = (used, frozenset(holds)), self.cards
         return True
 
     def _node(self) -> NodeObject:

@@ -34,9 +34,18 @@ def percent(seed: int) -> None:
 
 def mixed(seed: int) -> None:
     """Some events, chosen by the seed, come up to ten times less or eight times more often."""
+    _mixed(seed, {})
+
+
+def cards_change(seed: int) -> None:
+    """Cards go, lose their units, and come again; and as in `mixed`."""
+    _mixed(seed, {"change_cards": 3.0 + 9 * (seed % 4)})
+
+
+def _mixed(seed: int, besides: dict[str, float]) -> None:
     random = Random(seed)
     more = {event: random.choice((0.1, 0.3, 3, 4, 8)) for event in EVENTS if random.random() < 0.35}
-    run(seed, HISTORY, density=1.0 + seed % 3, more=more, percent=0.25 * (seed % 2))
+    run(seed, HISTORY, density=1.0 + seed % 3, more=more | besides, percent=0.25 * (seed % 2))
 
 
 def odds(**options: Any) -> Kind:
@@ -333,6 +342,7 @@ ODD: Final = {
     "deaf extender": deaf_extender,
     "served again": served_again,
     "start again": start_again,
+    "cards change": cards_change,
     "mute": mute,
 }
 

@@ -127,8 +127,8 @@ class Scene:
                     self._fail(f"{pod.name} {pod.uid} {pod.containers} refused by {node.name}: {reason}")
             node.kubelet.refused.clear()
             for uuid, units in node.kubelet.occupied(node.excused).items():
-                size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
-                if units > size:
+                size = node.daemon.size(uuid)
+                if size is not None and units > size:
                     self._fail(
                         f"{node.name}: {units} units of {uuid} in use, it has {size}; "
                         f"{units_of(node.kubelet.devices)} admitted {sorted(node.kubelet.admitted)}, "
@@ -160,15 +160,16 @@ class Scene:
     def _unsaid(self, node: Node) -> bool:
         """Whether the ledger counts more than the words say, or nothing yet: it has not read the book."""
         words, ledger = self.world.words(node.name), node.daemon.ledger
+        if ledger.facts.read is None or node.daemon.said != node.daemon.cards:
+            return True
         said = words.used if words is not None else (0,) * len(node.daemon.cards)
-        more = any(used > shown for used, shown in zip(ledger.used(), said, strict=True))
-        return more or ledger.facts.read is None
+        return any(used > shown for used, shown in zip(ledger.used(), said, strict=True))
 
     def _check_words(self, node: Node) -> None:
         """What words once held they hold until it ends; who failed without devices has none."""
         words = self.world.words(node.name)
         running = node.kubelet.units((node.ever_held & node.kubelet.running) - node.kubelet.late)
-        for card, used in zip(node.daemon.cards, words.used if words else (), strict=False):
+        for card, used in zip(node.daemon.said, words.used if words else (), strict=False):
             if used < min(card.size_units, running.get(card.uuid, 0)):
                 self._fail(
                     f"{node.name}: words show {used} units of {card.uuid}, containers they once held run "
@@ -232,8 +233,8 @@ class Scene:
         kubelet = node.kubelet
         known = kubelet.devices.keys() | (node.daemon.saw_running & kubelet.running)
         for uuid, units in kubelet.units(known).items() if gave else ():
-            size = next(card.size_units for card in node.daemon.cards if card.uuid == uuid)
-            if uuid in gave and units > size:
+            size = node.daemon.size(uuid)
+            if uuid in gave and size is not None and units > size:
                 self._fail(
                     f"{node.name}: {units} units of {uuid} are known to be in use, it has {size}; "
                     f"{units_of(kubelet.devices)}, {node.daemon.explain()}"
@@ -273,7 +274,10 @@ class Scene:
     # Peace.
 
     def heal(self, node: Node) -> None:
-        """All cards are well, in use and free of others."""
+        """All cards that are there are well, in use and free of others, and at times all are there."""
+        if node.daemon.cards != node.daemon.every and self.random.random() < 0.5:
+            node.daemon.set_cards(node.daemon.every)
+            node.daemon.send_list()
         for card in node.daemon.cards:
             node.daemon.ledger.set_healthy(card.uuid, healthy=True)
         node.daemon.ledger.set_pressure({})
@@ -362,7 +366,8 @@ class Scene:
             truth = {card.uuid: 0 for card in node.daemon.cards}
             # An excused pod may share a card with one whose devices the kubelet forgot.
             for uuid, units in node.kubelet.units(node.kubelet.admitted).items():
-                truth[uuid] = min(units, next(c.size_units for c in node.daemon.cards if c.uuid == uuid))
+                if size := node.daemon.size(uuid):
+                    truth[uuid] = min(units, size)
             ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
             words = self.world.words(node.name)
             row = self.extender.state.nodes.rows[node.name]

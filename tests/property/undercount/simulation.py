@@ -114,8 +114,9 @@ class Simulation(Trouble):
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
         self.weights = [weight * more.get(action.__name__[1:], 1) for weight, action in self.actions]
         # Only where they are asked for.
-        self.actions += [(0, self._crash), (0, self._force_delete)]
+        self.actions += [(0, self._crash), (0, self._force_delete), (0, self._change_cards)]
         self.weights += [more.get("crash", 0), more.get("force_delete", 0) if self.calm else 0]
+        self.weights += [more.get("change_cards", 0)]
         for node in self.nodes:
             self._settle_node(node)
 

@@ -1,6 +1,7 @@
 """What goes wrong in the model, one method for each thing, and how it gets well again."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from allocator.errors import AllocatorError
 from allocator.names import POD_GPU_MODEL
@@ -38,12 +39,31 @@ class Trouble(Scene):
         self._set_health(node)
 
     def _set_health(self, node: Node) -> None:
-        sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
+        sick = {card.uuid for card in node.daemon.every if card.index in node.daemon.sick}
         for card in node.daemon.cards:
             node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
         node.kubelet.sick = frozenset(
             text for text in node.kubelet.ids | node.kubelet.percent if card_of(text) in sick
         )
+
+    def _change_cards(self) -> None:
+        """A card goes, or loses its units, or is as it was."""
+        node = self._any()
+        daemon = node.daemon
+        card = self.random.choice(daemon.every)
+        others = [other for other in daemon.cards if other.uuid != card.uuid]
+        ways = [None, replace(card, size_units=0, healthy=False), card]
+        new = self.random.choice([way for way in ways if way not in daemon.cards])
+        if not any(other.size_units for other in (*others, *filter(None, (new,)))):
+            return
+        self._say(f"card {card.index} of {node.name} is {'gone' if new is None else new.size_units}")
+        cards = (*others, *((new,) if new is not None else ()))
+        if new is not card:
+            node.sick_until = UNSAID
+            self._excuse()
+        daemon.set_cards(tuple(sorted(cards, key=lambda card: card.index)))
+        if self.random.random() < 0.7:  # else the kubelet asks once more, of the devices that it knows
+            daemon.send_list()
 
     def _recover(self) -> None:
         """One thing that went wrong on a node is well again."""
@@ -76,7 +96,7 @@ class Trouble(Scene):
 
     def _pressure(self) -> None:
         node = self._any()
-        card = self.random.choice(node.daemon.cards)
+        card = self.random.choice([card for card in node.daemon.cards if card.size_units])
         if node.daemon_up:
             node.daemon.ledger.set_pressure({card.uuid: self.random.randrange(card.size_units)})
 
@@ -170,8 +190,14 @@ class Trouble(Scene):
             self._excuse()
 
     def _told(self, node: Node) -> set[str]:
-        """Pods that the next daemon will hear of: the words hold them, or their status says what they are."""
-        return self._held(node) | {pod.uid for pod in self.world.pods.values() if pod.started}
+        """Pods that the next daemon will hear of: the words hold them, or their status says what they are.
+
+        The words do not say what pods have on cards that were not there when they were written.
+        """
+        said = {card.uuid for card in node.daemon.said if card.size_units}
+        elsewhere = {uid for uid in node.kubelet.truth if not node.kubelet.units([uid]).keys() <= said}
+        started = {pod.uid for pod in self.world.pods.values() if pod.started}
+        return (self._held(node) | started) - elsewhere
 
     def _sync_kubelet(self, node: Node) -> None:
         self._say(f"kubelet of {node.name} lists its pods")
@@ -242,7 +268,11 @@ class Trouble(Scene):
         if self.random.random() < 0.3:
             self._rival(node)
             return
-        if self.extender.bindings or node.name not in self.world.nodes:
+        if (
+            self.extender.bindings
+            or node.name not in self.world.nodes
+            or node.daemon.said != node.daemon.cards
+        ):
             return
         while self.extender.deliver_node() or self.extender.deliver_pod():
             pass
