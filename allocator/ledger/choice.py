@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from allocator.errors import LedgerError, shown
-from allocator.ledger import charges, release
+from allocator.ledger import charges
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add
 from allocator.policy import choose
@@ -140,7 +140,7 @@ class Ask:
         facts, counts = self.facts, self.facts.count(self.offered)
         taken: Units = dict.fromkeys(facts.cards, 0)
         for pod in facts.pods.values():
-            gone = pod.over is not None and (not pod.ran or release.is_gone(pod))
+            gone = pod.over is not None and not pod.ran
             if pod is one or (belongs and gone):
                 has = pod.has if pod is one else pod.book
                 add(taken, facts.of_containers(ids - self.offered for ids in has.values()))

@@ -318,16 +318,3 @@ def test_what_a_book_lacks_that_containers_run_with_is_not_given_out():
     assert world.hand(4, "x") == {"c0": 4}
     with pytest.raises(LedgerError, match=r"no card has 5 free units, by card they have \[4, 0\]"):
         world.choose(5, "y")
-
-
-def test_what_a_pod_ran_with_is_free_to_who_was_sent_there_once_nothing_of_it_runs():
-    """The kubelet offers it again, and writes its book only after it has asked."""
-    world, every = World.of(8), ids("c0", *range(8))
-    world.run(pod("a", 6, "c0"))
-    world.bind(pod("b", 6, "c0"))
-    world.delete("a")
-    with pytest.raises(LedgerError, match=r"by card they have \[2\]"):
-        world.prefer(every, (), 6)
-    world.look()
-    assert world.promised == [6], "the book has it"
-    assert len(world.prefer(every, (), 6)) == 6

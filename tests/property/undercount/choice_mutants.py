@@ -1,8 +1,9 @@
 """Rules of who asks and of what the kubelet is told, taken out one at a time."""
 
-from allocator.ledger import choice, facts
+from allocator.ledger import choice, facts, ledger
 
 from .histories import (
+    alike,
     cards_change,
     deleted_and_behind,
     dense,
@@ -172,5 +173,37 @@ CHOICE_MUTANTS = (
         "container.name not in one.has",
         mute,
         3004,
+    ),
+    Mutant(
+        "node: who asks for percent does not ask for units",
+        choice,
+        "if one.pod.request.percent != self.percent:",
+        "if False:",
+        alike,
+        84,
+    ),
+    Mutant(
+        "node: a card has room for as many percent as the kubelet offers",
+        choice,
+        "offered = card.size_units if offered >= each else 0",
+        "offered = card.size_units",
+        cards_change,
+        119,
+    ),
+    Mutant(
+        "node: a card that fell sick is not given out before the kubelet has heard of it",
+        choice,
+        " if card.healthy else 0",
+        "",
+        cards_change,
+        51,
+    ),
+    Mutant(
+        "node: the cards that are sick are those of the newest list",
+        ledger,
+        'self.keep_out("sick", (card.uuid for card in cards if not card.healthy))',
+        "pass",
+        cards_change,
+        2,
     ),
 )

@@ -85,15 +85,22 @@ class ModelDaemon(Plugin):
         if legible and not self.registered and self.kubelet.synced:
             self.registered = True
             self.send_list()
+            self.kubelet.take_list()
             if torn:
                 self.account.refresh()
         return legible and self.ledger.facts.read is not None
 
     def send_list(self) -> None:
-        """Send the kubelet the devices of the cards that are there."""
+        """Send the kubelet the devices of the cards that are there and well."""
         self.listed = self.cards
-        there = {card.uuid for card in self.cards if card.size_units}
-        self.kubelet.take_list({card.uuid for card in self.every} - there)
+        there = {card.uuid for card in self.cards if card.size_units and card.index not in self.sick}
+        self.kubelet.gone = {card.uuid for card in self.every} - there
+
+    def set_health(self) -> None:
+        """Find that just these cards are sick now."""
+        for card in self.cards:
+            self.ledger.set_healthy(card.uuid, healthy=card.healthy and card.index not in self.sick)
+        self.listed = ()
 
     def set_cards(self, cards: tuple[Card, ...]) -> None:
         """Find that the cards are these now."""

@@ -38,8 +38,8 @@ def mixed(seed: int) -> None:
 
 
 def cards_change(seed: int) -> None:
-    """Cards go, lose their units, and come again; and as in `mixed`."""
-    _mixed(seed, {"change_cards": 3.0 + 9 * (seed % 4)})
+    """Cards go, come again, and fall sick before the kubelet hears of it; and as in `mixed`."""
+    _mixed(seed, {"change_cards": 3.0 + 9 * (seed % 4), "fall_sick_unheard": 3.0})
 
 
 def _mixed(seed: int, besides: dict[str, float]) -> None:
@@ -322,6 +322,9 @@ mute = odds(
 )
 """The kubelet does not say which pods it has taken up."""
 
+alike = odds(more={"hush": 60.0, "create": 3.0, "schedule": 2.0}, percent=0.5, large=True)
+"""Pods ask for as many units as percent, and the kubelet does not say which it has taken up."""
+
 ODD: Final = {
     "busy": busy,
     "others bind": others_bind,
@@ -343,6 +346,7 @@ ODD: Final = {
     "served again": served_again,
     "start again": start_again,
     "cards change": cards_change,
+    "alike": alike,
     "mute": mute,
 }
 

@@ -48,8 +48,7 @@ class ModelKubelet:
             here again under its name.
         gave: cards of which it has given devices since somebody looked.
         mute: its PodResources does not answer; then only the book says whose an Allocate was.
-        sick: IDs that the plugin calls unhealthy.
-        gone: cards that its plugin's list lacks.
+        gone: cards that its plugin's list lacks, or calls unhealthy.
         overwrites: how often an older copy of the book takes a newer one's place.
         overwritten: the book is such a copy, or has been and no pod that is gone was dropped since.
     """
@@ -88,7 +87,6 @@ class ModelKubelet:
         self.awaited: set[str] = set()
         self.overdue = self.mute = False
         self.gave: set[str] = set()
-        self.sick: frozenset[str] = frozenset()
         self.gone: set[str] = set()
         self._by_card = UnitsByCard(percent, sizes)
 
@@ -120,9 +118,8 @@ class ModelKubelet:
         if before is not None and self.random.random() < self.overwrites:
             self.file, self.overwritten = Book(before.entries), True
 
-    def take_list(self, gone: set[str]) -> None:
-        """Take a list of devices, that lacks those of some cards, which always writes the book."""
-        self.gone = gone
+    def take_list(self) -> None:
+        """Take a list of devices from a plugin that registers, which always writes the book."""
         now = Counter(self._snapshot().entries)
         there = Counter(self.file.entries if self.file is not None else ())
         if self.unwritten is None and (self.torn or now != there):
@@ -259,7 +256,7 @@ class ModelKubelet:
 
     def _choose(self, taken: set[str], units: int, daemon: Plugin, *, percent: bool) -> set[str]:
         in_use = frozenset().union(*(ids for by in self.devices.values() for ids in by.values()))
-        available = (self.percent if percent else self.ids) - in_use - self.sick
+        available = (self.percent if percent else self.ids) - in_use
         if self.gone:
             available = frozenset(text for text in available if card_of(text) not in self.gone)
         needed = units - len(taken)

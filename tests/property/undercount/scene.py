@@ -22,6 +22,7 @@ UNSAID: Final = 1 << 60
 MODELS: Final = ("A100", "L40S")
 MANY_CARDS: Final = ((8, 8, 8, 8), (8, 8, 5, 5), (8, 8, 6))
 SIZES: Final = ((8, 8), (8, 5), (8,), (8, 8, 6))
+LARGE: Final = ((20, 20), (20, 13), (20,))
 
 
 class ViolationError(AssertionError):
@@ -33,11 +34,13 @@ class Scene:
 
     Args:
         seed: of everything random.
+        calm: nothing goes wrong.
+        large: the cards have as many units as pods ask percent for.
     """
 
-    def __init__(self, seed: int, *, calm: bool = False) -> None:
+    def __init__(self, seed: int, *, calm: bool = False, large: bool = False) -> None:
         self.random = Random(seed)
-        self.calm = calm
+        self.calm, self.large = calm, large
         self.world = World()
         self.now = 0.0
         self.steps = 0
@@ -46,7 +49,7 @@ class Scene:
         self.extender = ModelExtender(self.world, self.random)
 
     def _node(self, name: str) -> Node:
-        sizes = self.random.choice(MANY_CARDS if self.calm else SIZES)
+        sizes = self.random.choice(MANY_CARDS if self.calm else LARGE if self.large else SIZES)
         cards = tuple(
             Card(i, f"GPU-{name}{i}".ljust(40, "0"), MODELS[i % 2], size, 0) for i, size in enumerate(sizes)
         )
@@ -231,6 +234,9 @@ class Scene:
     def _check_known(self, node: Node, gave: set[str]) -> None:
         """Whatever else went wrong, nothing is given out that the node knows to be in use."""
         kubelet = node.kubelet
+        sick = {card.uuid for card in node.daemon.cards if card.index in node.daemon.sick}
+        if gave & sick:
+            self._fail(f"{node.name}: {gave & sick} are known to be sick, and were given to a container")
         known = kubelet.devices.keys() | (node.daemon.saw_running & kubelet.running)
         for uuid, units in kubelet.units(known).items() if gave else ():
             size = node.daemon.size(uuid)
@@ -278,11 +284,11 @@ class Scene:
         if node.daemon.cards != node.daemon.every and self.random.random() < 0.5:
             node.daemon.set_cards(node.daemon.every)
             node.daemon.send_list()
-        for card in node.daemon.cards:
-            node.daemon.ledger.set_healthy(card.uuid, healthy=True)
         node.daemon.ledger.set_pressure({})
-        node.daemon.sick.clear()
-        node.kubelet.sick = frozenset()
+        if node.daemon.sick:
+            node.daemon.sick.clear()
+            node.daemon.set_health()
+            node.daemon.send_list()
         self.world.cordon(node.name, ())
 
     def _settle_node(self, node: Node) -> None:

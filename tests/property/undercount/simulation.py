@@ -29,6 +29,8 @@ SHAPES: Final = (
 )
 
 
+LARGE_SHAPES: Final = ((("c", 13, "main"),), (("c", 20, "main"),), (("i", 13, "init"), ("c", 7, "main")))
+
 PERCENT_SHAPES: Final = (
     (("c", 50, "main"),),
     (("c", 50, "main"),),
@@ -53,6 +55,7 @@ class Simulation(Trouble):
             must get the very cards that were chosen for them or for their like.
         more: how much more often things of these names happen, besides.
         percent: how many of the pods ask for percent of cards.
+        large: cards are larger, and pods ask for as many units of them as percent.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class Simulation(Trouble):
         density: float = 1.0,
         more: Mapping[str, float] = MappingProxyType({}),
         percent: float = 0.0,
+        large: bool = False,
     ) -> None:
-        super().__init__(seed, calm=density == 0)
+        super().__init__(seed, calm=density == 0, large=large)
         self.percent = percent
         self.names = itertools.count()
         self.shapes = self.random.sample(SHAPES, self.random.choice((1, 2, 3, len(SHAPES))))
@@ -110,13 +114,16 @@ class Simulation(Trouble):
             hurry = {self._create: 2, self._schedule: 3, self._settle_binding: 3, self._extender_hears: 3}
             slow = {self._admit: 0.4, self._publish: 0.5}
             work = tuple((weight * {**hurry, **slow}.get(action, 1), action) for weight, action in work)
+        if self.large:
+            self.shapes = LARGE_SHAPES
         self.actions = [(weight * self._pace(), action) for weight, action in work]
         self.actions += [(density * weight * self._pace(), action) for weight, action in trouble]
         self.weights = [weight * more.get(action.__name__[1:], 1) for weight, action in self.actions]
         # Only where they are asked for.
         self.actions += [(0, self._crash), (0, self._force_delete), (0, self._change_cards)]
         self.weights += [more.get("crash", 0), more.get("force_delete", 0) if self.calm else 0]
-        self.weights += [more.get("change_cards", 0)]
+        self.actions += [(0, self._fall_sick_unheard)]
+        self.weights += [more.get(name, 0) for name in ("change_cards", "fall_sick_unheard")]
         for node in self.nodes:
             self._settle_node(node)
 
@@ -148,7 +155,7 @@ class Simulation(Trouble):
         shape = self.random.choice(self.shapes)
         percent = self.percent > 0 and self.random.random() < self.percent
         if percent:
-            shape = self.random.choice(PERCENT_SHAPES)
+            shape = self.random.choice(self.shapes if self.large else PERCENT_SHAPES)
         notes: dict[str, str] = {}
         if shape == (("c", 4, "main"),) and self.random.random() < 0.5:
             notes[POD_CARDS] = "2"
@@ -286,6 +293,7 @@ def run(
     density: float = 1.0,
     more: Mapping[str, float] = MappingProxyType({}),
     percent: float = 0.0,
+    large: bool = False,
 ) -> int:
     """Run one history; returns the steps done.
 
@@ -295,12 +303,13 @@ def run(
         density: see `Simulation`.
         more: likewise.
         percent: likewise.
+        large: likewise.
 
     Raises:
         ViolationError: the invariant broke. Whatever is raised has a note that tells how to run it again.
     """
     try:
-        simulation = Simulation(seed, density, more, percent)
+        simulation = Simulation(seed, density, more, percent, large)
         for number in range(1, steps + 1):
             simulation.step()
             if number % 250 == 0:
@@ -309,9 +318,7 @@ def run(
                     simulation.end_all()
         simulation.end_all()
     except BaseException as error:
-        error.add_note(
-            again(f"run({seed}, {steps}, density={density}, more={dict(more)}, percent={percent})")
-        )
+        error.add_note(again(f"run({seed}, {steps}, {density=}, more={dict(more)}, {percent=}, {large=})"))
         raise
     return steps
 

@@ -30,21 +30,18 @@ class Trouble(Scene):
         node.kubelet.mute = True
 
     def _fall_sick(self) -> None:
+        self._fall_sick_unheard().daemon.send_list()
+
+    def _fall_sick_unheard(self) -> Node:
+        """A card falls sick, and the kubelet hears of it later."""
         node = self._any()
         card = self.random.choice(node.daemon.cards)
         self._say(f"card {card.index} of {node.name} is sick")
         node.daemon.sick.add(card.index)
         node.sick_until = UNSAID
         self._excuse()
-        self._set_health(node)
-
-    def _set_health(self, node: Node) -> None:
-        sick = {card.uuid for card in node.daemon.every if card.index in node.daemon.sick}
-        for card in node.daemon.cards:
-            node.daemon.ledger.set_healthy(card.uuid, healthy=card.uuid not in sick)
-        node.kubelet.sick = frozenset(
-            text for text in node.kubelet.ids | node.kubelet.percent if card_of(text) in sick
-        )
+        node.daemon.set_health()
+        return node
 
     def _change_cards(self) -> None:
         """A card goes, or loses its units, or is as it was."""
@@ -87,7 +84,8 @@ class Trouble(Scene):
     def _get_well(self, node: Node) -> None:
         self._say(f"all cards of {node.name} are well")
         node.daemon.sick.clear()
-        self._set_health(node)
+        node.daemon.set_health()
+        node.daemon.send_list()
 
     def _cordon(self) -> None:
         node = self._any()
