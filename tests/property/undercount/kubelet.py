@@ -64,7 +64,6 @@ class ModelKubelet:
     ) -> None:
         self.node, self.world, self.random, self.ids = node, world, random, ids
         self.percent = percent
-        self.cursor = 0
         self.known: dict[str, ModelPod] = {}
         self.queue: list[str] = []
         self.admitting: Admission | None = None
@@ -72,20 +71,19 @@ class ModelKubelet:
         self.devices: dict[str, dict[str, frozenset[str]]] = {}
         self.file: Book | None = None
         self.overwrites = random.choice((0.01, 0.01, 0.1))
-        self.torn = self.overwritten = False
+        self.torn = self.overwritten = self.overdue = self.mute = False
         self.unwritten: Book | None = None
         self.running: set[str] = set()
         self.to_run: list[str] = []
         self.starting: dict[str, float] = {}
         self.to_start: list[str] = []
-        self.now, self.synced = 0.0, True
+        self.now, self.cursor, self.synced = 0.0, 0, True
         self.batch: set[str] = set()
         self.truth: dict[str, set[frozenset[str]]] = {}
         self.refused: list[tuple[ModelPod, str]] = []
         self.finished: set[str] = set()
         self.late: set[str] = set()
         self.awaited: set[str] = set()
-        self.overdue = self.mute = False
         self.gave: set[str] = set()
         self.gone: set[str] = set()
         self._by_card = UnitsByCard(percent, sizes)

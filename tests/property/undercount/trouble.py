@@ -9,13 +9,14 @@ from scheduler_plugin.commit.committer import Commitment
 
 from .deviceids import card_of
 from .node import Node
+from .peace import Peace
 from .plugin import Admission
 from .room import fit
-from .scene import UNSAID, Scene
+from .scene import UNSAID
 from .world import ModelPod
 
 
-class Trouble(Scene):
+class Trouble(Peace):
     """A scene in which things go wrong."""
 
     def _any(self) -> Node:

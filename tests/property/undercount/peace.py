@@ -1,0 +1,140 @@
+"""How the model comes to peace, and what must hold then: all views are equal, and every charge ends."""
+
+from .deviceids import units_of
+from .invariant import Invariant
+from .node import Node
+
+
+class Peace(Invariant):
+    """A scene in which everything arrives."""
+
+    def heal(self, node: Node) -> None:
+        """All cards that are there are well, in use and free of others, and at times all are there."""
+        if node.daemon.cards != node.daemon.every and self.random.random() < 0.5:
+            node.daemon.set_cards(node.daemon.every)
+            node.daemon.send_list()
+        node.daemon.ledger.set_pressure({})
+        if node.daemon.sick:
+            node.daemon.sick.clear()
+            node.daemon.set_health()
+            node.daemon.send_list()
+        self.world.cordon(node.name, ())
+
+    def _settle_node(self, node: Node) -> None:
+        """Everything on its way to or from a node arrives."""
+        node.daemon.away = False
+        if node.name not in self.world.nodes:
+            self.world.put_node(node.name, {}, {})
+        if not node.daemon_up:
+            node.daemon_up = True
+            self._start_daemon(node)
+        if not node.kubelet.synced:
+            self._sync(node)
+        node.kubelet.torn = node.kubelet.mute = False
+        node.daemon.refresh()
+        node.daemon.register()
+        if not node.daemon.synced:  # the kubelet's first question waits for a pod that may be asking
+            self._look_at_pods(node)
+        moved = True
+        while moved:
+            moved = node.kubelet.deliver() or node.kubelet.admit(node.daemon)
+            moved = node.kubelet.run_one() or node.kubelet.start_one() or node.kubelet.reap_one() or moved
+            self._say(f"{node.name} settles, devices {units_of(node.kubelet.devices)}")
+            self.check()
+        node.kubelet.flush()
+        node.daemon.refresh()
+        self._look_at_pods(node)
+        node.daemon.look_at_cgroups()
+        node.daemon.refresh()
+
+    def _sync(self, node: Node) -> None:
+        node.kubelet.sync()
+        if node.daemon_up:
+            node.daemon.ledger.kubelet_restarted()
+            node.daemon.registered = False
+            node.daemon.register()
+            node.daemon.look_at_cgroups()
+
+    def _look_at_pods(self, node: Node) -> None:
+        node.daemon.disconnect(lost=False)
+        node.daemon.begin_view()
+        node.daemon.end_view()
+        node.daemon.bookmark()
+
+    def quiesce(self) -> None:
+        """Deliver everything, give time to everything, and compare all views."""
+        self.settle_bindings()
+        for node in self.nodes:
+            self.heal(node)
+        for _ in range(4):
+            for node in self.nodes:
+                self._settle_node(node)
+            self._pass(11.0)
+            for node in self.nodes:
+                self._settle_node(node)
+                node.daemon.publish()
+            while self.extender.deliver_node() or self.extender.deliver_pod():
+                pass
+        self._pass(31.0)
+        self.extender.settle_due()
+        self.extender.state.expire(self.now)
+        self.compare()
+        for node in self.nodes:
+            node.clouded = self._unknowable(node)
+            node.kubelet.late |= node.amnesia & node.kubelet.admitted if node.clouded else set()
+            node.sick_until = None
+            node.rivals.clear()
+            node.racing.clear()
+            node.served.clear()
+            node.excused &= node.kubelet.truth.keys()
+
+    @staticmethod
+    def _unknowable(node: Node) -> bool:
+        """Who has what was mistaken, and the book that said so is gone."""
+        return node.clouded and bool(node.kubelet.overwritten or node.amnesia & node.kubelet.admitted)
+
+    def compare(self) -> None:
+        """Kubelet, ledger, words and extender say the same."""
+        for node in self.nodes:
+            if self._unknowable(node):
+                continue
+            truth = {card.uuid: 0 for card in node.daemon.cards}
+            # An excused pod may share a card with one whose devices the kubelet forgot.
+            for uuid, units in node.kubelet.units(node.kubelet.admitted).items():
+                if size := node.daemon.size(uuid):
+                    truth[uuid] = min(units, size)
+            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
+            words = self.world.words(node.name)
+            row = self.extender.state.nodes.rows[node.name]
+            count = len(node.daemon.cards)
+            views = {
+                "kubelet": tuple(truth.values()),
+                "ledger": tuple(ledger[uuid] for uuid in truth),
+                "words": words.used if words else None,
+                "extender": tuple(int(n) for n in self.extender.state.nodes.used[row][:count]),
+                "assumed and used": tuple(
+                    int(n)
+                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[
+                        :count
+                    ]
+                ),
+            }
+            if node.amnesia & node.kubelet.admitted or node.kubelet.overwritten:
+                # After the daemon forgot these too, or with an older copy of the book, nobody knows: fuller
+                # is allowed, emptier is not.
+                full = views["ledger"]
+                if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
+                    views["kubelet"] = full
+            if len(set(views.values())) != 1:
+                self._fail(f"{node.name}: views differ {views}\n{node.daemon.explain()}")
+            if node.daemon.holds.keys() != node.kubelet.admitted:
+                self._fail(f"{node.name}: holds {node.daemon.holds}, admitted {node.kubelet.admitted}")
+
+    def end_all(self) -> None:
+        """Every pod ends; so does every charge."""
+        for pod in list(self.world.pods.values()):
+            self.world.delete(pod.name, pod.uid)
+        self.quiesce()
+        for node in self.nodes:
+            if any(node.daemon.ledger.used()):
+                self._fail(f"{node.name}: charges without pods {node.daemon.explain()}")
