@@ -2,7 +2,7 @@
 
 import yaml
 
-from allocator.names import POD_GPU_UUID
+from allocator.names import PERCENT_RESOURCE, POD_GPU_UUID
 from deviceplugin.gpus.profile import parse_profile
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
@@ -24,6 +24,12 @@ def on(uuid: str) -> dict[str, str]:
     return {POD_GPU_UUID: uuid}
 
 
+def write(cluster: Cluster, made: dict) -> None:
+    draft = cluster.daemon.profile.with_suffix(".new")
+    draft.write_text(yaml.safe_dump(made))
+    draft.rename(cluster.daemon.profile)
+
+
 def test_instances_change_while_pods_run(make_cluster):
     cluster: Cluster = make_cluster(profile(BEFORE))
     instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
@@ -34,9 +40,7 @@ def test_instances_change_while_pods_run(make_cluster):
         cluster.wait_running(name)
     cluster.wait_used([30, 20, 0])
     registrations = cluster.daemon.metric("gpupack_node_registrations_total")
-    draft = cluster.daemon.profile.with_suffix(".new")
-    draft.write_text(yaml.safe_dump(profile(AFTER)))
-    draft.rename(cluster.daemon.profile)
+    write(cluster, profile(AFTER))
 
     state = cluster.wait_used([30, 0, 0, 0])
     assert [card.size for card in state.cards] == [40, 20, 10, 8]
@@ -58,3 +62,21 @@ def test_instances_change_while_pods_run(make_cluster):
     cluster.host.restart_kubelet()
     cluster.wait_used([40, 20, 10, 0], 60)
     assert cluster.pod("stays")["status"]["phase"] == "Running"
+
+
+def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(make_cluster):
+    """MIG mode is switched on, and there are no instances."""
+    before, after = profile([]), profile([])
+    del before["devices"][0]["mig"]
+    cluster: Cluster = make_cluster(before)
+    large = cluster.state().cards[0].uuid
+    cluster.create(w.pod("half", w.container(limits={PERCENT_RESOURCE: 50}), annotations=on(large)))
+    cluster.wait_running("half")
+    cluster.wait_used([40, 0])
+    write(cluster, after)
+    cluster.wait_used([0, 0])
+    cluster.create(w.pod("next", w.container(gib=8)))
+    cluster.wait_running("next")
+    cluster.wait_used([0, 8])
+    write(cluster, before)
+    cluster.wait_used([40, 8])
