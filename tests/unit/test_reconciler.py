@@ -277,6 +277,20 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     await end(task)
 
 
+async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
+    """But nothing is released then."""
+    bench = Bench()
+    await bench.run_pod()
+    bench.list_pods(pod("a", 3, "c0"), pod("b", 3, "c1"))
+    bench.cgroups.running = {"b"}
+    bench.book.problem = "torn"
+    bench.account.changed()
+    await bench.reconciler._once()
+    pods = bench.ledger.facts.pods
+    assert pods["b"].ran
+    assert pods["a"].death is None
+
+
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
     bench = Bench()
     await bench.run_pod()

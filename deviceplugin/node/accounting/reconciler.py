@@ -119,8 +119,8 @@ class Reconciler:
             self._refresh()
             before = self._account.state()
             # While the book cannot be read, what else it has is unknown: nothing is released.
-            if self._account.book_problem is None:
-                ledger.looked(uids, alive, began_s)
+            known = uids if self._account.book_problem is None else alive
+            ledger.looked(known, alive, began_s)
             if self._account.state() != before:
                 self._account.changed()
         if ledger.wants_write():

@@ -263,9 +263,10 @@ class ModelDaemon(Plugin):
 
     def end_look(self) -> None:
         self.account.refresh()
-        if self.look is not None and self.account.book_problem is None:
-            self.ledger.looked(*self.look)
-            self.saw_running |= self.look[1]
+        if self.look is not None:
+            uids, alive, began_s = self.look
+            self.ledger.looked(uids if self.account.book_problem is None else alive, alive, began_s)
+            self.saw_running |= alive
         self.look = None
 
     def look_at_cgroups(self) -> None:

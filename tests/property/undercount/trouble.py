@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from allocator.errors import AllocatorError
-from allocator.names import POD_GPU_MODEL
+from allocator.names import POD_ASSIGNED, POD_GPU_MODEL
 from scheduler_plugin.commit.committer import Commitment
 
 from .deviceids import card_of
@@ -191,12 +191,17 @@ class Trouble(Peace):
     def _told(self, node: Node) -> set[str]:
         """Pods that the next daemon will hear of: the words hold them, or their status says what they are.
 
-        The words do not say what pods have on cards that were not there when they were written.
+        The words do not say what pods have on cards that were not there when they were written, nor does the
+        status of one that was served elsewhere than its annotation says, for its card was not there.
         """
         said = {card.uuid for card in node.daemon.said if card.size_units}
-        elsewhere = {uid for uid in node.kubelet.truth if not node.kubelet.units([uid]).keys() <= said}
-        started = {pod.uid for pod in self.world.pods.values() if pod.started}
-        return (self._held(node) | started) - elsewhere
+        has = {uid: node.kubelet.units([uid]).keys() for uid in node.kubelet.truth}
+        told = {uid for uid in self._held(node) if has.get(uid, set()) <= said}
+        for pod in self.world.pods.values():
+            assigned = dict(pod.annotations).get(POD_ASSIGNED)
+            if pod.started and (assigned is None or all(uuid in assigned for uuid in has.get(pod.uid, ()))):
+                told.add(pod.uid)
+        return told
 
     def _sync_kubelet(self, node: Node) -> None:
         self._say(f"kubelet of {node.name} lists its pods")
