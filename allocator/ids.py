@@ -20,7 +20,7 @@ Shares whose units fit on a card therefore need fewer than 200 IDs there, and ca
 three times 34 percent of 44 units are 42 units. With 100 IDs the kubelet would refuse what has room.
 """
 
-_SEPARATOR: Final = "::"
+SEPARATOR: Final = "::"
 # No comma, colon or blank: UUIDs also stand in comma lists and in `uuid:units` pairs.
 UUID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}"
 _UUID: Final = re.compile(UUID_PATTERN)
@@ -42,7 +42,7 @@ def device_id(uuid: str, slot: int) -> str:
         raise DeviceIdError(f"card UUID {shown(uuid)}: allowed are 1 to 60 letters, digits and . _ / -")
     if slot < 0:
         raise DeviceIdError(f"slot {slot} of card {uuid}: allowed is 0 or more")
-    text = f"{uuid}{_SEPARATOR}{slot}"
+    text = f"{uuid}{SEPARATOR}{slot}"
     if len(text) > MAX_ID_LENGTH:
         raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
     return text
@@ -54,7 +54,7 @@ def percent_id(uuid: str, slot: int) -> str:
     Raises:
         DeviceIdError: as `device_id`.
     """
-    text = device_id(uuid, slot).replace(_SEPARATOR, f"{_SEPARATOR}p")
+    text = device_id(uuid, slot).replace(SEPARATOR, f"{SEPARATOR}p")
     if len(text) > MAX_ID_LENGTH:
         raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
     return text
@@ -66,7 +66,7 @@ def parse_device_id(text: str) -> tuple[str, int]:
     Raises:
         DeviceIdError: the text is not an ID that `device_id` would make.
     """
-    uuid, separator, slot = text.partition(_SEPARATOR)
+    uuid, separator, slot = text.partition(SEPARATOR)
     well_formed = len(text) <= MAX_ID_LENGTH and separator and is_card_uuid(uuid) and _SLOT.fullmatch(slot)
     if not well_formed:
         raise DeviceIdError(f"device ID {shown(text)}: allowed is <card uuid>::<slot>, at most 63 characters")

@@ -81,8 +81,8 @@ class Ask:
         return not (one.admitted or one.ran or container.name in one.ids)
 
     def is_clear(self) -> bool:
-        """Whether a list of pods can say no more of who asks, and of where that belongs."""
-        return self.is_expected() and not self.facts.behind and bool(self.belongs())
+        """Whether a list of pods can say no more of who asks, of where that belongs, and of room there."""
+        return self.is_expected() and not self.facts.behind and bool(self.belongs()) and self.has_room()
 
     def is_crowded(self) -> bool:
         """Whether there are pods that are over: their containers may still run."""

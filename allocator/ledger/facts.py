@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
-from allocator.ids import PERCENT_IDS, device_id, percent_id
+from allocator.ids import PERCENT_IDS, SEPARATOR, device_id, percent_id
 from allocator.ledger.pods import Pod, PodFacts, Units, add
 from allocator.request import WHOLE, Demand, PodRequest
 
@@ -81,6 +81,10 @@ class Facts:
         """Units by card that IDs stand for together; a share is rounded down."""
         shares = self.shares.intersection(ids)
         counts = self.count(frozenset(ids) - shares)
+        for text in frozenset(ids) - self.card_of.keys():  # a card may have had more units
+            uuid, _, slot = text.partition(SEPARATOR)
+            if slot.isdecimal() and uuid in self.cards and self.cards[uuid].size_units:
+                add(counts, {uuid: 1})
         add(
             counts, {uuid: n * self.cards[uuid].size_units // WHOLE for uuid, n in self.count(shares).items()}
         )

@@ -10,6 +10,7 @@ from allocator.ids import percent_id
 from allocator.ledger import BookEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
+from deviceplugin.node.telling.allocations import allocations
 from tests.ledger_world import RESOURCE, World, ids, pod
 
 
@@ -52,6 +53,19 @@ def test_an_instance_of_the_same_name_that_is_smaller_is_full(world: World) -> N
     assert world.ledger.used() == (2, 3)
     install(world, c0=16, c1=8)
     assert world.ledger.used() == (5, 3)
+
+
+def test_units_that_a_card_has_no_more_are_charged_as_long_as_a_pod_has_them(world: World) -> None:
+    install(world, c0=4, c1=8)
+    world.bind(pod("c", 4, "c1"))
+    world.admit("c")
+    install(world, c0=4, c1=6)
+    assert world.ledger.used() == (4, 6), "a has 5 of 4 units, b and c have 7 of 6"
+    world.delete("b")
+    world.drop("b")
+    world.look("a", "c", later=60)
+    assert world.ledger.used() == (4, 4)
+    assert world.ledger.published_holds() == {"a": {0: 5}, "c": {1: 4}}
 
 
 def test_ids_of_a_card_that_is_gone_are_refused_and_those_of_new_ones_are_given(world: World) -> None:
@@ -116,6 +130,20 @@ def test_a_share_of_a_card_that_has_lost_its_units_is_not_written_down_as_none(w
     world.ledger.read_book([entry], world.now)
     install(world, c0=0, c1=8)
     assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
+
+
+def test_a_share_that_is_less_than_a_unit_now_is_not_told() -> None:
+    """An annotation with no units is refused by who reads it."""
+    world, shares = World.of(8), frozenset(percent_id("c0", slot) for slot in range(50))
+    containers = (ContainerRequest("i", 13, "init"), ContainerRequest("main", 50, "main"))
+    world.bind(replace(pod("p", 50), request=PodRequest(containers, percent=True)))
+    few = frozenset(sorted(shares)[:13])
+    entries = [BookEntry("p", "i", PERCENT_RESOURCE, few), BookEntry("p", "main", PERCENT_RESOURCE, shares)]
+    world.ledger.read_book(entries, world.now)
+    assert allocations(world.ledger.facts) == {"p": {"i": (("c0", 1),), "main": (("c0", 4),)}}
+    install(world, c0=7)
+    assert world.ledger.published_holds() == {"p": {0: 3}}
+    assert allocations(world.ledger.facts) == {}
 
 
 def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:

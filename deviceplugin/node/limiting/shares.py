@@ -18,6 +18,7 @@ class Shares:
         self._account = account
         self._unit_mib = unit_mib
         self._read: float | None = None
+        self._cards: object = None
         self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
 
@@ -25,16 +26,17 @@ class Shares:
         """Take the book's present state; tells which pods are new or changed, and which are gone."""
         facts, news = self._account.ledger.facts, set()
         held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
-        if facts.read == self._read and len(held) == len(self._ids):
+        same_cards = facts.card_of is self._cards
+        if same_cards and facts.read == self._read and len(held) == len(self._ids):
             # A pod comes with another book only, and one that goes is one less.
             return set(), set()
-        self._read = facts.read
+        self._read, self._cards = facts.read, facts.card_of
         for uid, mine in held.items():
-            if self._ids.get(uid) == mine:
+            if same_cards and self._ids.get(uid) == mine:
                 continue
             self._ids[uid] = mine
             self._grants[uid] = {
-                name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items()}
+                name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items() if units}
                 for name, ids in mine.items()
             }
             news.add(uid)

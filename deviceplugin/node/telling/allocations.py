@@ -8,7 +8,7 @@ from allocator.records import Assignment
 def allocations(facts: Facts) -> dict[str, Assignment]:
     """Units by card and container of living pods that have all they asked for, by UID of the API.
 
-    Without pods of which a card is not known.
+    Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.
     """
     served = [one for one in facts.pods.values() if one.live and not one.missing]
     return {one.pod.uid: found for one in served if (found := _of_pod(facts, one)) is not None}
@@ -22,7 +22,8 @@ def _of_pod(facts: Facts, one: PodFacts) -> Assignment | None:
         cards = facts.of_containers(one.sets(demand.containers))
         if len(cards) != demand.cards:
             return None
-        shares[container.name] = tuple(
-            (uuid, request.units_of(container, facts.cards[uuid].size_units)) for uuid in cards
-        )
+        units = {uuid: request.units_of(container, facts.cards[uuid].size_units) for uuid in cards}
+        if not all(units.values()):
+            return None
+        shares[container.name] = tuple(units.items())
     return shares

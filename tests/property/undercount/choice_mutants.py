@@ -95,6 +95,14 @@ CHOICE_MUTANTS = (
         113,
     ),
     Mutant(
+        "node: before a pod is refused pods are to be listed",
+        choice,
+        " and self.has_room()",
+        "",
+        plain,
+        470003699,
+    ),
+    Mutant(
         "node: the scheduler's card is taken",
         choice,
         "if target := tuple(cards) or facts.target(one.pod, demand):",
@@ -172,7 +180,7 @@ CHOICE_MUTANTS = (
         "container.name not in one.has and container.units == self.size",
         "container.name not in one.has",
         mute,
-        3004,
+        3068,
     ),
     Mutant(
         "node: who asks for percent does not ask for units",
