@@ -36,6 +36,7 @@ class ModelDaemon(Plugin):
         view: a list of pods on its way.
         synced: a list of pods has arrived since the start.
         confused: it was asked for one of several pods, and could not know which.
+        mistaken: pods for which it was, and that may have another one's cards.
         saw_running: pods of which it has found containers since its start.
     """
 
@@ -45,6 +46,7 @@ class ModelDaemon(Plugin):
         self.node, self.world, self.random, self.kubelet = node, world, random, kubelet
         self.every = self.cards = self.said = self.listed = cards
         self.away = self.confused = False
+        self.mistaken: set[str] = set()
         self.now = self.read_at = 0.0
         self.sick: set[int] = set()
         self.start()
@@ -149,7 +151,9 @@ class ModelDaemon(Plugin):
             self.look_at_cgroups()
             self.refresh()
             self.look_at_cgroups()
-        self.confused |= any(self._may_mistake(one, ask) for one in self.ledger.facts.pods.values())
+        if any(self._may_mistake(one, ask) for one in self.ledger.facts.pods.values()):
+            self.confused = True
+            self.mistaken |= {self.kubelet.admitting.pod.uid} if self.kubelet.admitting else set()
         answer = ask.answer()
         self.answered = frozenset(answer)
         return answer

@@ -23,6 +23,8 @@ class Invariant(Scene):
                 node.ever_held -= lost
             # The pod's place was given away long ago, or it got another one's.
             node.clouded |= node.kubelet.overdue or node.daemon.confused
+            node.excused |= node.daemon.mistaken
+            node.daemon.mistaken.clear()
             gave, node.kubelet.gave = node.kubelet.gave, set()
             if not node.daemon.confused:
                 self._check_known(node, gave)
