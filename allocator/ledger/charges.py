@@ -1,4 +1,4 @@
-"""What every card is charged with. Each function may only add; none guesses who holds what."""
+"""What every card is charged with. Of a pod of which little is known: the most that it may have."""
 
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add

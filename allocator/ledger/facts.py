@@ -39,7 +39,7 @@ class Facts:
 
     @property
     def behind(self) -> bool:
-        """Whether the kubelet's book shows a pod of which no list of pods that began after that has told."""
+        """Whether a pod is known, as by the kubelet's book, that no list has shown, and not to be over."""
         return any(not one.bound and one.over is None for one in self.pods.values())
 
     def install(self, cards: Sequence[Card]) -> None:
