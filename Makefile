@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint test-unit test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -46,7 +46,19 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules
 test-unit: $(VENV)/.dev ## Unit, property and integration tests
 	@$(BIN)/python -m pytest tests/unit tests/property tests/integration -n 4 --dist worksteal -q
 
-test: lint test-unit ## Everything that needs no root and no cluster (under 5 minutes)
+test: lint test-unit ## Everything that needs no root and no cluster (under 4 minutes)
+
+# Examples and histories that nobody has seen; SEED=N runs those of an earlier run again.
+test-random: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-random: $(VENV)/.dev ## Property tests with examples and histories of a random seed, or of SEED=N
+	@echo "seed $(SEED): make test-random SEED=$(SEED) runs this again"
+	@GPUPACK_RANDOM_EXAMPLES=1 GPUPACK_UNDERCOUNT_FIRST_SEED=$(SEED) \
+	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-30000} \
+	  $(BIN)/python -m pytest tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
+	  || { echo "failed with seed $(SEED): make test-random SEED=$(SEED) runs it again" >&2; exit 1; }
+
+mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that they fail
+	@GPUPACK_MUTANTS=$${GPUPACK_MUTANTS:-record} $(BIN)/python -m pytest tests/property -m mutants -n 4 --dist worksteal -q
 
 # Once each version's programs are built, which takes 6 minutes on two cores. Three clusters at a time: for most of
 # the time a test waits for the kubelet. A file's tests share a cluster and stay together.

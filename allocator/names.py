@@ -39,6 +39,10 @@ QUEUE_GATE = f"{DOMAIN}/queue"
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
 POD_PLANNED = f"{DOMAIN}/planned"
+POD_REQUEUED = f"{DOMAIN}/requeued"
+
+# Label of the pod that leads, written by itself; the value is the Lease's name. Services select it.
+LEADER_LABEL = f"{DOMAIN}/leader"
 
 # Node label written by users: the DaemonSet's nodes.
 NODE_LABEL = f"{DOMAIN}/node"

@@ -34,7 +34,6 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
-
 _OPTIONAL: Final = frozenset({"links", "held"})
 """What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -47,7 +46,6 @@ _Links = Annotated[str, Meta(pattern=r"^[0-9a-z]*\Z")]
 _Version = Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
 _Shares = Annotated[tuple[tuple[_Uuid, _Units], ...], Meta(min_length=1)]
 _Assignment = dict[_Text, _Shares]
-
 T = TypeVar("T")
 
 
@@ -336,7 +334,11 @@ def join_cards(
 
 
 def charge(
-    request: PodRequest, assignment: Assignment, sizes: Mapping[str, int] = MappingProxyType({})
+    request: PodRequest,
+    assignment: Assignment,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    *,
+    partly: bool = False,
 ) -> dict[str, int]:
     """Add up what a pod costs on each card that its assignment names.
 
@@ -344,6 +346,7 @@ def charge(
         request: what the pod asks for.
         assignment: the cards.
         sizes: units of the node's cards by UUID; what a pod that asks for percent costs depends on them.
+        partly: percent of a card that is not among `sizes` may be any number of units: the card is gone.
 
     Returns:
         Units by card UUID: of a pod whose ordinary init containers ask, the effective units on its one card.
@@ -360,7 +363,8 @@ def charge(
         # A bound pod is charged again whenever its node changes: no generator, which costs twice as much.
         agrees = len({uuid for uuid, _ in shares}) == request.cards
         for uuid, share in shares:
-            agrees = agrees and share == request.units_of(container, sizes.get(uuid, 0))
+            due = request.units_of(container, sizes.get(uuid, 0))
+            agrees = agrees and (share == due or (partly and request.percent and uuid not in sizes))
             costs[uuid] = costs.get(uuid, 0) + share
         if not agrees:
             each = container.units // request.cards

@@ -59,7 +59,7 @@ def main() -> None:
             figures[name] = round(statistics.median(wall for wall, _ in times), 2)
             processor[name] = round(statistics.median(cpu for _, cpu in times), 2)
             worst = f"worst {max(wall for wall, _ in times):.2f} s, processor {processor[name]:.2f} s"
-            print(f"{name:8} median {figures[name]:.2f} s, {worst}: gpupack {' '.join(command)}")
+            print(f"{name:10} median {figures[name]:.2f} s, {worst}: gpupack {' '.join(command)}")
     sizes = {"nodes": options.nodes, "pods": options.pods}
     print(json.dumps({**sizes, "seconds": figures, "processor_s": processor}))
 
@@ -68,6 +68,7 @@ COMMANDS: Final = {
     "why": ("why", WAITING, "-n", "team-0"),
     "fit": ("fit", "16", "--cards", "2"),
     "advise": ("advise", "--for", "78x4"),
+    "advise-400": ("advise", "--for", "78x400"),
     "top": ("top", "--pods", "-o", "json"),
 }
 

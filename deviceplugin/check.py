@@ -20,7 +20,10 @@ from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.host.cgroups import in_host_pid_namespace, pod_parents
+from deviceplugin.node.host.cgroups import in_host_pid_namespace, is_gone, pod_parents
+from deviceplugin.node.host.inotify import probe_watch
+from deviceplugin.node.limiting.cgroup_watch import describe_watch_problem
+from deviceplugin.node.limiting.limits import BLIND_RESCAN_S
 from deviceplugin.node.limiting.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
 from deviceplugin.settings import MPS, Settings
 
@@ -145,7 +148,10 @@ def _cgroups(settings: Settings) -> Iterator[Finding]:
     root = settings.cgroup_root
     try:
         controllers = (root / "cgroup.controllers").read_text("ascii").split()
-    except OSError:
+    except OSError as error:
+        if not is_gone(error):
+            yield Finding("cgroups", "bad", str(error), "no charge of a pod would end")
+            return
         known = root.is_dir() and any(root.iterdir())
         found = f"v1 at {root}" if known else f"nothing at {root}"
         yield Finding("cgroups", "less", found, "no limits by NVIDIA's driver, which takes cgroup v2")
@@ -166,13 +172,7 @@ def _cgroups(settings: Settings) -> Iterator[Finding]:
 
 def _kernel(settings: Settings) -> Iterator[Finding]:
     yield Finding("kernel", "ok", platform.release())
-    try:
-        watches = int(INOTIFY.read_text("ascii"))
-    except (OSError, ValueError):
-        watches = 0
-    few = watches < LEAST_WATCHES
-    uses = "a pod needs one: raise fs.inotify.max_user_watches" if few else "new cgroups are seen at once"
-    yield Finding("inotify watches", "less" if few else "ok", str(watches), uses)
+    yield _watches()
     root = os.geteuid() == 0
     yield Finding("user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed")
     host = in_host_pid_namespace()
@@ -189,6 +189,20 @@ def _kernel(settings: Settings) -> Iterator[Finding]:
         str(logs) if logs.is_dir() else f"no {logs}",
         "" if logs.is_dir() else "which container a cgroup is, is known a second later",
     )
+
+
+def _watches() -> Finding:
+    """Try whether a new cgroup would be seen at once: what is left of a limit stands nowhere."""
+    what, late = "inotify watches", f"new cgroups are looked for every {BLIND_RESCAN_S:g} s"
+    try:
+        watches = int(INOTIFY.read_text("ascii"))
+        probe_watch(INOTIFY.parent)
+    except (OSError, ValueError) as error:
+        problem = describe_watch_problem(error) if isinstance(error, OSError) else str(error)
+        return Finding(what, "less", problem, late)
+    if watches < LEAST_WATCHES:
+        return Finding(what, "less", str(watches), "a pod needs one: raise fs.inotify.max_user_watches")
+    return Finding(what, "ok", str(watches), "new cgroups are seen at once")
 
 
 def _toolkit(settings: Settings, run: Callable[[list[str]], str | None]) -> Iterator[Finding]:

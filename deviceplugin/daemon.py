@@ -247,6 +247,7 @@ class Daemon:
         status = Status(
             settings=settings,
             account=account,
+            reconciler=self._reconciler,
             registrar=self._registrar,
             pod_resources=self._pod_resources,
             sampler=self._sampler,

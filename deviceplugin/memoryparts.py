@@ -112,6 +112,11 @@ class MemoryParts:
         """Work out what every container has and uses."""
         self._rows = await self._memory.rows_in_turns()
 
+    @property
+    def cgroup_problem(self) -> str | None:
+        """Why new cgroups are not seen at once; None while they are."""
+        return self._enforcer.problem
+
     def explain(self) -> dict[str, Any]:
         """Say how cards are held, and what every container has and uses."""
         return {

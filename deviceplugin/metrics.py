@@ -64,6 +64,8 @@ class NodeState:
         faults: numbered errors of the driver so far, by UUID and code.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
         driver_hangs_s: seconds that the driver has not answered; 0 while it does.
+        cgroups_unreadable: some pods' cgroups could not be read, their charges do not end.
+        cgroups_unwatched: the kernel does not tell of new cgroups, they are looked for.
     """
 
     registered: bool
@@ -74,6 +76,8 @@ class NodeState:
     faults: Mapping[tuple[str, int], int]
     health_changes: Mapping[tuple[str, bool], int]
     driver_hangs_s: float
+    cgroups_unreadable: bool
+    cgroups_unwatched: bool
 
 
 class Metrics:
@@ -229,6 +233,16 @@ class _State(Collector):
             ("registered", "1 while the kubelet listens to our list of devices.", node.registered),
             ("ready", "1 while /readyz answers 200.", node.ready),
             ("other_daemon", "1 where another gpupack node daemon is at this node.", node.other_daemon),
+            (
+                "cgroups_unreadable",
+                "1 while cgroups of pods cannot be read: their charges do not end.",
+                node.cgroups_unreadable,
+            ),
+            (
+                "cgroups_unwatched",
+                "1 while the kernel does not tell of new cgroups: limits come up to 0.25 s late.",
+                node.cgroups_unwatched,
+            ),
         ):
             yield GaugeMetricFamily(f"gpupack_node_{name}", help_text, value=int(value))
         yield GaugeMetricFamily(

@@ -11,6 +11,7 @@ from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.neighbours import Neighbours
 from deviceplugin.node.accounting.nodeview import NodeView
+from deviceplugin.node.accounting.reconciler import Reconciler
 from deviceplugin.node.accounting.views import PodView
 from deviceplugin.node.measuring.sampling import Sampler
 from deviceplugin.node.telling.annotator import Annotator
@@ -27,6 +28,7 @@ class Status:
 
     settings: Settings
     account: Account
+    reconciler: Reconciler
     registrar: Registrars
     pod_resources: PodResources
     sampler: Sampler
@@ -77,6 +79,10 @@ class Status:
             "api_connected": self.pods.connected,
             "seen": self.pods.seen,
             "revision": self.publisher.revision,
+            "cgroups": {
+                "unreadable": self.reconciler.cgroup_problem,
+                "unwatched": self.memory.cgroup_problem,
+            },
             "memory": self.memory.explain(),
             "ledger": explain(self.account.ledger.facts),
         }
@@ -92,6 +98,8 @@ class Status:
             faults=self.sampler.faults,
             health_changes=self.sampler.health_changes,
             driver_hangs_s=self.sampler.hangs_s,
+            cgroups_unreadable=self.reconciler.cgroup_problem is not None,
+            cgroups_unwatched=self.memory.cgroup_problem is not None,
         )
 
     def counts(self) -> Counts:

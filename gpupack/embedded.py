@@ -16,7 +16,7 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.node.telling.farewell import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
@@ -58,9 +58,9 @@ class _EmbeddedCgroups:
     def __init__(self, kubelet: Kubelet) -> None:
         self._kubelet = kubelet
 
-    def alive(self, uids: Collection[str]) -> frozenset[str]:
-        """Return those of `uids` that have a container left."""
-        return self._kubelet.running_pods() & frozenset(uids)
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look which of `uids` have a container left."""
+        return CgroupProbe(self._kubelet.running_pods() & frozenset(uids))
 
 
 class _NoProcesses:

@@ -12,6 +12,8 @@ from typing import Any, Final, TextIO, cast
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
 
+from kubeapi.errors import printable
+
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
@@ -77,6 +79,16 @@ class Stderr:
         """Nothing is kept back."""
 
 
+_logfmt: Final = structlog.processors.LogfmtRenderer(
+    key_order=["timestamp", "level", "event"], bool_as_flag=False
+)
+
+
+def _render_logfmt(logger: Any, name: str, event: structlog.typing.EventDict) -> str:
+    """Write a line of key=value; control sequences in what others wrote do not reach a terminal."""
+    return printable(_logfmt(logger, name, event))
+
+
 _reminded_s = float("-inf")
 
 
@@ -107,9 +119,7 @@ def configure(level: str, form: str = "text") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer: Any = structlog.processors.LogfmtRenderer(
-        key_order=["timestamp", "level", "event"], bool_as_flag=False
-    )
+    renderer: Any = _render_logfmt
     if form == "json":
         renderer = structlog.processors.JSONRenderer()
     structlog.configure(

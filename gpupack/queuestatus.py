@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from gpupack.errors import InputError
 from gpupack.top.fetching import connect
-from kubeapi.errors import NotFound, ServerError
+from kubeapi.errors import NotFound, ServerError, printable
 from kubeapi.paths import segment
 from scheduler_plugin.queue.running.explain import TenantStatus, Why
 
@@ -83,11 +83,12 @@ def read(raw: bytes, queue: str | None = None) -> Status:
 
 def render(status: Status, *, pods: bool) -> str:
     """Write tables: of the queues, and of the pods that wait if they are wanted."""
-    parts = [f"nothing is released: {status.trouble}"] if status.trouble else []
+    parts = [f"nothing is released: {printable(status.trouble)}"] if status.trouble else []
     if status.fault:
-        parts.append(f"the newest configuration is not in force:\n{status.fault}")
+        faults = map(printable, status.fault.splitlines())
+        parts.append("\n".join(["the newest configuration is not in force:", *faults]))
     if status.warning:
-        parts.append(f"warning: {status.warning}")
+        parts.append(f"warning: {printable(status.warning)}")
     parts.append(_table(_QUEUE_HEADER, map(_queue, status.queues)))
     if pods:
         parts.append(_table(_POD_HEADER, map(_pod, status.pods)) if status.pods else "no pod waits")
@@ -129,12 +130,18 @@ def _queue(queue: TenantStatus) -> Sequence[str]:
 def _pod(pod: Why) -> Sequence[str]:
     return (
         pod.queue or "-",
-        str(pod.position) if pod.position else "-",
+        _position(pod),
         f"{pod.namespace}/{pod.name}",
         _age(pod.waits_s),
         pod.reason,
         pod.message,
     )
+
+
+def _position(pod: Why) -> str:
+    """Write a position; all pods of a gang have one."""
+    position = str(pod.position) if pod.position else "-"
+    return f"{position}, gang of {pod.gang_size}" if pod.gang_size else position
 
 
 def _age(seconds: float) -> str:
@@ -146,7 +153,7 @@ def _age(seconds: float) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, *rows]
+    lines = [header, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(_line(line, widths) for line in lines)
 

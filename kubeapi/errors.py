@@ -172,9 +172,16 @@ _BY_STATUS: dict[int, type[KubeApiError]] = {
 _decode_status = msgspec.json.Decoder(Status).decode
 
 
+def printable(text: str) -> str:
+    """Keep other people's control sequences off terminals, Events and logs."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
-    """Shorten a foreign text to `limit` characters, on one line."""
-    flat = " ".join(text.split())
+    """Shorten a foreign text to `limit` characters that can be printed, on one line."""
+    flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

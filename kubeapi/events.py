@@ -254,8 +254,8 @@ class EventRecorder:
 
 
 def _clean(text: str, limit: int) -> str:
-    """Cut a text, and keep out what JSON cannot carry."""
-    return cut(text, limit).encode("utf-8", "replace").decode()
+    """Cut a text, and keep out what no terminal and no JSON should carry."""
+    return cut(text, limit)
 
 
 def _stamp(when_s: float) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import structlog
 from aiohttp import web
@@ -11,8 +11,9 @@ from aiohttp import web
 from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
-from kubeapi.lease import LeaseElector
 from kubeapi.posting import make_posts
+from kubeapi.reflect import Reflector
+from scheduler_plugin.cluster.budgets import BUDGETS_PATH, BudgetLite, Budgets
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.commit.binding import Binder
@@ -30,7 +31,7 @@ from scheduler_plugin.http.secondlook import SecondLooks
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
 from scheduler_plugin.memory import collect_rarely, settle
-from scheduler_plugin.options import EVENTS, elector_of
+from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
 
@@ -73,6 +74,7 @@ async def run(
         news = News()
         watcher.changed.connect(news.note)
         elector = elector_of(settings, client)
+        label = leader_label_of(settings, client, elector)
         committer = Committer(state, policies)
         binder = Binder(
             committer,
@@ -86,13 +88,15 @@ async def run(
         watcher.restored.connect(binder.begin_anew)
         events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, most=EVENTS, clock=clock)
         reporter = Reporter(state, clock, events, elector)
-        extender = Extender(state, policies, settings.shortlist)
+        budgets = Budgets()
+        budget_reflector = Reflector(client, BUDGETS_PATH, BudgetLite, budgets, clock=clock)
+        extender = Extender(state, policies, settings.shortlist, budgets)
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
         looks = SecondLooks(extender, client, clock, lambda: watcher.stale, elector)
         metrics.follow_looks(looks)
         preemption = None
         if settings.preemption:
-            preemption = Preemption(state, policies, client, clock, events, watcher, elector)
+            preemption = Preemption(state, policies, budgets, client, clock, events, watcher, elector)
             extender.left.connect(preemption.preemptor.leave)
             metrics.follow(preemption.preemptor)
         service = Service(
@@ -106,6 +110,7 @@ async def run(
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
             looks=looks,
+            standby_is_ready=label is not None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -125,7 +130,8 @@ async def run(
             async with observable(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
-                await _work(stop, watcher, binder, elector, events, tls, looks, preemption)
+                wanted = (watcher, events, looks, budget_reflector, elector, label, tls, preemption)
+                await _work(stop, binder, [each for each in wanted if each is not None])
         finally:
             for each in listening:
                 each.close()
@@ -168,28 +174,19 @@ async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Set
     return tls
 
 
-async def _work(
-    stop: asyncio.Event,
-    watcher: Watcher,
-    binder: Binder,
-    elector: LeaseElector | None,
-    events: EventRecorder,
-    tls: ServerTls | None,
-    looks: SecondLooks,
-    preemption: Preemption | None,
-) -> None:
+class _Runs(Protocol):
+    """What works until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
+async def _work(stop: asyncio.Event, binder: Binder, works: Sequence[_Runs]) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each.run()) for each in (watcher, events, looks)]
-        if elector is not None:
-            tasks.append(group.create_task(elector.run()))
-        else:
+        tasks = [group.create_task(each.run()) for each in works]
+        if binder.leadership is None:
             # Ahead of the first bind call, which would have to wait for it.
             tasks.append(group.create_task(binder.open()))
-        if tls is not None:
-            tasks.append(group.create_task(tls.follow()))
-        if preemption is not None:
-            tasks.append(group.create_task(preemption.run()))
         await stop.wait()
         binder.end()
         for task in tasks:

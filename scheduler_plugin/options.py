@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
+from allocator.names import LEADER_LABEL
 from kubeapi.client import KubeClient
+from kubeapi.leaderlabel import LeaderLabel
 from kubeapi.lease import LeaseElector
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
+
+LONGEST_LABEL: Final = 63
 
 EVENTS: Final = 10_000
 """Events that wait to be written at most: one for each pod of a large batch, some MiB."""
@@ -24,6 +28,8 @@ class Election(Protocol):
         lease_name: Of the Lease.
         lease_s: Seconds others wait for a silent leader.
         identity: Of this process.
+        pod_name: This process's pod, in the Lease's namespace, which shows by a label that it leads; None
+            where nobody selects by that label, and readiness says who leads.
     """
 
     @property
@@ -36,6 +42,8 @@ class Election(Protocol):
     def lease_s(self) -> int: ...  # noqa: D102
     @property
     def identity(self) -> str: ...  # noqa: D102
+    @property
+    def pod_name(self) -> str | None: ...  # noqa: D102
 
 
 def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:
@@ -63,7 +71,14 @@ def election_faults(election: Election, what: str, write_s: float) -> Iterator[s
         yield f"{what} {write_s:g} s: allowed is more than 0" + (
             f" and less than a third of the lease, {longest:g} s" if election.leader_elect else ""
         )
-    if not election.leader_elect:
+    if election.pod_name is not None and not is_subdomain(election.pod_name):
+        yield f"pod name {election.pod_name!r}: allowed are {SUBDOMAIN}"
+    if election.pod_name is not None and len(election.lease_name) > LONGEST_LABEL:
+        yield (
+            f"lease name {election.lease_name!r}: with a pod name it becomes the value of a label, so allowed"
+            f" are {LONGEST_LABEL} characters"
+        )
+    if not (election.leader_elect or election.pod_name is not None):
         return
     if not is_label(election.lease_namespace):
         yield f"lease namespace {election.lease_namespace!r}: allowed are {LABEL}"
@@ -84,4 +99,24 @@ def elector_of(election: Election, client: KubeClient) -> LeaseElector | None:
         election.identity,
         election.lease_s,
         min(2.0, election.lease_s / 4),
+    )
+
+
+def leader_label_of(
+    election: Election, client: KubeClient, elector: LeaseElector | None
+) -> LeaderLabel | None:
+    """Keep the label of the leader on this process's pod, None where the settings name no pod.
+
+    Without an election this process always leads.
+    """
+    if election.pod_name is None:
+        return None
+    return LeaderLabel(
+        client,
+        election.lease_namespace,
+        election.pod_name,
+        LEADER_LABEL,
+        election.lease_name,
+        (lambda: elector.is_leader) if elector is not None else (lambda: True),
+        election.lease_s / 4,
     )

@@ -40,11 +40,13 @@ class Settings(HttpAddress):
         tls_cert: PEM file; with `tls_key` the server speaks TLS only.
         tls_key: PEM file.
         tls_client_ca: PEM file; verbs are then answered to clients with a certificate of these authorities.
-        leader_elect: Take part in an election; only the leader is ready and binds.
+        leader_elect: Take part in an election; only the leader answers the verbs.
         lease_namespace: Of the Lease.
         lease_name: Of the Lease.
         lease_s: Seconds others wait for a silent leader.
         identity: Of this process in the election.
+        pod_name: This process's pod; while it leads, the pod has the label gpupack.io/leader, and readiness
+            says nothing of who leads. None for no label.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
         preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
@@ -68,6 +70,7 @@ class Settings(HttpAddress):
     lease_name: str = f"{SCHEDULER_NAME}-extender"
     lease_s: int = 15
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    pod_name: str | None = None
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
     preemption: bool = True

@@ -30,6 +30,7 @@ def node_object(
     models: Sequence[str] | None = None,
     healthy: Sequence[bool] | None = None,
     numa: Sequence[int | None] | None = None,
+    uuids: Sequence[str] | None = None,
     unit_mib: int = 1024,
     revision: int = 1,
     inventory: bool = True,
@@ -53,7 +54,7 @@ def node_object(
             annotations[NODE_CARDS] = dump_cards(
                 [
                     CardRecord(
-                        uuid(name, card),
+                        uuids[card] if uuids else uuid(name, card),
                         card,
                         models[card] if models else "NVIDIA A100",
                         size * unit_mib,

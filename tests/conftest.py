@@ -1,21 +1,13 @@
 """What every test starts from."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
 
-# No test asserts how long something takes, and a busy machine is no fault of the code. The examples are the
-# same each time, so that a change is judged by what it does; GPUPACK_RANDOM_EXAMPLES=1 looks for others.
-settings.register_profile(
-    "gpupack",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=os.environ.get("GPUPACK_RANDOM_EXAMPLES") != "1",
-)
-settings.load_profile("gpupack")
+from tests.examples import choose_examples
+
+choose_examples()
 
 
 @pytest.fixture(autouse=True)

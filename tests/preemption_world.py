@@ -1,7 +1,7 @@
 """Nodes whose cards pods share, a preemptor on a clock of the test's own, and the API server's part of it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -92,7 +92,7 @@ class PreemptionWorld:
         self.state = ClusterState()
         self.policies = Policies()
         self.budgets = Budgets()
-        self.extender = Extender(self.state, self.policies)
+        self.extender = Extender(self.state, self.policies, budgets=self.budgets)
         self.committer = Committer(self.state, self.policies)
         self.api = PreemptionApi(self)
         self.nodes: dict[str, tuple[tuple[int, ...], list[int], list[str]]] = {}
@@ -145,6 +145,21 @@ class PreemptionWorld:
         sizes, used, holds = self.nodes[name]
         self.state.apply_node(node(name, sizes, used, version=self.version, holds=holds), self.now)
 
+    def publish_without(self, name: str, lost: int) -> None:
+        """What a node says that has lost a card: those after it move up."""
+        self.version += 1
+        sizes, used, holds = self.nodes[name]
+        stay = [card for card in range(len(sizes)) if card != lost]
+        lite = node(
+            name,
+            [sizes[card] for card in stay],
+            [used[card] for card in stay],
+            version=self.version,
+            holds=holds,
+            uuids=[uuid(name, card) for card in stay],
+        )
+        self.state.apply_node(lite, self.now)
+
     def vanish(self, name: str, *, published: bool = True) -> None:
         """A pod's end, and the words without it."""
         self.delete(name)
@@ -171,12 +186,15 @@ class PreemptionWorld:
         """What the watch brings."""
         self.state.apply_pod(_lite(pod), self.now)
 
-    def budget(self, app: str, allowed: int) -> None:
-        """Of pods with the label `app`."""
+    def budget(self, app: str, allowed: int, disrupted: Sequence[str] = ()) -> None:
+        """Of pods with the label `app`; some of them were evicted a moment ago."""
         made = {
             "metadata": {"name": app, "namespace": "default"},
             "spec": {"selector": {"matchLabels": {"app": app}}},
-            "status": {"disruptionsAllowed": allowed},
+            "status": {
+                "disruptionsAllowed": allowed,
+                "disruptedPods": dict.fromkeys(disrupted, "2027-01-15T08:00:00Z"),
+            },
         }
         self.budgets.event("ADDED", msgspec.convert(made, BudgetLite), "1")
 
@@ -203,6 +221,24 @@ class PreemptionWorld:
         self.preemptor.note(found.refused or found.passed, found.evictable)
         self.answer = json.loads(found.answer)
         return list(self.answer["NodeNames"])
+
+    def preempt(
+        self, pod: dict[str, Any], violations: int = 0, **victims: Sequence[str]
+    ) -> dict[str, tuple[list[str], int]]:
+        """kube-scheduler asks for victims; names by node, in order, and how many violate a budget."""
+        proposed = {
+            node_name: {"Pods": [{"UID": f"uid-{name}"} for name in names], "NumPDBViolations": violations}
+            for node_name, names in victims.items()
+        }
+        body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()
+        answer = json.loads(self.extender.preempt(body, self.now))["NodeNameToMetaVictims"]
+        return {
+            node_name: (
+                [each["UID"].removeprefix("uid-") for each in found["Pods"]],
+                found["NumPDBViolations"],
+            )
+            for node_name, found in answer.items()
+        }
 
     async def settle(self, seconds: float = SETTLE_S) -> None:
         """Let time pass, then one round."""

@@ -7,18 +7,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import POD_ASSIGNED, POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
+from allocator.names import (
+    POD_ASSIGNED,
+    POD_DATA,
+    POD_GANG,
+    POD_GANG_SIZE,
+    POD_JOB,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
 from allocator.records import dump_assigned
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.configuration.config import parse_config
 from scheduler_plugin.queue.deciding.admission import Release
 from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.queue.entering.entries import TakenBack
 from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
 from tests.cluster_builders import node_object, pod_object
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 """The world's clock is at 0; pods are dated in seconds after that."""
+
+TEN_HOURS_S = 36_000.0
 
 ONE_QUEUE = "queues: [{name: a}]"
 TWO_QUEUES = "queues: [{name: a, cohort: all, nominalQuota: 16}, {name: b, cohort: all, nominalQuota: 16}]"
@@ -105,8 +117,22 @@ class QueueWorld:
         releases = list(self.queue.decide(self.now))
         for release in releases:
             for member in release.members:
+                self.objects[member.uid]["metadata"]["annotations"].pop(POD_REQUEUED, None)
                 self.change(member.uid, spec={"schedulingGates": []})
         return releases
+
+    def take_back(self) -> list[TakenBack]:
+        """Let the queue take releases back; what is requeued waits again when this returns."""
+        backs = self.queue.expire(self.now)
+        for back in backs:
+            if back.requeue:
+                self.requeue(back.entry.uid)
+        return backs
+
+    def requeue(self, uid: str) -> None:
+        """Mark a released pod as one that waits again."""
+        self.objects[uid]["metadata"]["annotations"][POD_REQUEUED] = "true"
+        self.change(uid)
 
     def released(self) -> list[str]:
         """Names of the pods that the queue releases now."""
@@ -185,5 +211,5 @@ def long_runners(config: str = "") -> tuple[QueueWorld, str]:
     assert len(world.released()) == 4
     for number in range(4):
         world.bind(f"uid-s{number}")
-        world.change(f"uid-s{number}", status={"startTime": "2026-01-01T00:00:00Z"})
-    return world, world.pod("large", 16, created=36_000)
+    world.now = TEN_HOURS_S
+    return world, world.pod("large", 16, created=int(TEN_HOURS_S))

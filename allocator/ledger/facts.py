@@ -21,9 +21,10 @@ class Facts:
         card_of: UUID of the card by device ID, of units and of percent.
         shares: the device IDs of percent.
         pressure: units by card used beyond what is promised.
-        pods: by the UID that the kubelet uses; to change one is to `put` another in its place.
+        pods: by the UID that the kubelet uses; changed by `put`, which puts another in its place, and `drop`.
         version: changes whenever what others than the ledger work with does, see `PodFacts.shows`.
         view: when the newest complete list of pods began, in seconds; None before the first.
+        lists: how many complete lists of pods were taken; two may have begun at the same time.
         read: when the book was read last, likewise.
     """
 
@@ -35,6 +36,7 @@ class Facts:
     pods: dict[str, PodFacts] = field(default_factory=dict)
     version: int = 0
     view: float | None = None
+    lists: int = 0
     read: float | None = None
 
     @property
@@ -66,6 +68,16 @@ class Facts:
             self.version += 1
         self.pods[key] = replace(one, units=self.of_containers((*one.ids.values(), *one.given.values())))
 
+    def drop(self, uid: str) -> PodFacts | None:
+        """Know nothing of a pod from now on.
+
+        Returns:
+            What was known of it, None where nothing was.
+        """
+        if uid in self.pods:
+            self.version += 1
+        return self.pods.pop(uid, None)
+
     def sized(self, pod: Pod) -> Pod:
         """Tell a pod that asks for percent how large the cards are."""
         if not pod.request.percent:
@@ -79,15 +91,16 @@ class Facts:
 
     def by_card(self, ids: Iterable[str]) -> Units:
         """Units by card that IDs stand for together; a share is rounded down."""
-        shares = self.shares.intersection(ids)
-        counts = self.count(frozenset(ids) - shares)
-        for text in frozenset(ids) - self.card_of.keys():  # a card may have had more units
+        ids = frozenset(ids)
+        shares = self.shares & ids
+        counts = self.count(ids - shares)
+        # Not `ids - self.card_of.keys()`, which goes through all of the node's IDs.
+        for text in ids.difference(self.card_of):  # a card may have had more units
             uuid, _, slot = text.partition(SEPARATOR)
             if slot.isdecimal() and uuid in self.cards and self.cards[uuid].size_units:
                 add(counts, {uuid: 1})
-        add(
-            counts, {uuid: n * self.cards[uuid].size_units // WHOLE for uuid, n in self.count(shares).items()}
-        )
+        for uuid, percent in self.count(shares).items() if shares else ():
+            add(counts, {uuid: percent * self.cards[uuid].size_units // WHOLE})
         return counts
 
     def of_containers(self, sets: Iterable[frozenset[str]]) -> Units:

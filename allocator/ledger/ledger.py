@@ -126,7 +126,7 @@ class Ledger:
             given = {c: ids for c, ids in one.given.items() if shown.get(ids, (uid, c)) == (uid, c)}
             facts.put(replace(one, given=given))
             if not one.bound and not given:
-                del facts.pods[uid]
+                facts.drop(uid)
 
     def _known(self, uid: str) -> PodFacts:
         """Return what is known of a pod by the kubelet's UID: at least, now, that there is one."""
@@ -171,7 +171,7 @@ class Ledger:
             LedgerError: none, or unknown ones.
         """
         facts, wanted = self._facts, frozenset(wanted)
-        unknown = sorted(wanted - facts.card_of.keys())
+        unknown = sorted(wanted.difference(facts.card_of))
         if not wanted or unknown:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
@@ -223,6 +223,7 @@ class Ledger:
             if uid not in present and (one.bound or facts.read is None or facts.read <= began_s):
                 facts.put(replace(one, over=now_s if one.over is None else one.over))
         facts.view = began_s
+        facts.lists += 1
 
     def pod_changed(self, pod: Pod, now_s: float) -> None:
         """Take a pod that was bound, or changed."""
@@ -235,7 +236,7 @@ class Ledger:
 
     def _update(self, pod: Pod, now_s: float) -> None:
         facts = self._facts
-        words = facts.pods.pop(pod.uid, None) if pod.key != pod.uid else None
+        words = facts.drop(pod.uid) if pod.key != pod.uid else None
         if pod.terminal and words is None and pod.key not in facts.pods:
             return  # its charge has ended
         one = self._known(pod.key)
@@ -266,7 +267,7 @@ class Ledger:
             runs = uid in alive
             self._facts.put(replace(one, ran=one.ran or runs, death=None if runs else began_s))
             if release.is_over(self._facts.pods[uid]):
-                del self._facts.pods[uid]
+                self._facts.drop(uid)
 
     # What can be asked.
 

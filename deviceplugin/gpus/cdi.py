@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,9 @@ VERSION: Final = "0.5.0"
 
 LOOK_S: Final = 10.0
 
+Devices = Mapping[str, frozenset[str]]
+"""Devices of a specification by name: the paths of their device nodes."""
+
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
@@ -54,7 +57,7 @@ class CdiNames:
         self._devices = devices
         self._names: dict[str, str] = {}
         self._told: dict[str, str] = {}
-        self._read: dict[Path, tuple[tuple[int, int, int], set[str]]] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int], Devices]] = {}
 
     def names(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Name cards, `nvidia.com/gpu=GPU-...`; by the vendor's kind and UUID where nothing else is known."""
@@ -66,8 +69,8 @@ class CdiNames:
         if not there:
             self._tell("folders", "no folder of CDI specifications here: the vendor's names are used")
             return
-        found = {name for folder in there for name in self._devices_in(folder)}
-        names = chosen_names(cards, found, self._vendor.cdi_kind)
+        found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}
+        names = chosen_names(cards, found, self._vendor)
         ours = there[-1] / FILE_NAME
         lacking = [card for card in cards if card.uuid not in names and card.error is None]
         if lacking or ours.exists():
@@ -81,19 +84,19 @@ class CdiNames:
                     self._tell(card.uuid, f"no CDI specification has card {card.uuid}")
         self._names = names
 
-    def _devices_in(self, folder: Path) -> Collection[str]:
-        """Names of the vendor's devices that a folder's specifications have."""
-        found: set[str] = set()
+    def _devices_in(self, folder: Path) -> Devices:
+        """The vendor's devices that a folder's specifications have."""
+        found: dict[str, frozenset[str]] = {}
         for path in sorted(folder.glob("*")):
             if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
                 continue
             try:
-                found |= self._devices_of(path)
+                found.update(self._devices_of(path))
             except (OSError, ValueError) as error:
                 self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
         return found
 
-    def _devices_of(self, path: Path) -> set[str]:
+    def _devices_of(self, path: Path) -> Devices:
         """Read a specification, unless it is the one that was read before: NVIDIA's takes a second to parse.
 
         Raises:
@@ -103,7 +106,7 @@ class CdiNames:
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._read.get(path)
         if known is None or known[0] != signature:
-            known = self._read[path] = (signature, set())
+            known = self._read[path] = (signature, {})
             known = self._read[path] = signature, devices_of(path.read_text("utf-8"), self._vendor.cdi_kind)
         return known[1]
 
@@ -135,8 +138,8 @@ async def follow(names: CdiNames, cards: Callable[[], Sequence[GpuCard]], every_
         await asyncio.to_thread(lambda: names.refresh(cards()))
 
 
-def devices_of(text: str, kind: str) -> set[str]:
-    """Read the names of a specification's devices; none where it is of another kind.
+def devices_of(text: str, kind: str) -> Devices:
+    """Read a specification's devices; none where it is of another kind.
 
     Raises:
         ValueError: it is no specification.
@@ -150,20 +153,43 @@ def devices_of(text: str, kind: str) -> set[str]:
     if not isinstance(spec, dict) or not isinstance(spec.get("devices") or [], list):
         raise ValueError("no CDI specification")  # noqa: TRY004 (foreign text, not a wrong call)
     if spec.get("kind") != kind:
-        return set()
+        return {}
     devices = [device for device in spec.get("devices") or [] if isinstance(device, dict)]
-    return {str(device["name"]) for device in devices if "name" in device}
+    return {str(device["name"]): _nodes_of(device) for device in devices if "name" in device}
 
 
-def chosen_names(cards: Sequence[GpuCard], found: Collection[str], kind: str) -> dict[str, str]:
+def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
+    """Read the paths of a device's nodes, as containers see them."""
+    edits = device.get("containerEdits")
+    nodes = edits.get("deviceNodes") if isinstance(edits, dict) else None
+    nodes = nodes if isinstance(nodes, list) else []
+    return frozenset(str(node["path"]) for node in nodes if isinstance(node, dict) and "path" in node)
+
+
+def chosen_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> dict[str, str]:
     """Name cards by the devices that the vendor's specifications have: UUIDs, else indexes.
 
-    Indexes are the driver's; where a card is partitioned ours count the instances, so they are not used.
+    An index is the driver's as of when the specification was written, often at boot: where a card has gone
+    since, it is another one's by now. So the device is taken that has the card's own node. A device without
+    nodes of cards is taken by the index, and so is any where the card's own node is not known.
+
+    Indexes are not used where a card is partitioned: ours count the instances.
     """
+    kind = vendor.cdi_kind
     names = {card.uuid: f"{kind}={card.uuid}" for card in cards if card.uuid in found}
     if names or any(card.parent is not None or card.uuid.startswith("MIG-") for card in cards):
         return names
-    return {card.uuid: f"{kind}={card.index}" for card in cards if str(card.index) in found}
+    numbered = {name: nodes for name, nodes in found.items() if name.isdecimal()}
+    by_node = {node: name for name, nodes in numbered.items() for node in nodes if vendor.is_card_node(node)}
+    chosen = {}
+    for card in cards:
+        node, index = vendor.card_node(card.minor), str(card.index)
+        name = by_node.get(node)
+        if name is None and index in numbered and not (node and index in by_node.values()):
+            name = index
+        if name is not None:
+            chosen[card.uuid] = f"{kind}={name}"
+    return chosen
 
 
 def device_name(uuid: str) -> str:

@@ -59,6 +59,12 @@ class Vendor:
         """Name a card's device node; empty where that is not known."""
         return self.node.format(minor) if self.node and minor >= 0 else ""
 
+    def is_card_node(self, path: str) -> bool:
+        """Tell whether a path is a card's device node, whichever card's."""
+        before, _, after = self.node.partition("{}")
+        number = path.removeprefix(before).removesuffix(after)
+        return bool(self.node) and path == f"{before}{number}{after}" and number.isdecimal()
+
     def visible(self, uuids: Sequence[str]) -> dict[str, str]:
         """Name the variable that shows exactly these cards; none of them: what hides all.
 

@@ -88,6 +88,16 @@ class Notices:
             said = f"{self._card(uuid)}, which this pod has a share of, is gone: delete the pod"
             self._record(_ref_of(pod), "Warning", GONE, said)
 
+    def too_small(self, uuid: str, reason: str, pods: Sequence[Pod]) -> None:
+        """Tell that a card has fewer units than pods have shares of it, perhaps none."""
+        said = f"{self._card(uuid)} has no longer what pods were given of it: {reason}"
+        self._record(self._ref, "Warning", GONE, said + _running(pods))
+        for pod in pods:
+            theirs = (
+                f"{self._card(uuid)} has no longer what this pod was given of it: {reason}: delete the pod"
+            )
+            self._record(_ref_of(pod), "Warning", GONE, theirs)
+
     def driver_hangs(self, reason: str) -> None:
         """Tell that the cards' driver does not answer."""
         self._record(self._ref, "Warning", HANGS, reason)

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import QUEUE_GATE
+from allocator.names import POD_REQUEUED, QUEUE_GATE
 from gpupack.ask.cluster import Cluster
-from gpupack.ask.objects import AskNode, AskPod
+from gpupack.ask.events import PodEvent, PodEvents, tell_events
+from gpupack.ask.objects import AskNode, AskPod, gates_of
 from gpupack.errors import InputError
 from gpupack.top.fetching import NODES_PATH, PODS_PATH, connect, list_all
-from scheduler_plugin.cluster.budgets import BudgetLite
-from scheduler_plugin.cluster.objects import Struct
+from scheduler_plugin.cluster.budgets import BUDGETS_PATH, BudgetLite
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
     from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
-BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 DEFAULT: Final = "default"
-_MOST_EVENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +96,15 @@ async def read_about(source: Source, namespace: str | None, name: str) -> tuple[
         cluster, events = await asyncio.gather(
             _listed(client, source, budgets=False), _events(client, namespace, name)
         )
-        gates = [
-            gate.name
+        pods = [
+            pod
             for pod in cluster.pods.values()
             if pod.metadata.name == name and pod.metadata.namespace == namespace
-            for gate in pod.spec.scheduling_gates or ()
         ]
-        queued = await _queued(client) if QUEUE_GATE in gates else None
-        return cluster, Around(namespace, events, queued)
+        gates = {gate for pod in pods for gate in gates_of(pod)}
+        queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
+        told = tell_events(events, {pod.metadata.uid for pod in pods})
+        return cluster, Around(namespace, told, queued)
 
 
 async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:
@@ -131,27 +130,8 @@ async def _budgets(client: "KubeClient") -> Sequence[BudgetLite] | None:
         return None
 
 
-class _Event(Struct):
-    """An Event of a pod."""
-
-    type: str = ""
-    reason: str = ""
-    message: str = ""
-    last_timestamp: str | None = None
-    event_time: str | None = None
-    count: int | None = None
-
-    @property
-    def at(self) -> str:
-        return self.last_timestamp or self.event_time or ""
-
-
-class _Events(msgspec.Struct):
-    items: list[_Event]
-
-
-async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[str, ...]:
-    """The newest Events of a pod, none where they may not be read."""
+async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
+    """Events of all pods of a name, none where they may not be read."""
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
     from kubeapi.paths import segment  # noqa: PLC0415
 
@@ -160,11 +140,9 @@ async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[str,
             f"/api/v1/namespaces/{segment(namespace)}/events",
             fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
         )
-        found = msgspec.json.decode(raw, type=_Events).items
+        return msgspec.json.decode(raw, type=PodEvents).items
     except (KubeApiError, msgspec.MsgspecError):
         return ()
-    found.sort(key=lambda event: event.at)
-    return tuple(f"{event.at} {event.reason}: {event.message}".strip() for event in found[-_MOST_EVENTS:])
 
 
 async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":

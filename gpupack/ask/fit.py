@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from allocator.cards import Card
-from allocator.errors import RequestError, shown
+from allocator.errors import RequestError
 from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
 from allocator.place import place
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
-from allocator.selector import Selector
 from gpupack.ask.answers import Fit, FitAnswer, NodePods
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.groups import OFFERED
@@ -22,7 +21,7 @@ from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
 from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.offered import offered
+from scheduler_plugin.placement.offered import offered, say_widened, widened
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 from scheduler_plugin.placement.reasons import demanded
@@ -114,12 +113,7 @@ def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
         return []
     there = offered(nodes, selector, rows, OFFERED)
     said = f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"
-    wider = [f"*{model}*" for model in selector.models if "*" not in model]
-    models = [nodes.model_names[at] for at in present if at >= 0]
-    found = [one for one in wider if any(map(Selector((one,)).admits_model, models))]
-    if found:
-        said += f"; {shown(', '.join(found))} would match: a pattern without stars is the whole name"
-    return [said]
+    return [said + say_widened(widened(nodes, selector, rows))]
 
 
 def need_words(cluster: Cluster) -> None:

@@ -1,6 +1,6 @@
 """What a list of moves is to reach: that pods of a size start, or that cards are empty."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -61,15 +61,20 @@ class Start:
             and (name not in blocks or blocks[name].reason == "Pods")
         ]
         self._open = frozenset(self.nodes)
+        self._gains: tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]] = {}, {}
+        self._units: dict[str, list[int]] = {}
 
     def total(self, *, final: bool = True) -> int:
         """Pods that fit now; with `final` false at least as many as could in the end."""
-        changed = self._table.touched & self._open
-        return (
-            self._total
-            + sum(self.on(node, final=final) for node in changed)
-            - sum(self._before.get(node, 0) for node in changed)
-        )
+        gains, total = self._gains[final], self._total
+        for node, stamp in self._table.stamps.items():
+            if node in self._open:
+                known = gains.get(node)
+                if known is None or known[0] != stamp:
+                    gain = self.on(node, final=final) - self._before.get(node, 0)
+                    known = gains[node] = stamp, gain
+                total += known[1]
+        return total
 
     def reached(self, final: bool) -> bool:
         """Whether enough pods fit."""
@@ -121,14 +126,14 @@ class Start:
 
     def _slots(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
         """How many times the demand of one card fits on each card."""
-        arrays = self._cluster.state.nodes
-        row = arrays.rows[node]
-        sizes = arrays.size[row, : len(free)].tolist()
-        admits = self._admits(node, len(free))
-        return [
-            room // units if can and (units := self._demand.units_on(size)) and size else 0
-            for room, size, can in zip(free, sizes, admits, strict=True)
-        ]
+        units = self._units.get(node)
+        if units is None:
+            sizes = self._table.sizes(node)
+            units = self._units[node] = [
+                self._demand.units_on(size) if can and size else 0
+                for size, can in zip(sizes, self._admits(node, len(sizes)), strict=True)
+            ]
+        return [room // needed if needed else 0 for room, needed in zip(free, units, strict=True)]
 
     def _admits(self, node: str, count: int) -> list[bool]:
         selector = self._request.selector
@@ -140,9 +145,13 @@ class Start:
         return self._cluster.state.nodes.rows[node]
 
     @property
-    def touched(self) -> set[str]:
+    def touched(self) -> Collection[str]:
         """Names of nodes that pods went from or to."""
         return self._table.touched
+
+    def stamp(self, node: str) -> int:
+        """Tell how often something changed on a node."""
+        return self._table.stamp(node)
 
     def free(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards."""

@@ -26,9 +26,9 @@ from gpupack.ask.hosts import (
 )
 from scheduler_plugin.cluster.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
-from scheduler_plugin.placement.offered import offered
+from scheduler_plugin.placement.offered import offered, say_widened, widened
 from scheduler_plugin.placement.query import Query, units_by_card
-from scheduler_plugin.placement.reasons import amount, demanded, memory
+from scheduler_plugin.placement.reasons import CLOSEST_FIRST, amount, demanded, memory
 
 WORDS: Final = {
     Misfit.UNKNOWN_NODE: "UnknownNode",
@@ -44,13 +44,13 @@ WORDS: Final = {
 }
 """Filter's reasons, as `-o json` names them."""
 
+_BY_CARDS: Final = tuple(WORDS[misfit] for misfit in CLOSEST_FIRST)
+_LAST: Final = _BY_CARDS.index(WORDS[Misfit.NO_PLUGIN])
+
 ORDER: Final = (
-    "NotFree",
-    "HeldBack",
+    *_BY_CARDS[:2],
     SUM,
-    "TooSmall",
-    "NotAdmitted",
-    "NoSuchCard",
+    *_BY_CARDS[2:_LAST],
     CPU,
     MEMORY,
     RESOURCE,
@@ -61,13 +61,9 @@ ORDER: Final = (
     SELECTOR,
     CORDONED,
     NOT_READY,
-    "NoDaemon",
-    "CorruptWords",
-    "OtherUnit",
-    "UnknownNode",
-    "NoWords",
+    *_BY_CARDS[_LAST:],
 )
-"""Nodes that come closest stand first."""
+"""Nodes that come closest stand first: filter's reasons as everywhere, kube-scheduler's among them."""
 
 _WITH_CARDS: Final = frozenset({"NotFree", "HeldBack", "TooSmall"})
 _EXAMPLES: Final = 3
@@ -281,7 +277,8 @@ class _Sentences:
     def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
         selector = self._query.request.selector
         there = offered(self._cluster.state.nodes, selector, rows, OFFERED)
-        return f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
+        said = f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
+        return said + say_widened(widened(self._cluster.state.nodes, selector, rows))
 
     def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
         most = max(0, int(_left(self._cluster, CPU, rows).max()))

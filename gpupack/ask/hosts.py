@@ -20,7 +20,7 @@ from gpupack.ask.objects import AskPod
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.cluster.pods import pod_requests, requested
 from scheduler_plugin.queue.entering.pods import node_rules
-from scheduler_plugin.queue.places.labels import NodeRules, NodeTerm, Taint
+from scheduler_plugin.queue.places.labels import UNSCHEDULABLE, NodeRules, Taint, taints_that_keep_off
 
 if TYPE_CHECKING:
     from gpupack.ask.cluster import Cluster
@@ -40,8 +40,6 @@ SUM: Final = "NodeSum"
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 
-_UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
-_KEEPS_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
 _OURS: Final = "gpupack.io/"
 _KNOWN: Final = frozenset({"cpu", "memory", "pods"})
 _REMEMBERED: Final = 3
@@ -139,6 +137,11 @@ class Hosts:
             return known if only is None else {name: known[name] for name in only if name in known}
         return self._blocks(wish, gone, self._cluster.nodes if only is None else only)
 
+    def blocks_of_nodes(self, wish: Wish) -> dict[str, Block]:
+        """Say of every node that a pod may not run on why not, whatever runs there."""
+        blocks = ((name, self._by_node(name, wish)) for name in self._cluster.nodes)
+        return {name: block for name, block in blocks if block is not None}
+
     def lets(self, wish: Wish, name: str, gone: frozenset[str]) -> bool:
         """Tell whether kube-scheduler would offer a node on which enough of everything is left."""
         if self._by_node(name, wish) is not None:
@@ -171,23 +174,20 @@ class Hosts:
         node = self._cluster.nodes[name]
         if node.ready is False:
             return Block(NOT_READY)
-        if node.spec.unschedulable and not wish.stands(_UNSCHEDULABLE):
+        if node.spec.unschedulable and not wish.stands(UNSCHEDULABLE):
             return Block(CORDONED)
-        labels = node.metadata.labels or {}
-        rules = wish.rules
-        if any(labels.get(key) != value for key, value in rules.selector) or (
-            rules.terms is not None and not _any(rules.terms, name, labels)
-        ):
+        if not wish.rules.select(name, node.metadata.labels or {}):
             return Block(SELECTOR)
         taints = self.taints(name, wish)
         return Block(TAINT, taints[0]) if taints else None
 
     def taints(self, name: str, wish: Wish) -> list[str]:
-        """The taints of a node that keep a pod off, as kubectl writes them; not that of a cordon."""
+        """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
+        spec = self._cluster.nodes[name].spec
         return [
             f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
-            for taint in self._cluster.nodes[name].spec.taints or ()
-            if taint.effect in _KEEPS_OFF and taint != _UNSCHEDULABLE and not wish.stands(taint)
+            for taint in taints_that_keep_off(spec.taints or (), unschedulable=spec.unschedulable)
+            if not (spec.unschedulable and taint == UNSCHEDULABLE) and not wish.stands(taint)
         ]
 
     def _by_room(self, name: str, wish: Wish, gone: frozenset[str]) -> Block | None:
@@ -382,10 +382,6 @@ def _named(pod: AskPod) -> set[str]:
             lists += [container.resources.limits, container.resources.requests]
     found = {name for amounts in lists for name in amounts or ()}
     return {name for name in found - _KNOWN if not name.startswith(_OURS)}
-
-
-def _any(terms: Iterable[NodeTerm], name: str, labels: Mapping[str, str]) -> bool:
-    return any(term.matches(name, labels) for term in terms)
 
 
 def _whole(value: str | int) -> int:

@@ -1,5 +1,6 @@
 """The moves that let one pod start which waits."""
 
+from dataclasses import replace
 from shlex import quote
 
 from allocator.names import POD_GPU_MODEL
@@ -27,17 +28,18 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
         return None
     movers = Movers(cluster, held)
     before = {each.node: each.pods for each in count(cluster, request, trial.wish).nodes}
-    found = plan_start(cluster, request, trial.wish, before, 1, movers, Limits(steps=STEPS))
+    found = plan_start(cluster, request, trial.wish, before, trial.pods, movers, Limits(steps=STEPS))
     if found is None or not found[0].moves:
         return None
     plan, then = found
-    node = Trial(then, trial.query, trial.wish).asking(request).nodes()
+    node = replace(trial, cluster=then).asking(request).nodes()
     if not node:
         return None
     moves = tuple(move_of(cluster, mover, target) for mover, target in plan.moves)
     what = "one move lets" if len(moves) == 1 else f"{len(moves)} moves let"
+    start = "it start" if trial.pods == 1 else f"{trial.who} start, the first"
     how = "".join(f" ({note})" for note in plan.notes if note == TOGETHER)
-    return WayOut("moves", f"{what} it start on node {node[0]}{how}:", node=node[0], moves=moves)
+    return WayOut("moves", f"{what} {start} on node {node[0]}{how}:", node=node[0], moves=moves)
 
 
 def _too_large(trial: Trial) -> bool:

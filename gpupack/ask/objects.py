@@ -8,9 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from allocator.errors import shown
+from allocator.names import POD_REQUEUED
 from gpupack.errors import InputError
 from scheduler_plugin.cluster.budgets import BudgetLite
 from scheduler_plugin.cluster.objects import ContainerLite, Struct
+from scheduler_plugin.cluster.pods import is_requeued
 from scheduler_plugin.queue.entering.pods import (
     NodeAffinity,
     QueueMetadata,
@@ -231,3 +233,9 @@ def _wrong(text: str | bytes, error: Exception) -> str:
     if found.items is None:
         return f"the input is a {shown(found.kind or 'value')}, not a list"
     return f"the input does not hold nodes and pods ({error})"
+
+
+def gates_of(pod: AskPod) -> list[str]:
+    """Names of a pod's scheduling gates, and of the queue's annotation where its release was taken back."""
+    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
+    return [*gates, POD_REQUEUED] if is_requeued(pod) else gates

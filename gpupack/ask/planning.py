@@ -9,8 +9,9 @@ from typing import Final
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.goals import Goal, Start
 from gpupack.ask.movers import CRITICAL, Mover, Movers
+from gpupack.ask.search import Search, in_order
 from gpupack.ask.sites import Sites, nearest
-from gpupack.ask.table import Search, Table, Target, in_order
+from gpupack.ask.table import Table, Target
 from scheduler_plugin.cluster.budgets import within
 
 STEPS: Final = 60_000
@@ -70,6 +71,7 @@ class Planner:
         self._search = Search(table, self._near, goal.reached, goal.loss, limits.steps)
         names = [name for name, row in cluster.state.nodes.rows.items() if cluster.state.nodes.usable[row]]
         self._names = sorted(names)
+        self._nearest: dict[int, list[int]] = {}
         self._all = table.all_choices = len(names) <= NEAR_NODES
 
     def start(self, wanted: int, now: int) -> Plan:
@@ -228,7 +230,10 @@ class Planner:
         nodes = self._cluster.state.nodes
         touched = sorted(self._table.touched)
         yield from touched
-        for row in nearest(self._cluster, self._table.query(mover)):
+        kind = self._table.kind(mover)
+        if kind not in self._nearest:
+            self._nearest[kind] = nearest(self._cluster, self._table.query(mover))
+        for row in self._nearest[kind]:
             name = nodes.names[row]
             if name in self._table.touched or not self._table.offered(mover, name):
                 continue

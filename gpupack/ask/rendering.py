@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from gpupack.ask.answers import Advice, Best, CardUse, Fit, FitAnswer, Why
-from gpupack.top.records import printable
+from kubeapi.errors import printable
 from scheduler_plugin.placement.reasons import memory
 
 _NODES_SHOWN = 10

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import merge
 from itertools import combinations, islice
 from math import ceil
@@ -30,7 +31,7 @@ class Site:
     node: str
     movers: tuple[Mover, ...]
 
-    @property
+    @cached_property
     def cost(self) -> tuple[int, int, int, str]:
         """Smaller is better: how many, the largest priority, how much, and where."""
         priority = max(mover.record.priority for mover in self.movers)
@@ -53,7 +54,7 @@ class Sites:
         self._goal = goal
         self._movers = movers
         self._on: dict[str, list[Mover]] = {}
-        self._known: dict[str, tuple[tuple[object, ...], list[Site]]] = {}
+        self._known: dict[str, tuple[int, list[Site]]] = {}
         self._untouched: list[Site] | None = None
 
     def on(self, node: str) -> list[Mover]:
@@ -75,13 +76,12 @@ class Sites:
         return merge(self._untouched, sorted(fresh, key=_cost), key=_cost)
 
     def _of(self, node: str, moved: Collection[str]) -> list[Site]:
-        free = self._goal.free(node)
-        left = [mover for mover in self.on(node) if mover.uid not in moved]
-        key = (free, len(left))
+        stamp = self._goal.stamp(node)
         known = self._known.get(node)
-        if known is None or known[0] != key:
+        if known is None or known[0] != stamp:
+            left = [mover for mover in self.on(node) if mover.uid not in moved]
             groups = self._by_card(node, left) if self._goal.cards == 1 else self._by_node(node, left)
-            known = self._known[node] = key, [Site(node, group) for group in groups]
+            known = self._known[node] = stamp, [Site(node, group) for group in groups]
         return known[1]
 
     def _by_card(self, node: str, movers: Sequence[Mover]) -> Iterator[tuple[Mover, ...]]:

@@ -1,10 +1,10 @@
-"""Cards, and what else nodes have left, as a list of moves changes them; and the search for seats.
+"""Cards, and what else nodes have left, as a list of moves changes them.
 
 A table knows what filter and kube-scheduler would say after some pods have ended and started elsewhere. What
 it finds is asked of them again before anybody sees it (`moved`).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -20,7 +20,9 @@ from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.placement.query import Query
 
 if TYPE_CHECKING:
+    from allocator.request import PodRequest
     from gpupack.ask.hosts import Wish
+    from scheduler_plugin.queue.places.labels import NodeRules
 
 Card = tuple[str, int]
 """A node and the position of a card."""
@@ -52,7 +54,13 @@ class Left:
 
 
 class _Pod:
-    """What a table keeps of a pod that moves."""
+    """What a table keeps of a pod that moves.
+
+    Attributes:
+        offered: Whether scheduler and filter offer it a node, by name.
+        stands_alone: No other pod keeps it off a node, by its port or by what it wants near or far.
+        kind: See `Table.kind`.
+    """
 
     def __init__(self, cluster: Cluster, mover: Mover) -> None:
         trial = mover.trial(cluster)
@@ -60,10 +68,13 @@ class _Pod:
         self.wish: Wish = trial.wish
         self.offers = self.once_gone(cluster, frozenset({mover.uid}))
         self.offered: dict[str, bool] = {}
+        self.asked = self.query.request.effective_units
+        self.kind = 0
 
     def once_gone(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
         """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
         near = cluster.hosts.neighbours.blocked(self.wish.pod, gone) if self.wish.pod is not None else None
+        self.stands_alone = near is None and not self.wish.ports
         return lambda node: (
             cluster.hosts.lets(self.wish, node, gone)
             and (near is None or not near(node, cluster.nodes[node]))
@@ -78,7 +89,7 @@ class Table:
         closed: Cards that no pod may be moved to.
 
     Attributes:
-        touched: Names of nodes that pods went from or to.
+        stamps: How often something changed on each node that pods went from or to, by name.
         all_choices: Whether pods on several cards may go to any, for a search that is to be complete.
         movable: UIDs of the pods that such a search moves.
         cut: Whether places were left out, so that finding nothing means nothing.
@@ -94,16 +105,41 @@ class Table:
         self._taken: dict[str, list[int]] = {}
         self._left: dict[str, Left] = {}
         self._trials: dict[str, _Pod] = {}
-        self.touched: set[str] = set()
+        self.stamps: dict[str, int] = {}
+        self._sizes: dict[str, list[int]] = {}
+        self._free: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._kinds: dict[tuple[PodRequest, str], int] = {}
+        self._offered: dict[tuple[int, NodeRules], dict[str, bool]] = {}
+
+    @property
+    def touched(self) -> Collection[str]:
+        """Names of nodes that pods went from or to."""
+        return self.stamps.keys()
 
     # What is free.
 
+    def stamp(self, node: str) -> int:
+        """Tell how often something changed on a node; what follows from its cards holds while this does."""
+        return self.stamps.get(node, 0)
+
     def free(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards, by position."""
-        nodes = self.cluster.state.nodes
-        row = nodes.rows[node]
-        sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
-        return tuple(max(0, size - taken) for size, taken in zip(sizes, self._of(node), strict=True))
+        stamp = self.stamps.get(node, 0)
+        known = self._free.get(node)
+        if known is None or known[0] != stamp:
+            taken = self._of(node)
+            found = tuple(max(0, size - units) for size, units in zip(self.sizes(node), taken, strict=True))
+            known = self._free[node] = stamp, found
+        return known[1]
+
+    def sizes(self, node: str) -> list[int]:
+        """Units of a node's cards, by position."""
+        known = self._sizes.get(node)
+        if known is None:
+            nodes = self.cluster.state.nodes
+            row = nodes.rows[node]
+            known = self._sizes[node] = nodes.size[row, : int(nodes.cards[row])].tolist()
+        return known
 
     def _of(self, node: str) -> list[int]:
         """Units taken by card; more than a card's size may be."""
@@ -159,7 +195,7 @@ class Table:
         taken = self._of(node)
         for card, count in units.items():
             taken[card] += sign * count
-        self.touched.add(node)
+        self.stamps[node] = self.stamps.get(node, 0) + 1
         query, wish = self._pod(mover).query, self._pod(mover).wish
         left = self.left(node)
         asked = query.request.effective_units
@@ -175,11 +211,20 @@ class Table:
         known = self._trials.get(mover.uid)
         if known is None:
             known = self._trials[mover.uid] = _Pod(self.cluster, mover)
+            key = (known.query.request, known.query.ask.card_policy)
+            known.kind = self._kinds.setdefault(key, len(self._kinds))
+            if known.stands_alone:
+                # Pods that ask alike are offered the same nodes.
+                known.offered = self._offered.setdefault((known.kind, known.wish.rules), known.offered)
         return known
 
     def query(self, mover: Mover) -> Query:
         """What a pod asks of cards."""
         return self._pod(mover).query
+
+    def kind(self, mover: Mover) -> int:
+        """Number what pods ask of cards: those with one number have the same places on a node."""
+        return self._pod(mover).kind
 
     # Seats.
 
@@ -202,28 +247,26 @@ class Table:
 
     def has_host(self, mover: Mover, node: str) -> bool:
         """Tell whether a node has cpu, memory and the rest for a pod that has ended."""
-        query, wish = self._pod(mover).query, self._pod(mover).wish
-        left = self.left(node)
-        asked = query.request.effective_units
+        pod = self._pod(mover)
+        query, wish, left = pod.query, pod.wish, self.left(node)
         return (
             left.pods >= 1
-            and (left.percent if query.request.percent else left.units) >= asked
+            and (left.percent if query.request.percent else left.units) >= pod.asked
             and (not wish.cpu_milli or left.cpu_milli >= wish.cpu_milli)
             and (not wish.memory_bytes or left.memory_bytes >= wish.memory_bytes)
             and all(self._other(node, resource) >= amount for resource, amount in wish.others.items())
         )
 
-    def targets(self, mover: Mover, nodes: Iterable[str]) -> Iterator[Target]:
-        """Give the places on these nodes for a pod that has ended; not those that it comes from.
+    def takes(self, mover: Mover, node: str) -> bool:
+        """Tell whether a node is one for a pod that has ended, and has what it needs besides cards."""
+        return self.offered(mover, node) and self.has_host(mover, node)
+
+    def targets(self, mover: Mover, node: str) -> Iterator[Target]:
+        """Give the places on a node that takes a pod which has ended; not that which it comes from.
 
         A pod may go to any cards; without `all_choices` those of one that asks for more than one are chosen
         by the card policy. Cards of a node that do not differ are one place.
         """
-        for node in nodes:
-            if self.offered(mover, node) and self.has_host(mover, node):
-                yield from self._on(mover, node)
-
-    def _on(self, mover: Mover, node: str) -> Iterator[Target]:
         query = self.query(mover)
         arrays = self.cluster.state.nodes
         row = arrays.rows[node]
@@ -265,103 +308,3 @@ class Table:
     def _is_open(self, node: str, card: int) -> bool:
         nodes = self.cluster.state.nodes
         return (node, card) not in self.closed and bool(nodes.evictable[nodes.rows[node], card])
-
-
-class Search:
-    """Finds places for pods that have ended, so that a goal is reached.
-
-    Args:
-        table: Changed while searching, and left as it was where nothing is found.
-        nodes: Names of the nodes that a pod may go to, best first.
-        reached: Whether the goal is reached, told whether every pod has its place. While some have none it
-            must not say no where it could say yes in the end.
-        loss: What a place costs the goal; smaller is tried first.
-        steps: Places that are tried at most, over all calls.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        nodes: Callable[[Mover], Iterable[str]],
-        reached: Callable[[bool], bool],
-        loss: Callable[[Target], tuple[int, int]],
-        steps: int,
-    ) -> None:
-        self.table = table
-        self.steps = steps
-        self._nodes = nodes
-        self._reached = reached
-        self._loss = loss
-
-    @property
-    def gave_up(self) -> bool:
-        """Whether the limit was met, so that finding nothing means nothing."""
-        return self.steps <= 0
-
-    def seats(self, movers: Sequence[Mover]) -> list[tuple[Mover, Target]] | None:
-        """Find places for all of these pods; None: there are none, or `gave_up`.
-
-        On success the table is left with the pods in their places.
-        """
-        self.steps -= 1
-        for mover in movers:
-            self.table.end(mover)
-        ordered = sorted(movers, key=lambda mover: (-mover.total, mover.uid))
-        found = self._seat(ordered, [])
-        if found is None:
-            for mover in movers:
-                self.table.undo_end(mover)
-        return found
-
-    def _seat(
-        self, movers: Sequence[Mover], chosen: list[tuple[Mover, Target]]
-    ) -> list[tuple[Mover, Target]] | None:
-        if not self._reached(not movers):
-            return None
-        if not movers:
-            return list(chosen)
-        mover = movers[0]
-        for target in sorted(self.table.targets(mover, self._nodes(mover)), key=self._loss):
-            self.steps -= 1
-            if self.steps <= 0:
-                return None
-            self.table.start(mover, target)
-            chosen.append((mover, target))
-            found = self._seat(movers[1:], chosen)
-            if found is not None:
-                return found
-            chosen.pop()
-            self.table.undo_start(mover, target)
-        return None
-
-
-def in_order(table: Table, seats: Sequence[tuple[Mover, Target]]) -> tuple[list[tuple[Mover, Target]], bool]:
-    """Order moves so that each can be made once those before it are done.
-
-    Args:
-        table: As it is before; left as it is after.
-        seats: The moves, in any order.
-
-    Returns:
-        The moves, and whether that is so: pods that trade places have to be ended together.
-    """
-    waiting, ordered, singly = list(seats), [], True
-    while waiting:
-        for number, (mover, target) in enumerate(waiting):
-            table.end(mover)
-            free = table.free(target.node)
-            if all(free[card] >= units for card, units in target.placement.charge.items()) and table.has_host(
-                mover, target.node
-            ):
-                table.start(mover, target)
-                ordered.append(waiting.pop(number))
-                break
-            table.undo_end(mover)
-        else:
-            singly = False
-            for mover, target in waiting:
-                table.end(mover)
-                table.start(mover, target)
-            ordered += waiting
-            waiting = []
-    return ordered, singly

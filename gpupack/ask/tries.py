@@ -4,22 +4,21 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from allocator.errors import AllocatorError
-from allocator.names import NODE_HOLDS
+import numpy as np
+
 from allocator.place import Placement
-from allocator.records import charge, load_holds
+from allocator.podcards import ByPosition
 from allocator.request import PodRequest
 from gpupack.ask.cluster import Cluster
+from gpupack.ask.gangs import count_at_once
 from gpupack.ask.hosts import Wish
 from scheduler_plugin.cluster.arrays import RowArray
+from scheduler_plugin.cluster.podcards import PodCards, read_pod_cards
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
-
-Units = Mapping[int, int]
-"""Units by card position."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,23 @@ class Trial:
         cluster: The cluster.
         query: What it asks of cards.
         wish: What it asks for besides.
+        pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
     """
 
     cluster: Cluster
     query: Query
     wish: Wish
+    pods: int = 1
+
+    @property
+    def who(self) -> str:
+        """Who starts, in words."""
+        return "it" if self.pods == 1 else f"all {self.pods} such pods of its gang"
+
+    @property
+    def fits(self) -> str:
+        """That it fits, in words."""
+        return "fits" if self.pods == 1 else f"fits for {self.who} at once"
 
     def asking(self, request: PodRequest) -> "Trial":
         """The same pod with another request."""
@@ -56,6 +67,21 @@ class Trial:
 
     def rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
         """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
+        kept = self._rows(leaving, only)
+        if self.pods == 1 or not len(kept):
+            return kept
+        everywhere = kept if only is None else np.union1d(self._rows((), None), kept).astype(np.intp)
+        return kept if self._at_once(everywhere, leaving) == self.pods else kept[:0]
+
+    def fit_at_once(self) -> int:
+        """Count its pods that fit at once."""
+        return self._at_once(self._rows((), None), ())
+
+    def _at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
+        return count_at_once(self.cluster, self.query, self.wish, rows, self.pods, leaving)
+
+    def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
+        """Rows of the nodes that take one such pod."""
         nodes = self.cluster.state.nodes
         rows = self.cluster.rows if only is None else only
         rows = rows[fitting(nodes, self.query, rows)]
@@ -82,12 +108,12 @@ def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:
 
 
 @contextmanager
-def changed(cluster: Cluster, by_node: Mapping[str, Units]) -> Iterator[None]:
+def changed(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[None]:
     """Show filter cards with other units in use for a while.
 
     Args:
         cluster: The cluster.
-        by_node: Units more (less, where negative) by card position, by node.
+        by_node: ByPosition more (less, where negative) by card position, by node.
     """
     nodes = cluster.state.nodes
     rows = {nodes.rows[name]: units for name, units in by_node.items()}
@@ -100,20 +126,15 @@ class Held:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._by_node: dict[str, tuple[dict[str, dict[int, int]], frozenset[int]]] = {}
+        self._by_node: dict[str, PodCards] = {}
 
-    def of(self, record: PodRecord) -> Units:
+    def of(self, record: PodRecord) -> ByPosition:
         """Units of a pod by card position; empty where its cards are not known."""
-        return self._on(record.node)[0].get(record.uid, {})
+        return self._on(record.node).units.get(record.uid, {})
 
-    def freed(self, record: PodRecord) -> Units:
-        """Units that would be free for certain without a pod, by card position.
-
-        None on a card that takes no pods, and none where processes of others fill the card: the words stop
-        at its size, so it is not known how much they use beyond that.
-        """
-        units, closed = self._on(record.node)
-        return {card: count for card, count in units.get(record.uid, {}).items() if card not in closed}
+    def freed(self, record: PodRecord) -> ByPosition:
+        """Units that would be free for certain without a pod, by card position; see `PodCards.closed`."""
+        return self._on(record.node).freed(record.uid)
 
     def on(self, node: str) -> list[PodRecord]:
         """The pods of a node that have cards there, by namespace and name."""
@@ -121,54 +142,18 @@ class Held:
         found = [] if book is None else [pod for pod in book.pods.values() if self.of(pod)]
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
-    def _on(self, node: str) -> tuple[dict[str, dict[int, int]], frozenset[int]]:
+    def _on(self, node: str) -> PodCards:
         known = self._by_node.get(node)
         if known is None:
             known = self._by_node[node] = self._read(node)
         return known
 
-    def _read(self, node: str) -> tuple[dict[str, dict[int, int]], frozenset[int]]:
+    def _read(self, node: str) -> PodCards:
         state = self._cluster.state
         book, row = state.books.get(node), state.nodes.rows.get(node)
         if book is None or row is None or not book.sizes:
-            return {}, frozenset()
-        published = self._published(node)
-        held: dict[str, dict[int, int]] = {}
-        for uid, pod in book.pods.items():
-            units = published.get(uid) if uid in book.holds else None
-            held[uid] = dict(units) if units else _assigned(pod, book.uuids, book.sizes)
-        closed = set()
-        for card, size in enumerate(book.sizes):
-            if not state.nodes.evictable[row, card]:
-                closed.add(card)
-            elif published and book.used[card] >= size:
-                ours = sum(units.get(card, 0) for units in published.values())
-                if ours < size:
-                    closed.add(card)
-        return held, frozenset(closed)
-
-    def _published(self, node: str) -> Mapping[str, Mapping[int, int]]:
-        found = self._cluster.nodes.get(node)
-        text = ((found.metadata.annotations or {}) if found is not None else {}).get(NODE_HOLDS)
-        if text is None:
-            return {}
-        try:
-            return load_holds(text).units
-        except AllocatorError:
-            return {}
-
-
-def _assigned(pod: PodRecord, uuids: tuple[str, ...], sizes: tuple[int, ...]) -> dict[int, int]:
-    """A pod's units by card as its annotations say; empty where they say nothing that can be."""
-    for cards in (pod.allocated, pod.assigned):
-        if cards is not None and pod.charged is not None:
-            try:
-                units_of = charge(pod.charged, cards, dict(zip(uuids, sizes, strict=False)))
-            except AllocatorError:
-                continue
-            if units_of.keys() <= set(uuids):
-                return {uuids.index(uuid): units for uuid, units in units_of.items()}
-    return {}
+            return PodCards({}, frozenset())
+        return read_pod_cards(book, state.nodes.evictable[row].tolist())
 
 
 def numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from allocator.names import (
     POD_CARD_POLICY,
     POD_NODE_POLICY,
     POD_PLANNED,
+    POD_REQUEUED,
 )
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Registry, is_name
@@ -32,7 +33,7 @@ _KINDS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
 
 
 _KNOWN: Final = frozenset(value for name, value in vars(names).items() if name.startswith("POD_"))
-_USERS: Final = sorted(_KNOWN - {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED})
+_USERS: Final = sorted(_KNOWN - {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED})
 
 
 class Unknown(NamedTuple):

@@ -14,8 +14,9 @@ from gpupack.ask.hosts import CORDONED, SELECTOR, SYSTEM, TAINT
 from gpupack.ask.making import moves_for
 from gpupack.ask.tries import Held, Trial, numbers
 from scheduler_plugin.cluster.arrays import RowArray
+from scheduler_plugin.placement.offered import widened
 from scheduler_plugin.placement.reasons import memory
-from scheduler_plugin.queue.places.labels import NodeRules
+from scheduler_plugin.queue.places.labels import UNSCHEDULABLE, NodeRules
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3
@@ -35,6 +36,7 @@ def ways_out(trial: Trial, verdicts: Verdicts, held: Held) -> Iterator[WayOut]:
     """
     yield from _smaller(trial)
     yield from _more_cards(trial)
+    yield from _stars(trial)
     yield from _other_cards(trial)
     yield from _other_nodes(trial, verdicts)
     yield from _ends(trial, verdicts, held)
@@ -70,11 +72,15 @@ def _smaller(trial: Trial) -> Iterator[WayOut]:
     yield WayOut(
         "smaller-request",
         f"{whose}{_amount(trial, units)}{_on(request)} in place of {_amount(trial, container.units)} "
-        f"fits now, on node {node}",
+        f"{trial.fits} now, on node {node}",
         node=node,
         units=units,
         container=container.name if several else "",
     )
+
+
+def _for(trial: Trial) -> str:
+    return "" if trial.pods == 1 else f" for {trial.who}"
 
 
 def _on(request: PodRequest) -> str:
@@ -99,7 +105,8 @@ def _more_cards(trial: Trial) -> Iterator[WayOut]:
                 how = f'annotation {POD_CARDS}: "{cards}"'
                 yield WayOut(
                     "more-cards",
-                    f"the same units over {cards} cards of one node ({how}) fit now, on node {found[0]}, "
+                    f"the same units over {cards} cards of one node ({how}){_for(trial)} fit now, on node "
+                    f"{found[0]}, "
                     "if the software can split",
                     node=found[0],
                     cards=cards,
@@ -109,6 +116,26 @@ def _more_cards(trial: Trial) -> Iterator[WayOut]:
 
 def _splits(container: ContainerRequest, cards: int) -> bool:
     return container.units >= cards
+
+
+def _stars(trial: Trial) -> Iterator[WayOut]:
+    """Stars around the patterns of models, which people forget."""
+    request, cluster = trial.query.request, trial.cluster
+    wider = widened(cluster.state.nodes, request.selector, cluster.rows)
+    if wider is None:
+        return
+    starred = trial.asking(replace(request, selector=wider))
+    found = starred.nodes()
+    if found:
+        how = f'annotation {POD_GPU_MODEL}: "{", ".join(wider.models)}"'
+        model = _model(starred, found[0])
+        yield WayOut(
+            "model-pattern",
+            f"with stars ({how}) it {trial.fits} now, on {_count(found)}, first {found[0]}"
+            + (f" ({model})" if model else ""),
+            node=found[0],
+            model=model,
+        )
 
 
 def _other_cards(trial: Trial) -> Iterator[WayOut]:
@@ -128,8 +155,8 @@ def _other_cards(trial: Trial) -> Iterator[WayOut]:
             model = _model(freed, found[0])
             yield WayOut(
                 "other-model" if annotation == POD_GPU_MODEL else "other-card",
-                f"without the annotation {annotation} it fits now, on {_count(found)}, first {found[0]}"
-                + (f" ({model})" if model else ""),
+                f"without the annotation {annotation} it {trial.fits} now, on {_count(found)}, "
+                f"first {found[0]}" + (f" ({model})" if model else ""),
                 node=found[0],
                 model=model,
             )
@@ -162,7 +189,7 @@ def _other_nodes(trial: Trial, verdicts: Verdicts) -> Iterator[WayOut]:
             taint = ", ".join(trial.cluster.hosts.taints(node, wish))
             yield WayOut(
                 "toleration",
-                f"node {node} has the cards: it takes the pod once the pod tolerates {taint}",
+                f"node {node} has the cards{_for(trial)}: it takes the pod once the pod tolerates {taint}",
                 node=node,
                 taint=taint,
             )
@@ -171,22 +198,20 @@ def _other_nodes(trial: Trial, verdicts: Verdicts) -> Iterator[WayOut]:
         for node in free.nodes(only=_rows(trial, verdicts, SELECTOR))[:1]:
             yield WayOut(
                 "node-selector",
-                f"node {node} has the cards: the pod's nodeSelector or node affinity keeps it off",
+                f"node {node} has the cards{_for(trial)}: "
+                "the pod's nodeSelector or node affinity keeps it off",
                 node=node,
             )
     if CORDONED in reasons:
         tolerant = replace(
-            trial, wish=replace(wish, stands=lambda taint: taint.key == _CORDON or stands(taint))
+            trial, wish=replace(wish, stands=lambda taint: taint == UNSCHEDULABLE or stands(taint))
         )
         for node in tolerant.nodes(only=_rows(trial, verdicts, CORDONED))[:1]:
             yield WayOut(
                 "uncordon",
-                f"node {node} has the cards and is cordoned: `kubectl uncordon {node}` opens it",
+                f"node {node} has the cards{_for(trial)} and is cordoned: `kubectl uncordon {node}` opens it",
                 node=node,
             )
-
-
-_CORDON: Final = "node.kubernetes.io/unschedulable"
 
 
 def _rows(trial: Trial, verdicts: Verdicts, reason: str) -> RowArray:
@@ -221,7 +246,7 @@ def _ends(trial: Trial, verdicts: Verdicts, held: Held) -> Iterator[WayOut]:
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
     yield WayOut(
         "pods-end",
-        f"{what} the cards on node {end.node}: {said}",
+        f"{what} the cards{_for(trial)} on node {end.node}: {said}",
         node=end.node,
         pods=pods,
         fewest=end.fewest,

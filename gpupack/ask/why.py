@@ -1,17 +1,27 @@
 """Why a pod is as it is: it waits, it runs, it is over, or what it asks for cannot be given."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError, shown
-from allocator.names import DOMAIN, PERCENT_RESOURCE, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME, SCHEDULER_NAME
+from allocator.names import (
+    DOMAIN,
+    PERCENT_RESOURCE,
+    POD_ASSIGNED,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    SCHEDULER_NAME,
+)
 from allocator.request import MAX_UNITS
 from gpupack.ask.answers import State, WayOut, Why
 from gpupack.ask.cluster import ENDED, Cluster, unit_asked
+from gpupack.ask.gangs import WaitingGang, count_ever, gang_of
 from gpupack.ask.groups import Verdicts, verdicts
 from gpupack.ask.hosts import Wish, unchecked
 from gpupack.ask.making import not_looked_for
-from gpupack.ask.objects import AskPod
+from gpupack.ask.objects import AskPod, gates_of
 from gpupack.ask.running import cards_of_pod
 from gpupack.ask.tries import Held, Trial, query_for
 from gpupack.ask.unknown import note, refused
@@ -163,21 +173,21 @@ class _About:
         wish = Wish.of(self._pod)
         query = query_for(self._cluster, self._request, wish)
         found = verdicts(self._cluster, query, wish)
+        gang = gang_of(self._cluster, self._pod)
+        trial = Trial(self._cluster, query, wish, 1 if gang is None else gang.pods)
+        together = "" if gang is None else _gang_waits(trial, gang)
+        if together:
+            found = replace(found, fits=())
         outs: list[WayOut] = []
         unsought = ""
         if ways and not found.fits:
-            trial = Trial(self._cluster, query, wish)
             outs = list(ways_out(trial, found, Held(self._cluster)))
             unsought = not_looked_for(trial)
-        gates = [gate.name for gate in self._pod.spec.scheduling_gates or ()]
+        gates = gates_of(self._pod)
         notes = self._notes(found, gates) + ((unsought,) if unsought else ())
         if gates:
             outs = [*self._queue(gates), *outs]
-            text = (
-                f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
-            )
-            if found.fits:
-                text += f"; {_takes(found.fits)} take it now"
+            text = self._gated(gates, found, together)
             return self._answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
@@ -186,8 +196,20 @@ class _About:
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
             return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
-        text = f"waits: 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
+        text = f"waits: {together or f'0 of {len(self._cluster.nodes)} nodes take {self._asked}'}"
         return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _gated(self, gates: Sequence[str], found: Verdicts, together: str) -> str:
+        """Say what a pod waits for that kube-scheduler has not begun with."""
+        text = f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
+        if gates == [POD_REQUEUED]:
+            text = "waits in its queue again: kube-scheduler found no node for it when it was released"
+        said = self._said_by_queue(gates)
+        if said is not None:
+            text += f"; the queue says {said.reason}: {said.message}"
+        elif found.fits:
+            text += f"; {_takes(found.fits)} take it once it is released"
+        return f"{text}; {together}" if together else text
 
     def _refused(self) -> Why:
         if self._problem:
@@ -219,17 +241,23 @@ class _About:
         text = f"make it again with schedulerName: {SCHEDULER_NAME}"
         return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
+    def _said_by_queue(self, gates: Sequence[str]) -> "QueueWhy | None":
+        """Find what the queue says of the pod."""
+        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
+            return None
+        key = self._pod.metadata.namespace, self._pod.metadata.name
+        return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
+
     def _queue(self, gates: Sequence[str]) -> list[WayOut]:
         """Where the pod stands in the queue."""
-        if QUEUE_GATE not in gates:
+        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
             return []
-        meta = self._pod.metadata
-        for each in self._queued or ():
-            if (each.namespace, each.name) == (meta.namespace, meta.name):
-                place = f"position {each.position} of queue {each.queue}" if each.position else "no queue"
-                text = f"{place}: {each.message}"
-                return [WayOut("queue", text, queue=each.queue, position=each.position)]
-        queue = (meta.labels or {}).get(QUEUE_NAME, "")
+        said = self._said_by_queue(gates)
+        if said is not None:
+            place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
+            text = f"{place}: {said.message}"
+            return [WayOut("queue", text, queue=said.queue, position=said.position)]
+        queue = (self._pod.metadata.labels or {}).get(QUEUE_NAME, "")
         where = f"queue {queue}" if queue else "the queue of its namespace, if that has one"
         text = f"waits for its turn in {where}: `gpupack queue status` says its position"
         return [WayOut("queue", text, queue=queue)]
@@ -270,6 +298,19 @@ def _nothing_asked(pod: AskPod, resource: str) -> str:
                 where = f"container {shown(container.name)} has {name}: 0 in its limits"
                 return f"{where}, which asks for no GPU memory: allowed are 1 to {most}"
     return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
+
+
+def _gang_waits(trial: Trial, gang: WaitingGang) -> str:
+    """Say that the pods of a gang do not fit at once, and whether they ever could; empty where they do."""
+    fit = trial.fit_at_once()
+    if fit == gang.pods:
+        return ""
+    what = f"{gang.pods} pods like it" if gang.pods < gang.size or gang.others else f"{gang.pods} pods"
+    said = f"its gang starts together, and {fit} of its {what} fit at once now"
+    ever = count_ever(trial.cluster, trial.query, trial.wish, gang.pods)
+    if ever < gang.pods:
+        said += f"; no more than {ever} could even if all other pods ended, as nodes and cards are now"
+    return said
 
 
 def _takes(names: Sequence[str]) -> str:

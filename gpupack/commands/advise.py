@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from gpupack.commands.asking import ask, output_option, source_of, source_options
-from gpupack.commands.common import version_option
+from gpupack.commands.common import say, version_option
 
 ADVISE_HELP = """Say which pods to move so that others start, or a card or node becomes empty. It moves none.
 
@@ -64,4 +64,4 @@ def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -
         advice = with_notes(advice, cluster.left_out())
         return as_json(advice) if output == "json" else advice_text(advice)
 
-    click.echo(ask(work))
+    say(ask(work))

@@ -18,10 +18,22 @@ INTERRUPTED: Final = 130
 version_option = click.version_option(__version__, "--version", prog_name="gpupack")
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Write lines to the terminal, without the control sequences of those who wrote parts of them.
+
+    Args:
+        text: One line or more.
+        err: On standard error.
+    """
+    from kubeapi.errors import printable
+
+    click.echo("\n".join(printable(line) for line in text.split("\n")), err=err)
+
+
 def fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
     """Say what is wrong, a line per fault, and exit."""
     for line in _said(error).splitlines():
-        click.echo(f"gpupack: {line}", err=True)
+        say(f"gpupack: {line}", err=True)
     sys.exit(status)
 
 

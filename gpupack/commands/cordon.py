@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.commands.common import FAILED, context_option, fail, version_option
+from gpupack.commands.common import FAILED, context_option, fail, say, version_option
 
 if TYPE_CHECKING:
     from gpupack.cordon import Outcome, Wish
@@ -86,9 +86,9 @@ def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
     except KubeApiError as error:
         fail(error, FAILED)
     for outcome in outcomes:
-        click.echo(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
+        say(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
     if not outcomes:
-        click.echo(f"node/{options['node']}: no card is cordoned")
+        say(f"node/{options['node']}: no card is cordoned")
 
 
 async def _apply(wish: "Wish", options: dict[str, Any]) -> "tuple[Outcome, ...]":

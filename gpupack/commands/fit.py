@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from gpupack.commands.asking import ask, output_option, source_of, source_options
-from gpupack.commands.common import version_option
+from gpupack.commands.common import say, version_option
 
 FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and the largest request that fits.
 
@@ -54,4 +54,4 @@ def fit(output: str, **options: Any) -> None:
         answer = fit_of(cluster, asked, changed, notes)
         return as_json(answer) if output == "json" else fit_text(answer)
 
-    click.echo(ask(work))
+    say(ask(work))

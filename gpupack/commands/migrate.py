@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gpupack.commands.common import FAILED, fail, version_option
+from gpupack.commands.common import FAILED, fail, say, version_option
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, gpushare or NVIDIA's device plugin read them.
 
@@ -69,7 +69,7 @@ def migrate(
     except (InputError, OSError) as error:
         fail(error)
     for note in done.notes:
-        click.echo(f"gpupack migrate: {note}", err=True)
+        say(f"gpupack migrate: {note}", err=True)
     if strict and not done.complete:
         click.echo("gpupack migrate: nothing is written: with --strict all has to be translated", err=True)
         sys.exit(FAILED)

@@ -11,6 +11,7 @@ from gpupack.commands.common import (
     fail,
     log_format,
     prepare,
+    say,
     serve,
     version_option,
 )
@@ -45,6 +46,11 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
 @click.option("--leader-elect/--no-leader-elect", default=False, help="Only the leader releases pods.")
 @click.option("--lease-namespace", default="kube-system", show_default=True)
 @click.option("--lease-name", default="gpupack-queue", show_default=True)
+@click.option(
+    "--pod-name",
+    metavar="NAME",
+    help="Of this process, in the Lease's namespace: the leader's pod gets the label gpupack.io/leader.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option
@@ -118,6 +124,6 @@ def status(
     if output == "json":
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        say(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        click.echo(queuestatus.render(found, pods=pods))
+        say(queuestatus.render(found, pods=pods))

@@ -61,10 +61,15 @@ from gpupack.policies import PolicyCommand, all_policies
     help="PEM; then filter, prioritize, bind and preempt want a client certificate of this authority.",
 )
 @click.option(
-    "--leader-elect/--no-leader-elect", default=False, help="For the Service form: only the leader binds."
+    "--leader-elect/--no-leader-elect", default=False, help="For the Service form: only the leader answers."
 )
 @click.option("--lease-namespace", default="kube-system", show_default=True)
 @click.option("--lease-name", default="gpupack-scheduler-extender", show_default=True)
+@click.option(
+    "--pod-name",
+    metavar="NAME",
+    help="Of this process, in the Lease's namespace: the leader's pod gets the label gpupack.io/leader.",
+)
 @click.option("--bind-timeout", "bind_timeout_s", type=float, default=4.0, show_default=True, help="Seconds.")
 @click.option(
     "--stale-after",

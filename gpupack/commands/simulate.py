@@ -6,7 +6,7 @@ import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.commands.asking import ask, source_of, source_options
-from gpupack.commands.common import card_policy_parameter, fail, prepare, refuse, version_option
+from gpupack.commands.common import card_policy_parameter, fail, prepare, refuse, say, version_option
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -144,4 +144,4 @@ def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
     cluster = ask(lambda: read(source))
     gc.enable()
     found = scenarios(cluster, options["without"], options["add"], options["unit_mib"])
-    simulate_all(found, asked, partial(click.echo, err=asked.json == "-"), partial(click.echo, err=True))
+    simulate_all(found, asked, partial(say, err=asked.json == "-"), partial(say, err=True))

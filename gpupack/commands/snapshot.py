@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gpupack.commands.asking import ask, source_of, source_options
-from gpupack.commands.common import version_option
+from gpupack.commands.common import say, version_option
 
 SNAPSHOT_HELP = """Write the cluster as nodes.csv and pods.csv, for `gpupack simulate` and for others.
 
@@ -38,4 +38,4 @@ def snapshot(out: str, hidden: bool, **options: Any) -> None:
         return told(found, found.write(Path(out)))
 
     for line in ask(work):
-        click.echo(line)
+        say(line)

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from gpupack.commands.common import FAILED, context_option, fail, version_option
+from gpupack.commands.common import FAILED, context_option, fail, say, version_option
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
 annotations and labels under gpupack.io/. One Node after the other; all of them, or those named.
@@ -63,23 +63,21 @@ async def _run(
         pods = await uninstaller.pods()
         names = await uninstaller.nodes(nodes)
         for warning in warnings(pods):
-            click.echo(f"gpupack uninstall: {warning}", err=True)
+            say(f"gpupack uninstall: {warning}", err=True)
         left = again = found = 0
         async for outcome in uninstaller.clean(names, pods):
             found += 1
             if not outcome.cleaned:
                 left += 1
-                click.echo(f"node {outcome.node} stays as it is: {outcome.why}")
+                say(f"node {outcome.node} stays as it is: {outcome.why}")
                 continue
-            click.echo(
-                f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}"
-            )
+            say(f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}")
             if outcome.traces.offered and not dry_run:
                 again += 1
         if not found:
-            click.echo(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
+            say(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
         if again:
-            click.echo(
+            say(
                 f"gpupack uninstall: {again} of these nodes offered a resource of gpupack until now; the "
                 "kubelet may write it again until five minutes after the daemon's end, run this command then",
                 err=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.commands.common import fail, version_option
+from gpupack.commands.common import fail, say, version_option
 from gpupack.helptexts import USAGE_HELP
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def usage(**options: Any) -> None:
     if options["token_file"] is not None and options["prometheus"] is None:
         raise click.UsageError("--token-file is for --prometheus")
     try:
-        click.echo(write(_report(options), options["output"]))
+        say(write(_report(options), options["output"]))
     except (InputError, OSError) as error:
         fail(error)
 

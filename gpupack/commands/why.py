@@ -5,7 +5,7 @@ from typing import Any, Final
 import click
 
 from gpupack.commands.asking import ask, output_option, source_of, source_options
-from gpupack.commands.common import version_option
+from gpupack.commands.common import say, version_option
 
 _KINDS: Final = ("pod", "pods", "po")
 """What stands before a slash where kubectl names a pod."""
@@ -46,7 +46,7 @@ def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
         answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
         return as_json(answer) if output == "json" else why_text(answer)
 
-    click.echo(ask(work))
+    say(ask(work))
 
 
 def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:

@@ -1,20 +1,24 @@
 """Why pods wait for cards, and what fits now: what `gpupack why` and `gpupack fit` answer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from allocator.errors import AllocatorError
-from gpupack.ask import Cluster, FitAsk, Why, fit, why
+from gpupack.ask import Cluster, FitAsk, fit, why
 from gpupack.ask.answers import FitAnswer
 from gpupack.ask.objects import AskPod
 from gpupack.errors import InputError
+from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 EXPLAINED: Final = 100
 """Pods whose reasons are on the page; those that wait longest."""
 SHOWN: Final = 500
 """Pods that are named at all."""
+QueuedAs = Callable[[str, str], Sequence[QueueWhy] | None]
+"""Finds what the queue says of a pod, by namespace and name; see `Board.queued_as`."""
+
 SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
 
 
@@ -70,10 +74,10 @@ def waiting(cluster: Cluster) -> list[AskPod]:
     )
 
 
-def pending(cluster: Cluster, pods: list[AskPod]) -> Iterator[Pending]:
+def pending(cluster: Cluster, pods: list[AskPod], queued: QueuedAs) -> Iterator[Pending]:
     """Say why pods wait, one after the other: the caller may do something else between two."""
     for number, pod in enumerate(pods[:SHOWN]):
-        yield explained(cluster, pod) if number < EXPLAINED else _named(pod)
+        yield explained(cluster, pod, queued) if number < EXPLAINED else _named(pod)
 
 
 def _named(pod: AskPod) -> Pending:
@@ -81,10 +85,11 @@ def _named(pod: AskPod) -> Pending:
     return Pending(meta.namespace, meta.name, meta.creation_timestamp)
 
 
-def explained(cluster: Cluster, pod: AskPod) -> Pending:
+def explained(cluster: Cluster, pod: AskPod, queued: QueuedAs) -> Pending:
     """Say why one pod waits."""
+    namespace, name = pod.metadata.namespace, pod.metadata.name
     try:
-        found = ask_why(cluster, pod.metadata.namespace, pod.metadata.name, ways=False)
+        found = why(cluster, namespace, name, queued=queued(namespace, name), ways=False)
     except (AllocatorError, InputError) as error:
         return msgspec.structs.replace(_named(pod), text=str(error))
     return Pending(
@@ -100,15 +105,6 @@ def explained(cluster: Cluster, pod: AskPod) -> Pending:
         notes=found.notes,
         scheduler=found.scheduler,
     )
-
-
-def ask_why(cluster: Cluster, namespace: str, name: str, *, ways: bool = True) -> Why:
-    """Ask why a pod is as it is.
-
-    Raises:
-        InputError: there is no such pod.
-    """
-    return why(cluster, namespace, name, ways=ways)
 
 
 def sizes(cluster: Cluster) -> Iterator[Size]:

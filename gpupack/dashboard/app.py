@@ -26,6 +26,7 @@ from gpupack.usage.report import By, report
 from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
 from gpupack.usage.times import span
+from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 T = TypeVar("T")
 
@@ -93,6 +94,11 @@ class Dashboard:
         if self.following.failing:  # a connection that is back need not bring news
             asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
 
+    def tell_queued(self, pods: Sequence[QueueWhy] | None) -> None:
+        """Take what the queue says of the pods that wait in it."""
+        if self.board.set_queued(pods):
+            self._changed.set()
+
     async def advise(self) -> None:
         """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
         cluster = self.board.cluster()
@@ -100,7 +106,7 @@ class Dashboard:
         self._pending = len(pods)
         if not self.live.watched:
             return
-        waits = [each async for each in _in_steps(advice.pending(cluster, pods))]
+        waits = [each async for each in _in_steps(advice.pending(cluster, pods, self.board.queued_as))]
         self.live.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
         self.live.set_part("fits", [each async for each in _in_steps(advice.sizes(cluster))])
 
@@ -211,7 +217,11 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
             tasks = [
                 group.create_task(following.run()),
                 group.create_task(dashboard.run()),
-                group.create_task(queues.follow(ask, lambda shown: dashboard.live.set_part("queues", shown))),
+                group.create_task(
+                    queues.follow(
+                        ask, lambda shown: dashboard.live.set_part("queues", shown), dashboard.tell_queued
+                    )
+                ),
             ]
             await stop.wait()
             for task in tasks:

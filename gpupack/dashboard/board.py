@@ -11,6 +11,7 @@ from gpupack.top.objects import Cluster as TopCluster
 from gpupack.top.records import NodeRow
 from gpupack.top.rows import rows
 from gpupack.usage.sampling import Seat
+from scheduler_plugin.queue.running.explain import Why as QueueWhy
 
 PodKey = tuple[str, str]
 """Namespace and name."""
@@ -26,6 +27,7 @@ class Board:
         encoded: the same as JSON.
         sums: what the cards of each of these nodes have together.
         seats: what pods have on each of them.
+        queued: what the queue says of pods that wait in it; None where it has not answered.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class Board:
         self.encoded: dict[str, msgspec.Raw] = {}
         self.sums: dict[str, Sums] = {}
         self.seats: dict[str, tuple[Seat, ...]] = {}
+        self.queued: dict[PodKey, QueueWhy] | None = None
         self._on_node: dict[str, dict[PodKey, AskPod]] = {}
         self._dirty: set[str] = set()
         self._cluster: Cluster | None = None
@@ -155,9 +158,27 @@ class Board:
             self._cluster = Cluster.of((self.nodes or {}).values(), (self.pods or {}).values())
         return self._cluster
 
+    def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:
+        """Take what the queue says of pods, None where it does not answer; tell whether that is new."""
+        before = _said(self.queued)
+        self.queued = None if pods is None else {(pod.namespace, pod.name): pod for pod in pods}
+        return _said(self.queued) != before
+
+    def queued_as(self, namespace: str, name: str) -> tuple[QueueWhy, ...] | None:
+        """Find what the queue says of one pod: nothing, or one answer; None where it has not answered."""
+        found = None if self.queued is None else self.queued.get((namespace, name))
+        return None if self.queued is None else () if found is None else (found,)
+
     def labels(self) -> Mapping[str, Mapping[str, str]]:
         """Labels of the pods that are known, by UID."""
         return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
+
+
+def _said(queued: Mapping[PodKey, QueueWhy] | None) -> object:
+    """Take out what changes all the time: how long each pod waits."""
+    if queued is None:
+        return None
+    return {key: (pod.queue, pod.position, pod.message) for key, pod in queued.items()}
 
 
 def _seats(row: NodeRow) -> Iterator[Seat]:

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
-from gpupack.dashboard.advice import ask_why
+from gpupack.ask import why
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live, Page, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
@@ -186,7 +186,9 @@ class Pages:
         """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""
         query = request.query
         try:
-            found = ask_why(self._board.cluster(), query.get("namespace", "default"), query.get("pod", ""))
+            namespace, pod = query.get("namespace", "default"), query.get("pod", "")
+            queued = self._board.queued_as(namespace, pod)
+            found = why(self._board.cluster(), namespace, pod, queued=queued)
         except InputError as error:
             return web.json_response({"error": str(error)}, status=404)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")

@@ -1,7 +1,7 @@
 """The queue's tenants: asked of the queue's leader from time to time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -12,6 +12,7 @@ from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, unreachable_because
 from kubeapi.paths import segment
+from scheduler_plugin.queue.running.explain import Why
 
 EVERY_S: Final = 5.0
 AWAY_S: Final = 60.0
@@ -43,29 +44,39 @@ def directly(session: aiohttp.ClientSession, url: str) -> Ask:
     return ask
 
 
-async def follow(ask: Ask, show: Callable[[dict[str, Any]], None]) -> None:
-    """Show the tenants again and again, until cancelled."""
+async def follow(
+    ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[Why] | None], None]
+) -> None:
+    """Show the tenants again and again, until cancelled.
+
+    Args:
+        ask: Asks the queue.
+        show: Takes what the page shows.
+        tell: Takes what the queue says of every pod that waits; None where it does not answer.
+    """
     while True:
-        shown = await _once(ask)
+        shown, pods = await _once(ask)
         show(shown)
+        tell(pods)
         await asyncio.sleep(EVERY_S if shown["there"] else AWAY_S)
 
 
-async def _once(ask: Ask) -> dict[str, Any]:
-    """What the page shows: the queue's own answer, or why there is none."""
+async def _once(ask: Ask) -> tuple[dict[str, Any], Sequence[Why] | None]:
+    """Ask the queue: what the page shows, or why there is nothing, and all pods that wait."""
     try:
         status = queuestatus.read(await ask())
     except NotFound:
-        return none("No queue is installed here; docs/queue.md says what one is for.")
+        return none("No queue is installed here; docs/queue.md says what one is for."), None
     except Forbidden as error:
-        return none(f"The queue cannot be asked: {error}")
+        return none(f"The queue cannot be asked: {error}"), None
     except aiohttp.ClientConnectorError as error:
-        return none(f"No queue answers ({unreachable_because(error)}); docs/queue.md says what one is for.")
+        why = unreachable_because(error)
+        return none(f"No queue answers ({why}); docs/queue.md says what one is for."), None
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
-        return none(f"The queue does not answer: {error or type(error).__name__}")
+        return none(f"The queue does not answer: {error or type(error).__name__}"), None
     shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])
     more = len(status.pods) - len(shown.pods)
-    return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}
+    return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}, status.pods
 
 
 def none(text: str) -> dict[str, Any]:

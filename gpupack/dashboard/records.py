@@ -127,8 +127,12 @@ def node_tile(row: NodeRow, labels: dict[str, str] | None) -> NodeTile:
 
 
 def promised_units(card: CardRow) -> int:
-    """Units that pods hold or are about to get: the words may not say it all yet, and pods may be unread."""
-    return min(card.size_units, max(card.held_units or 0, sum(pod.units for pod in card.pods)))
+    """Count the units that pods hold or are about to get; pods may be unread.
+
+    A pod that the words do not hold yet counts as in the extender: on each card that it may be on.
+    """
+    on_card = sum(pod.units for pod in card.pods)
+    return min(card.size_units, max((card.held_units or 0) + card.assumed_units, on_card))
 
 
 def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
@@ -136,8 +140,9 @@ def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
     if card.state == "ok":
         # Without holds and without pods nobody says whose the units are: then they are pods'.
         unknown = card.held_units is None and not card.pods
-        promised = card.used_units if unknown else promised
-        beyond = max(0, card.used_units - promised)
+        taken = min(card.size_units, card.used_units + card.assumed_units)
+        promised = taken if unknown else promised
+        beyond = max(0, taken - promised)
         free = card.size_units - promised - beyond if row.takes_pods else 0
     else:
         beyond = free = 0

@@ -41,6 +41,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "model": card.model,
         "size_units": card.size_units,
         "used_units": card.used_units,
+        "assumed_units": card.assumed_units,
         "in_use_units": card.in_use_units,
         "held_units": card.held_units,
         "healthy": card.healthy,

@@ -48,6 +48,8 @@ class CardRow:
         cordon_reason: why, as the person said who did it; empty where nobody said.
         held: what holds its containers to their shares, as `PodRow.held`.
         held_units: what the words hold of pods there, None where the node does not say.
+        assumed_units: of pods that the words do not hold yet, as the extender counts them; 0 unless pods were
+            asked for.
         pods: on this card; empty unless they were asked for.
     """
 
@@ -61,6 +63,7 @@ class CardRow:
     cordon_reason: str = ""
     held: str = ""
     held_units: int | None = None
+    assumed_units: int = 0
     pods: tuple[PodRow, ...] = ()
 
     @property
@@ -74,13 +77,14 @@ class CardRow:
     def in_use_units(self) -> int:
         """Units really in use, also while the words call a card full to keep pods away."""
         if self.state == "ok" or self.held_units is None:
-            return self.used_units
-        return min(self.held_units, self.size_units)
+            return min(self.used_units + self.assumed_units, self.size_units)
+        return min(self.held_units + self.assumed_units, self.size_units)
 
     @property
     def free_units(self) -> int:
         """Units that a pod could get; 0 on a card that is out of use."""
-        return self.size_units - self.used_units if self.state == "ok" else 0
+        free = self.size_units - self.used_units - self.assumed_units
+        return max(0, free) if self.state == "ok" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,3 @@ class NodeRow:
         """Whether a pod that asks for GPU memory can start there."""
         alive = self.ready is not False and not self.unschedulable and not self.without_daemon
         return alive and self.unit_mib is not None
-
-
-def printable(text: str) -> str:
-    """Keep other people's control sequences off the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "?" for character in text)

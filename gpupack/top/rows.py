@@ -21,8 +21,9 @@ from allocator.quantity import parse_integer
 from allocator.records import Holds, join_cards, load_cards, load_cordon, load_cordon_reasons, load_holds
 from deviceplugin.gpus.foreign import foreign_gpus
 from gpupack.top.objects import Cluster, Node, load_nodes, no_node
-from gpupack.top.records import CardRow, NodeRow, PodRow, printable
+from gpupack.top.records import CardRow, NodeRow, PodRow
 from gpupack.top.seats import Seats, join_pods
+from kubeapi.errors import printable
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
-from allocator.records import Assignment, Holds, charge, load_allocation, load_assigned
-from allocator.request import PodRequest, parse_admitted
-from gpupack.top.records import CardRow, PodRow, Share, printable
-from scheduler_plugin.cluster.objects import PodLite, container_mappings
+from allocator.names import POD_ALLOCATION
+from allocator.podcards import assigned_units, published_units, units_of_pod
+from allocator.records import Assignment, Holds, load_allocation
+from gpupack.top.records import CardRow, PodRow, Share
+from kubeapi.errors import printable
+from scheduler_plugin.cluster.objects import PodLite
+from scheduler_plugin.cluster.pods import PodRecord, read_pod
+from scheduler_plugin.cluster.published import held_units
+from scheduler_plugin.cluster.rules import NodeRecord, Rules
 
-_OVER: Final = ("Succeeded", "Failed")
+_RULES: Final = Rules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,10 @@ class Seats:
 def join_pods(
     cards: Sequence[CardRow], holds: Holds | None, pods: Iterable[PodLite], resource: str
 ) -> tuple[tuple[CardRow, ...], tuple[PodRow, ...]]:
-    """Put the pods of a node on its cards.
+    """Put the pods of a node on its cards, and charge those that its words do not hold yet.
 
-    What the node holds comes first, for it is exact, also about init containers, whose units the others
-    reuse; a pod that it does not hold yet is where `allocation` or `assigned` says.
+    What the node holds comes first, for it is exact. `allocator.podcards` says where another pod is, and
+    `Rules` what it is charged, as in the extender.
 
     Args:
         cards: of the node, in the order of the words.
@@ -53,33 +57,44 @@ def join_pods(
         The cards with their pods, and the pods on no card that is known.
     """
     held = dict(holds.units) if holds is not None else {}
-    position_of = {card.uuid: position for position, card in enumerate(cards) if card.uuid is not None}
+    node = NodeRecord(
+        "",
+        holds={} if holds is None else held_units(holds),
+        sizes=tuple(card.size_units for card in cards),
+        uuids=tuple(card.uuid for card in cards if card.uuid is not None),
+    )
     on_card: dict[int, list[PodRow]] = {}
     nowhere: list[PodRow] = []
     for pod in pods:
         meta = pod.metadata
+        record = read_pod(pod, resource)
         row = PodRow(printable(meta.namespace), printable(meta.name), meta.uid, 0, "unknown")
-        share: Share = "ending" if pod.status.phase in _OVER else "allocated"
-        units: Mapping[int, int] = held.pop(meta.uid, {})
-        if not units:
-            if pod.status.phase in _OVER:
-                continue
-            request = _request(pod, resource)
-            if request is None:
-                continue
-            share, units = _by_annotations(pod, request, position_of)
+        published = held.pop(meta.uid, None)
+        if record.ended or record.charged is None:
+            share: Share = "ending" if record.ended else "allocated"
+            units: Mapping[int, int] = published_units(published or {}, node.sizes)
+        else:
+            node.pods[meta.uid] = record
+            share, units = _cards_of(record, published, node)
             if not units:
-                nowhere.append(replace(row, units=request.effective_units))
+                lost = published is not None
+                whole = 0 if lost else units_of_pod(record.charged, node.sizes)
+                nowhere.append(replace(row, units=whole))
         memory = _memory(pod)
         for position, count in units.items():
             used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
             row = replace(row, used_mib=used_mib, held=by)
             on_card.setdefault(position, []).append(replace(row, units=count, share=share))
     for uid, units in held.items():
-        for position, count in units.items():
+        for position, count in published_units(units, node.sizes).items():
             on_card.setdefault(position, []).append(PodRow("", "", printable(uid), count, "ending"))
+    assumed = _RULES.assumed(node, _RULES.claims(node))
     with_pods = tuple(
-        replace(card, pods=tuple(sorted(on_card[position], key=_order))) if position in on_card else card
+        replace(
+            card,
+            pods=tuple(sorted(on_card.get(position, ()), key=_order)),
+            assumed_units=assumed[position],
+        )
         for position, card in enumerate(cards)
     )
     return with_pods, tuple(sorted(nowhere, key=_order))
@@ -87,16 +102,6 @@ def join_pods(
 
 def _order(pod: PodRow) -> tuple[str, str, str]:
     return pod.namespace, pod.name, pod.uid
-
-
-def _request(pod: PodLite, resource: str) -> PodRequest | None:
-    request, _ = parse_admitted(
-        pod.metadata.annotations or {},
-        container_mappings(pod.spec.init_containers),
-        container_mappings(pod.spec.containers),
-        resource,
-    )
-    return request
 
 
 def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
@@ -113,23 +118,21 @@ def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
     return found
 
 
-def _by_annotations(
-    pod: PodLite, request: PodRequest, position_of: Mapping[str, int]
-) -> tuple[Share, dict[int, int]]:
-    """Read where the kubelet put a pod, else where the scheduler wants it; annotations get copied."""
-    annotations = pod.metadata.annotations or {}
-    found: list[tuple[Share, Assignment]] = []
-    with suppress(AllocatorError):
-        allocation = load_allocation(annotations.get(POD_ALLOCATION, ""))
-        if allocation.uid == pod.metadata.uid:
-            found.append(("allocated", allocation.containers))
-    with suppress(AllocatorError):
-        found.append(("assigned", load_assigned(annotations.get(POD_ASSIGNED, ""))))
-    for share, assignment in found:
-        try:
-            costs = charge(request, assignment)
-        except AllocatorError:
-            continue
-        if costs.keys() <= position_of.keys():
-            return share, {position_of[uuid]: units for uuid, units in costs.items()}
+def _cards_of(
+    record: PodRecord, published: Mapping[int, int] | None, node: NodeRecord
+) -> tuple[Share, Mapping[int, int]]:
+    """Find the cards of a pod, and who says so."""
+    if published is not None:
+        units = published_units(published, node.sizes)
+        return ("allocated" if units else "unknown"), units
+    sources: tuple[tuple[Share, Assignment | None], ...] = (
+        ("allocated", record.allocated),
+        ("assigned", record.assigned),
+    )
+    for share, assignment in sources:
+        found = None
+        if assignment is not None and record.charged is not None:
+            found = assigned_units(record.charged, assignment, node.uuids, node.sizes)
+        if found is not None:
+            return (share if found else "unknown"), found
     return "unknown", {}

@@ -8,11 +8,10 @@ import msgspec
 
 from allocator.errors import shown
 from gpupack.errors import InputError
-from gpupack.top.records import printable
 from gpupack.usage.prometheus import Prometheus, step_of
 from gpupack.usage.report import By, Report, report
 from gpupack.usage.store import read
-from kubeapi.errors import cut, unreachable_because
+from kubeapi.errors import cut, printable, unreachable_because
 
 
 async def from_prometheus(url: str, token: str, by: By, since: float, until: float) -> Report:

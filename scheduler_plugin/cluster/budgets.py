@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from scheduler_plugin.cluster.labels import LabelSelector
 from scheduler_plugin.cluster.objects import Metadata, Struct
 from scheduler_plugin.cluster.pods import PodRecord
+
+BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 
 
 class BudgetSpec(Struct):
@@ -17,9 +20,15 @@ class BudgetSpec(Struct):
 
 
 class BudgetStatus(Struct):
-    """`status` of a PodDisruptionBudget."""
+    """`status` of a PodDisruptionBudget.
+
+    Attributes:
+        disruptions_allowed: Pods that may be evicted now.
+        disrupted_pods: By name, when each pod was evicted whose end the controller has not seen yet.
+    """
 
     disruptions_allowed: int = 0
+    disrupted_pods: dict[str, str] | None = None
 
 
 class BudgetLite(Struct):
@@ -38,11 +47,13 @@ class Budget:
         namespace: Of the PodDisruptionBudget and of the pods that it counts.
         name: Of the PodDisruptionBudget.
         allowed: Pods that may be evicted now.
+        disrupted: Names of pods that were evicted a moment ago; they are counted already.
     """
 
     namespace: str
     name: str
     allowed: int
+    disrupted: frozenset[str] = frozenset()
 
 
 class Budgets:
@@ -59,7 +70,12 @@ class Budgets:
     def covering(self, pod: PodRecord) -> list[Budget]:
         """The budgets that count a pod; the API server evicts no pod that more than one counts."""
         return [
-            Budget(pod.namespace, name, max(0, budget.status.disruptions_allowed))
+            Budget(
+                pod.namespace,
+                name,
+                max(0, budget.status.disruptions_allowed),
+                frozenset(budget.status.disrupted_pods or ()),
+            )
             for name, budget in self._known.get(pod.namespace, {}).items()
             if budget.spec.selector is not None and budget.spec.selector.matches(pod.labels)
         ]
@@ -101,3 +117,30 @@ def within(budgets: Budgets, victims: Iterable[PodRecord]) -> bool:
             if taken[key] > budget.allowed:
                 return False
     return True
+
+
+def violating(budgets: Budgets, pods: Iterable[PodRecord]) -> frozenset[str]:
+    """Find the pods whose end would violate a budget, as kube-scheduler counts them.
+
+    The count differs from `within`: kube-scheduler deletes its victims and does not ask the eviction API.
+    A pod that several budgets count violates none of them while each allows it. An empty selector counts
+    all pods of its namespace, as for the API server; kube-scheduler takes it for one that counts none.
+
+    Args:
+        budgets: All of them.
+        pods: In this order they use up what the budgets allow.
+
+    Returns:
+        UIDs.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    found: set[str] = set()
+    for pod in pods:
+        for budget in budgets.covering(pod):
+            if pod.name in budget.disrupted:
+                continue
+            key = (budget.namespace, budget.name)
+            taken[key] = taken.get(key, 0) + 1
+            if taken[key] > budget.allowed:
+                found.add(pod.uid)
+    return frozenset(found)

@@ -1,5 +1,7 @@
 """A row's cards as the scalar code of `allocator` reads them."""
 
+from collections.abc import Iterable, Sequence
+
 from allocator.cards import Card
 from scheduler_plugin.cluster.arrays import ClusterView
 
@@ -29,3 +31,29 @@ def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
             )
         )
     )
+
+
+def current_positions(
+    positions: Iterable[int], uuids_then: Sequence[str], uuids_now: Sequence[str]
+) -> dict[int, int]:
+    """Find cards again on a node whose cards may have changed since.
+
+    A card's position is of one moment: where a card before it goes, it moves up. Only its UUID stays.
+
+    Args:
+        positions: Of the cards, as they were then.
+        uuids_then: By position, as the node published them then; empty where it published none.
+        uuids_now: Likewise now.
+
+    Returns:
+        Positions now by position then, without the cards that are gone. Where UUIDs are missing on either
+        side, nothing better is known than the positions themselves.
+    """
+    if not uuids_then or not uuids_now or tuple(uuids_then) == tuple(uuids_now):
+        return {position: position for position in positions}
+    now = {uuid: position for position, uuid in enumerate(uuids_now)}
+    return {
+        position: now[uuids_then[position]]
+        for position in positions
+        if position < len(uuids_then) and uuids_then[position] in now
+    }

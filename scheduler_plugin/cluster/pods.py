@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from allocator.errors import QuantityError, RequestError
-from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED
+from allocator.names import PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED
 from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
@@ -22,8 +22,8 @@ from scheduler_plugin.cluster.objects import (
 from scheduler_plugin.cluster.versions import version_number
 
 _OURS: Final = "gpupack.io/"
-_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED})
-"""Annotations that say which cards a pod got; it asks for the same with or without them."""
+_CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
+"""Annotations that gpupack writes; a pod asks for the same with or without them."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 MIRROR: Final = "kubernetes.io/config.mirror"
@@ -63,8 +63,9 @@ class PodRecord:
         start_time: When the kubelet took it, as the API writes times; empty before.
         labels: Its labels.
         mirrored: It stands for a static pod of the kubelet, which no eviction ends.
-        gated: It wears scheduling gates; kube-scheduler has not begun with it.
+        gated: It wears scheduling gates, so kube-scheduler has not begun with it, or it is `requeued`.
         planned: UUIDs of the cards that the queue had in mind for it; a wish, taken where they are free.
+        requeued: The queue took its release back, see `is_requeued`.
     """
 
     uid: str
@@ -88,6 +89,7 @@ class PodRecord:
     mirrored: bool = False
     gated: bool = False
     planned: frozenset[str] = frozenset()
+    requeued: bool = False
 
     @property
     def version(self) -> int:
@@ -140,7 +142,8 @@ def read_asking(pod: PodLite, resource: str) -> Asking:
         found = _read_asking(pod, resource)
         if key is not None:
             if len(_remembered) >= _REMEMBERED:
-                del _remembered[next(iter(_remembered))]
+                # Two threads of who uses gpupack as a library would both throw the oldest out.
+                _remembered.clear()
             _remembered[key] = found
     return found
 
@@ -184,7 +187,7 @@ def _asking_key(pod: PodLite, resource: str) -> Hashable | None:
         resource,
         ours,
         tuple(container and (container.name, container.restart_policy) for container in containers),
-        tuple([each and tuple(each.items()) for pair in lists for each in pair]),
+        tuple([tuple(each.items()) if each else None for pair in lists for each in pair]),
     )
 
 
@@ -202,6 +205,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         assigned, allocated = _cards(meta.annotations or {}, meta.uid)
     asked = found.charged is not None
     leaves = meta.deletion_timestamp if asked else None
+    requeued = is_requeued(pod)
     return PodRecord(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -222,9 +226,18 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
         mirrored=asked and MIRROR in (meta.annotations or {}),
-        gated=bool(pod.spec.scheduling_gates),
+        gated=bool(pod.spec.scheduling_gates) or requeued,
         planned=_planned(meta.annotations),
+        requeued=requeued,
     )
+
+
+def is_requeued(pod: PodLite) -> bool:
+    """Tell whether the queue took the release of a pod back: it may be placed nowhere until it is its turn.
+
+    A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
+    """
+    return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
 
 
 def _epoch_s(text: str) -> float:

@@ -9,11 +9,14 @@ resource's sum, offers none of those. Whether the kubelet itself lives is kube-s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from allocator.errors import PackingError, QuantityError
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, read_node
+from allocator.podcards import ByPosition
 from allocator.quantity import parse_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from scheduler_plugin.cluster.nodes import MOST_UNITS, Exclusion
@@ -92,6 +95,18 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         links=_links(inventory),
         percent=not _has_none(node, PERCENT_RESOURCE),
     )
+
+
+def held_units(holds: Holds) -> dict[str, ByPosition | None]:
+    """Find what the words hold of each pod, by UID; None where the node does not say how much."""
+    units = holds.units
+    return {uid: _shared(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
+
+
+@lru_cache(maxsize=1024)
+def _shared(units: tuple[tuple[int, int], ...]) -> ByPosition:
+    """Write units once for all pods that have the same: there are tens of thousands of those."""
+    return MappingProxyType(dict(units))
 
 
 def _has_none(node: NodeLite, resource: str) -> bool:

@@ -5,10 +5,11 @@ priority may have the cards all the same. So a reservation is not in the arrays 
 long as a pod that has to respect it is looked at.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from scheduler_plugin.cluster.cards import current_positions
 from scheduler_plugin.cluster.nodes import NodeArrays
 
 
@@ -20,13 +21,25 @@ class Reservation:
         uid: The pod.
         priority: Its priority; it is kept from pods of the same and of smaller ones.
         node: The node.
-        units: By card position. They count from the first eviction on, while the victims still have theirs.
+        units: By card position in `uuids`. They count from the first eviction on, while the victims still
+            have theirs.
+        uuids: The node's cards by position when the reservation was made; empty where it published none.
     """
 
     uid: str
     priority: int
     node: str
     units: Mapping[int, int]
+    uuids: tuple[str, ...] = ()
+
+    def units_now(self, uuids: Sequence[str]) -> dict[int, int]:
+        """Count the units by card position as of now, without those of cards that are gone.
+
+        Args:
+            uuids: The node's cards by position now; empty where it publishes none.
+        """
+        positions = current_positions(self.units, self.uuids, uuids)
+        return {now: self.units[then] for then, now in positions.items()}
 
 
 class Reservations:
@@ -67,7 +80,7 @@ class Reservations:
             row = nodes.rows.get(each.node)
             if row is not None and each.uid != uid and each.priority >= priority:
                 sums = charges.setdefault(row, {})
-                for card, units in each.units.items():
+                for card, units in each.units_now(nodes.uuids[row]).items():
                     sums[card] = sums.get(card, 0) + units
         if not charges:
             yield

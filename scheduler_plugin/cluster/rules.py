@@ -4,11 +4,12 @@ Each rule is one small method of `Rules`, so that a test can take out any one of
 needed. All are pure; a `NodeRecord` is what is known of one node name, and time is an argument.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allocator.errors import RequestError
+from allocator.podcards import ByPosition
 from allocator.records import Assignment, charge
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.pods import PodRecord
@@ -65,7 +66,8 @@ class NodeRecord:
         version: resourceVersion of the Node object, 0 while there is none.
         revision: Of its words, 0 where there are none.
         seen: resourceVersion of the newest pod event that its words take into account, -1 where unknown.
-        holds: UIDs of the pods that the words certainly contain.
+        holds: Of the pods that the words certainly contain, by UID: their units by card position; None where
+            the node does not say, as the release before did not.
         sizes: Units by card; empty where the words cannot be used.
         used: Units by card as published; the size where a card is unhealthy or cordoned.
         uuids: By card; empty where the node publishes no inventory.
@@ -82,7 +84,7 @@ class NodeRecord:
     version: int = 0
     revision: int = 0
     seen: int = -1
-    holds: frozenset[str] = frozenset()
+    holds: Mapping[str, ByPosition | None] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     used: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ class NodeRecord:
 
     def forget_words(self) -> None:
         """Drop what the node published of its cards."""
-        self.seen, self.holds = -1, frozenset()
+        self.seen, self.holds = -1, {}
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()

@@ -11,7 +11,7 @@ from scheduler_plugin.cluster.books import Books
 from scheduler_plugin.cluster.nodes import Exclusion
 from scheduler_plugin.cluster.objects import NodeLite, PodLite
 from scheduler_plugin.cluster.pods import PodRecord, read_pod
-from scheduler_plugin.cluster.published import read_published
+from scheduler_plugin.cluster.published import held_units, read_published
 from scheduler_plugin.cluster.reservations import Reservations
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
 from scheduler_plugin.cluster.signals import Signal
@@ -138,7 +138,7 @@ class ClusterState:
         """Take a node's words, inventory and holds, or exclude its row with a reason."""
         published = read_published(node, self.unit_mib)
         book.revision = published.revision
-        book.seen, book.holds = published.holds.seen, published.holds.uids
+        book.seen, book.holds = published.holds.seen, held_units(published.holds)
         if book.seen > book.version > 0:
             # What is later than the write itself was seen before an etcd restore.
             book.seen = -1

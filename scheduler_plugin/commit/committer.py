@@ -21,7 +21,7 @@ from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, misfits, place_on
 from scheduler_plugin.placement.placing import place_with
 from scheduler_plugin.placement.query import Query
-from scheduler_plugin.placement.reasons import reason
+from scheduler_plugin.placement.reasons import REQUEUED, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class Committer:
             raise CommitError(f"{what} is bound to node {pod.node} already")
         if pod.ended:
             raise CommitError(f"{what} has ended")
+        if pod.requeued:
+            raise CommitError(f"{what}: {REQUEUED}")
         take = self.state.taken(uid)
         if take is not None:
             raise CommitError(

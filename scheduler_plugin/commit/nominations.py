@@ -133,13 +133,14 @@ class Nominations:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
     def _displaced(self, nomination: Nomination) -> list[Nomination]:
-        cards = nomination.plan.reservation.units.keys()
+        reservation = nomination.plan.reservation
+        cards = reservation.units.keys()
         return [
             other
             for other in self._by_uid.values()
             if other.node == nomination.node
             and other.pod.priority < nomination.pod.priority
-            and not other.plan.reservation.units.keys().isdisjoint(cards)
+            and not other.plan.reservation.units_now(reservation.uuids).keys().isdisjoint(cards)
         ]
 
     async def end(self, nomination: Nomination) -> None:
@@ -153,25 +154,25 @@ class Nominations:
         except KubeApiError as error:
             log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    async def follow(self) -> list[PodRecord]:
+    async def follow(self) -> list[tuple[PodRecord, str]]:
         """Look at everything that is being kept.
 
         Returns:
-            Pods that did not take their cards in time, of those that we evicted for.
+            Pods that we evicted for and that nothing is kept for any more though they wait, and why.
         """
         self._adopt()
-        late = []
+        unserved = []
         for uid, nomination in list(self._by_uid.items()):
             pod = self._state.pods.get(uid)
             if pod is None or is_gone(pod):
                 self.drop(uid)
-            elif self._is_late(nomination):
+            elif why := self._failure(nomination):
                 await self.end(nomination)
                 if nomination.ours:
-                    late.append(pod)
+                    unserved.append((pod, why))
             elif nomination.ours and pod.nominated != nomination.node:
                 await self._announce_again(nomination)
-        return late
+        return unserved
 
     async def _announce_again(self, nomination: Nomination) -> None:
         if self._clock() < nomination.announced_at + ANNOUNCED_S:
@@ -180,6 +181,19 @@ class Nominations:
             await self.announce(nomination)
         except KubeApiError as error:
             log.info("nomination not written", pod=nomination.pod.name, error=str(error))
+
+    def _failure(self, nomination: Nomination) -> str:
+        """Say why cards need not be kept any longer; empty while they have to be."""
+        if self._has_lost_cards(nomination):
+            return f"node {nomination.node} has lost a card that was kept for it"
+        return "the cards that were kept for it were not taken in time" if self._is_late(nomination) else ""
+
+    def _has_lost_cards(self, nomination: Nomination) -> bool:
+        """Tell whether the node publishes its cards without one of those that are kept."""
+        row = self._state.nodes.rows.get(nomination.node)
+        uuids = () if row is None else self._state.nodes.uuids[row]
+        reservation = nomination.plan.reservation
+        return bool(uuids) and len(reservation.units_now(uuids)) < len(reservation.units)
 
     def _is_late(self, nomination: Nomination) -> bool:
         """Tell whether the cards have been free for long enough."""

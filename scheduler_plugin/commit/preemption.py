@@ -1,14 +1,12 @@
-"""The preemptor's parts put together: the watch of PodDisruptionBudgets, the work, and Events about it."""
+"""The preemptor's parts put together: the work, and Events about it."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder, EventType, pod_ref
-from kubeapi.reflect import Reflector
-from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
+from scheduler_plugin.cluster.budgets import Budgets
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Leadership
@@ -32,6 +30,7 @@ class Preemption:
     Args:
         state: The cluster.
         policies: Of the cluster.
+        budgets: PodDisruptionBudgets.
         client: The API server.
         clock: Monotonic seconds.
         events: Takes Events.
@@ -46,13 +45,13 @@ class Preemption:
         self,
         state: ClusterState,
         policies: Policies,
+        budgets: Budgets,
         client: KubeClient,
         clock: Callable[[], float],
         events: EventRecorder,
         view: View,
         leadership: Leadership | None,
     ) -> None:
-        budgets = Budgets()
         self.preemptor = Preemptor(
             state,
             policies,
@@ -63,8 +62,6 @@ class Preemption:
             leadership=leadership,
             stale=lambda: view.stale,
         )
-        path = "/apis/policy/v1/poddisruptionbudgets"
-        self._budgets = Reflector(client, path, BudgetLite, budgets, clock=clock)
         self._events = events
         self.preemptor.began.connect(self._began)
         self.preemptor.evicted.connect(self._evicted)
@@ -72,9 +69,7 @@ class Preemption:
 
     async def run(self) -> None:
         """Preempt until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._budgets.run())
-            group.create_task(self.preemptor.run())
+        await self.preemptor.run()
 
     def _began(self, pod: PodRecord, plan: Plan) -> None:
         names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in plan.victims)

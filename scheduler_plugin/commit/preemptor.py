@@ -166,8 +166,8 @@ class Preemptor:
                 del memory[uid]
         if not self._may_act():
             return
-        for pod in await self.nominations.follow():
-            self._rest(pod, "the cards that were kept for it were not taken in time")
+        for pod, why in await self.nominations.follow():
+            self._rest(pod, why)
         for uid in [uid for uid, refusal in self._refused.items() if refusal.at + FRESH_S <= now]:
             del self._refused[uid]
         for uid in self._due(now):

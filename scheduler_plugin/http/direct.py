@@ -40,12 +40,14 @@ class Answer:
         took_s: Seconds that handling took, None where that says nothing.
         status: HTTP status.
         content_type: Of the body.
+        is_last: The connection ends with it: the next call may reach another process.
     """
 
     body: bytes
     took_s: float | None = None
     status: int = 200
     content_type: str = "application/json"
+    is_last: bool = False
 
     @property
     def timing(self) -> str:
@@ -56,9 +58,10 @@ class Answer:
         """Write the whole answer."""
         status = "200 OK" if self.status == 200 else f"{self.status} {HTTPStatus(self.status).phrase}"  # noqa: PLR2004
         timing = f"Server-Timing: {self.timing}\r\n" if self.took_s is not None else ""
+        last = "Connection: close\r\n" if self.is_last else ""
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
-            f"Date: {_date(int(time.time()))}\r\n{timing}\r\n"
+            f"Date: {_date(int(time.time()))}\r\n{timing}{last}\r\n"
         )
         return head.encode() + self.body
 
@@ -224,7 +227,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport.write(answer.wire())
-        if self._server.ending:
+        if self._server.ending or answer.is_last:
             self._transport.close()
         else:
             self._next()

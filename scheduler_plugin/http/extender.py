@@ -9,8 +9,9 @@ from allocator.errors import RequestError
 from allocator.names import POD_NODE_POLICY, POD_PLANNED
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.budgets import Budgets
 from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
-from scheduler_plugin.cluster.pods import PodRecord, asks, read_asking
+from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.http.nodeset import NodeSet
@@ -32,10 +33,11 @@ from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
 from scheduler_plugin.placement.placing import lesson, score
 from scheduler_plugin.placement.policies.registry import Ask
-from scheduler_plugin.placement.preemption import room_on, victims_on
+from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import BEST, best, protocol_scores
-from scheduler_plugin.placement.reasons import reason
+from scheduler_plugin.placement.reasons import REQUEUED, reason
+from scheduler_plugin.placement.reprieving import VictimSet, victims_on
 
 SHORTLIST: Final = 16
 
@@ -75,13 +77,21 @@ class Extender:
         state: The cluster.
         policies: Of the cluster.
         shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
+        budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
 
     Attributes:
         left: Says the UID of a pod for which kube-scheduler was told whom to evict.
     """
 
-    def __init__(self, state: ClusterState, policies: Policies, shortlist: int = SHORTLIST) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        policies: Policies,
+        shortlist: int = SHORTLIST,
+        budgets: Budgets | None = None,
+    ) -> None:
         self.state = state
+        self.budgets = budgets or Budgets()
         self.policies = policies
         self.offers = Offers()
         self.shortlist = shortlist
@@ -105,6 +115,9 @@ class Extender:
         pod, candidates = self._calls.decode(body)
         if not asks(pod, self.state.resource):
             return self._pass_all(candidates)
+        if is_requeued(pod):
+            everywhere = (REQUEUED, False, range(len(candidates.rows(self.state.nodes))))
+            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]))
         if stale:
             return Filtered(encode_filter_error(stale))
         self.state.expire(now)
@@ -195,17 +208,23 @@ class Extender:
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
 
-    def preempt(self, body: bytes, now: float) -> bytes:
+    def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
 
-        None for a pod that cards are kept for already: those on its behalf are leaving.
+        None for a pod that cards are kept for already: those on its behalf are leaving. None either from a
+        view that cannot be trusted: kube-scheduler deletes whoever is named.
+
+        Args:
+            body: The request.
+            now: Seconds.
+            stale: Why the cache cannot be trusted; empty when it can.
 
         Raises:
             ProtocolError: the body is rubbish.
         """
         args = decode_preempt(body)
         proposed = args.proposed
-        if args.pod is None or not proposed:
+        if args.pod is None or not proposed or is_requeued(args.pod):
             return encode_preempt({})
         self.state.expire(now)
         try:
@@ -214,6 +233,8 @@ class Extender:
             return encode_preempt({})
         if query is None:
             return encode_preempt(proposed)
+        if stale:
+            return encode_preempt({})
         uid, priority = args.pod.metadata.uid, args.pod.spec.priority or 0
         if self.state.reservations.of(uid) is not None:
             return encode_preempt({})
@@ -222,11 +243,10 @@ class Extender:
             for node, victims in proposed.items():
                 room = room_on(self.state, node, query)
                 if room is not None:
-                    uids = [pod.uid for pod in victims.pods or ()]
-                    chosen = victims_on(room, query, priority, uids)
+                    named = VictimSet(tuple(pod.uid for pod in victims.pods or ()), victims.pdb_violations)
+                    chosen = victims_on(room, query, priority, named, self.budgets, self.state.pods)
                     if chosen is not None:
-                        pods = [MetaPod(each) for each in chosen]
-                        answer[node] = MetaVictims(pods, victims.pdb_violations)
+                        answer[node] = MetaVictims([MetaPod(each) for each in chosen.uids], chosen.violations)
         if answer:
             self.left(uid)
         return encode_preempt(answer)

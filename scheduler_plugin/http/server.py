@@ -34,6 +34,8 @@ OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
 
+STANDBY: Final = "this gpupack scheduler is not the leader; the leader answers"
+
 _ENCODE_ERROR: Final = {"/filter": encode_filter_error, "/bind": encode_bind}
 """Verbs whose answer has a place for an error."""
 
@@ -67,6 +69,7 @@ class Service:
         leadership: None without an election.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
         looks: Looks again at refused pods later; None where nobody does.
+        standby_is_ready: Who leads is told by a label on its pod; else readiness tells.
     """
 
     extender: Extender
@@ -79,16 +82,22 @@ class Service:
     leadership: Leadership | None = None
     preemptor: Preemptor | None = None
     looks: SecondLooks | None = None
+    standby_is_ready: bool = False
 
     async def call(self, path: str, body: bytes) -> Answer:
         """Answer a verb, whatever its body is and whatever happens.
 
         Rubbish gets one clear line with status 400 or 422, a fault of ours becomes the verb's error.
+        A standby answers no verb and ends the connection: one that a client keeps would lead to it for ever.
 
         Args:
             path: Of the request, one of `verbs`.
             body: All of it.
         """
+        if self._is_standby:
+            self.metrics.errors.labels(path.strip("/")).inc()
+            log.warning("request refused", path=path, error=STANDBY)
+            return Answer(f"{STANDBY}\n".encode(), status=503, content_type=_TEXT, is_last=True)
         try:
             return await self.verbs[path](body)
         except ProtocolError as error:
@@ -103,6 +112,10 @@ class Service:
             if encode is None:
                 return Answer(f"{FAULT}\n".encode(), status=500, content_type=_TEXT)
             return Answer(encode(FAULT))
+
+    @property
+    def _is_standby(self) -> bool:
+        return self.leadership is not None and not self.leadership.is_leader
 
     def cut_off(self, path: str) -> None:
         """Count and tell a call whose client went away before its body was here."""
@@ -181,16 +194,16 @@ class Service:
     async def preempt(self, body: bytes) -> Answer:
         """POST /preempt."""
         began = perf_counter()
-        return self._done("preempt", began, self.extender.preempt(body, self.clock()))
+        return self._done("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
 
     async def healthz(self, _: web.Request) -> web.Response:
         """GET /healthz: the process answers."""
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
-        """GET /readyz: the view is complete and fresh, and this process is the leader where that matters."""
+        """GET /readyz: the view is complete and fresh; without a leader's label only the leader is ready."""
         why = self.watcher.stale
-        if not why and self.leadership is not None and not self.leadership.is_leader:
+        if not why and not self.standby_is_ready and self._is_standby:
             why = "not the leader"
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
 
@@ -205,7 +218,10 @@ class Service:
         headers = {"Content-Type": answer.content_type}
         if answer.timing:
             headers["Server-Timing"] = answer.timing
-        return web.Response(body=answer.body, status=answer.status, headers=headers)
+        response = web.Response(body=answer.body, status=answer.status, headers=headers)
+        if answer.is_last:
+            response.force_close()
+        return response
 
     def _done(self, verb: str, began: float, answer: bytes) -> Answer:
         took_s = perf_counter() - began

@@ -40,7 +40,7 @@ class ServerTls:
         self.context = self._newest
         self.context.sni_callback = self._on_hello
 
-    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Look at the files now and then, until cancelled."""
         while True:
             await sleep(LOOK_S)

@@ -16,9 +16,9 @@ from scheduler_plugin.cluster.objects import Metadata
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.offered import offered
+from scheduler_plugin.placement.offered import offered, say_widened, widened
 from scheduler_plugin.placement.query import Query, units_by_card
-from scheduler_plugin.placement.reasons import amount, demanded, memory, reason
+from scheduler_plugin.placement.reasons import CLOSEST_FIRST, amount, demanded, memory, reason
 
 TELL_AGAIN_S: Final = 1800.0
 """A reason that lasts is told again after so long: Kubernetes keeps an Event for an hour, by default."""
@@ -56,7 +56,7 @@ class Refusal:
     @property
     def label(self) -> str:
         """The cause in one word: of the nodes that come closest to taking the pod."""
-        return INVALID if self.problem else max(self.counts).name.lower()
+        return INVALID if self.problem else min(self.counts, key=CLOSEST_FIRST.index).name.lower()
 
     def text(self, state: ClusterState) -> str:
         """Say it with the numbers of this moment."""
@@ -74,9 +74,10 @@ class Refusal:
             more += " Some are kept for pods that others were evicted for."
         if Misfit.NO_SUCH_CARD in self.counts:
             selector = self.query.request.selector
-            has = offered(state.nodes, selector, np.arange(len(state.nodes.names)), _SHOWN)
-            has = has or "no card whose model is known"
-            more = f"The pod's {selector}; the cluster has {has}."
+            rows = np.arange(len(state.nodes.names))
+            has = offered(state.nodes, selector, rows, _SHOWN) or "no card whose model is known"
+            more = f"The pod's {selector}; the cluster has {has}"
+            more += f"{say_widened(widened(state.nodes, selector, rows))}."
         return f"0/{nodes} nodes can take {wanted}: {why}. {more}"
 
 

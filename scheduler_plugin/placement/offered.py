@@ -1,7 +1,10 @@
 """What a cluster has, for somebody whose selector matches none of it. Pure."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from allocator.errors import shown
 from allocator.selector import Selector
 from scheduler_plugin.cluster.arrays import RowArray
 from scheduler_plugin.cluster.nodes import NodeArrays
@@ -34,3 +37,32 @@ def offered(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) ->
     shown = ", ".join(name or "no name" for name in names[:most])
     more = len(names) - most
     return shown + (f" and {more} more {what}" if more > 0 else "")
+
+
+def widened(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
+    """Put stars around those model patterns of a selector that then match a model which is there.
+
+    Args:
+        nodes: The nodes.
+        selector: Admits no model of theirs.
+        rows: Of the nodes to look at.
+
+    Returns:
+        None where stars would not help: a model is admitted already, or none is like a pattern.
+    """
+    cards = nodes.size[rows] > 0
+    models = [nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0]
+    if any(map(selector.admits_model, models)):
+        return None
+    wider = [f"*{pattern}*" for pattern in selector.models if "*" not in pattern]
+    found = tuple(
+        pattern for pattern in wider if any(map(replace(selector, models=(pattern,)).admits_model, models))
+    )
+    return replace(selector, models=found) if found else None
+
+
+def say_widened(wider: Selector | None) -> str:
+    """Say which patterns with stars would match, to go on with after a semicolon; empty for none."""
+    if wider is None:
+        return ""
+    return f"; {shown(', '.join(wider.models))} would match: a pattern without stars is the whole name"

@@ -5,10 +5,14 @@ text changes is queued again at once. Numbers that change belong to `gpupack why
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from allocator.names import MIB_PER_GIB
 from allocator.request import Demand
 from scheduler_plugin.placement.filtering import Misfit
+
+REQUEUED: Final = "its release was taken back: it waits in its queue again"
+"""Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""
 
 _FIXED = {
     Misfit.UNKNOWN_NODE: "node not known to the gpupack scheduler yet",
@@ -19,6 +23,20 @@ _FIXED = {
     Misfit.HELD_BACK: "held back by the node policy",
     Misfit.NO_SUCH_CARD: "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
 }
+
+CLOSEST_FIRST: Final = (
+    Misfit.HELD_BACK,
+    Misfit.NOT_FREE,
+    Misfit.TOO_SMALL,
+    Misfit.NOT_ADMITTED,
+    Misfit.NO_SUCH_CARD,
+    Misfit.NO_PLUGIN,
+    Misfit.CORRUPT,
+    Misfit.OTHER_UNIT,
+    Misfit.UNKNOWN_NODE,
+    Misfit.NO_WORDS,
+)
+"""How near a node is to taking a pod, for whatever names one reason out of many: `why`, metrics."""
 
 
 def memory(units: int, unit_mib: int) -> str:

@@ -15,7 +15,7 @@ from scheduler_plugin.cluster.budgets import Budgets, within
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.reservations import Reservation
 from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.preemption import Room, room_on
+from scheduler_plugin.placement.preemption import LIFT, Room, cost, eviction_order, room_on
 from scheduler_plugin.placement.query import Query
 
 OVERDUE_S: Final = 60.0
@@ -23,9 +23,6 @@ OVERDUE_S: Final = 60.0
 
 MOST_SUMS: Final = 4096
 """Sums of units that are kept while the cheapest victims of a card are looked for; beyond, a simpler way."""
-
-_LIFT: Final = 1 << 31
-"""Added to priorities before they are summed, as kube-scheduler does: fewer victims are a smaller sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +79,6 @@ class Plan:
         return (*cost(self.victims), self.reservation.node)
 
 
-def cost(victims: Sequence[PodRecord]) -> tuple[int, int, int, float]:
-    """Compare sets of victims as kube-scheduler does; smaller is better."""
-    largest = max((pod.priority for pod in victims), default=-_LIFT)
-    since = min((pod.started_at for pod in victims if pod.priority == largest), default=float("inf"))
-    return largest, sum(pod.priority + _LIFT for pod in victims), len(victims), -since
-
-
 def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligible: Eligible) -> Plan | None:
     """Find the cheapest victims of one node; None where evicting pods does not help.
 
@@ -105,7 +95,7 @@ def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligib
     leaving = [uid for uid, each in room.pods.items() if eligible.leaving(each)]
     candidates = [
         each
-        for uid, each in sorted(room.pods.items(), key=lambda item: _least_important(item[1]))
+        for uid, each in sorted(room.pods.items(), key=lambda item: eviction_order(item[1]))
         if room.freed[uid] and eligible.admits(each, pod.priority)
     ]
     victims = _cheapest(room, query, leaving, candidates, eligible.budgets)
@@ -114,13 +104,9 @@ def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligib
     if victims is None or placement is None:
         return None
     own = {uid for uid in leaving if not placement.charge.keys().isdisjoint(room.freed[uid])}
-    reservation = Reservation(pod.uid, pod.priority, node, placement.charge)
+    uuids = state.nodes.uuids[state.nodes.rows[node]]
+    reservation = Reservation(pod.uid, pod.priority, node, placement.charge, uuids)
     return Plan(reservation, tuple(victims), frozenset(own))
-
-
-def _least_important(pod: PodRecord) -> tuple[int, float, str]:
-    """Order pods: who goes first stands first."""
-    return pod.priority, -pod.started_at, pod.uid
 
 
 def _cheapest(
@@ -168,7 +154,7 @@ def _up_to_priority(
 
 def _needed(victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]) -> list[PodRecord]:
     """Let off whoever need not go, the most important first."""
-    kept = sorted(victims, key=_least_important)
+    kept = sorted(victims, key=eviction_order)
     for pod in reversed(kept.copy()):
         rest = [each for each in kept if each is not pod]
         if fits(rest):
@@ -216,7 +202,7 @@ def _by_card(
 def _level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
     """The smallest priority up to which a card's pods have to go to free so many units; None: never."""
     if need <= 0:
-        return -_LIFT
+        return -LIFT
     freed = 0
     for units, pod in pods:
         freed += units
@@ -233,7 +219,7 @@ def _smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodR
     for units, pod in pods:
         grown = dict(best)
         for freed, (total, chosen) in best.items():
-            reached, raised = min(need, freed + units), total + pod.priority + _LIFT
+            reached, raised = min(need, freed + units), total + pod.priority + LIFT
             if reached not in grown or raised < grown[reached][0]:
                 grown[reached] = (raised, (*chosen, pod))
         best = grown

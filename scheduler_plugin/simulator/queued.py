@@ -7,7 +7,7 @@ queue's own code. Pods run as long as in the trace from when they are placed; an
 import heapq
 import zlib
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
@@ -25,11 +25,14 @@ from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Placer
 from scheduler_plugin.simulator.queued_places import Places
-from scheduler_plugin.simulator.queued_room import KeptRoom, victims
+from scheduler_plugin.simulator.queued_room import KeptRoom, victims, with_quota
 from scheduler_plugin.simulator.replay import Replaying, Running
 from scheduler_plugin.simulator.trace import TracePod
 
 SHOWN: Final = 10
+
+LOOKED_AT: Final = 16
+"""Tasks of a queue, of different needs, for which it is looked at one time who could be evicted."""
 
 
 class Share(NamedTuple):
@@ -318,35 +321,36 @@ class QueuedReplaying(Replaying):
         if self._config.reclaim != "evict":
             return False
         for name, tenant in self.tenants.items():
-            group = _oldest(tenant.waiting) if tenant.is_open else None
-            cohort = self._cohorts[name]
-            if group is None or not cohort.is_own(name, group.key.wants.units):
-                continue
-            task, lacks = group.oldest(), cohort.lacks(name, group.key.wants.units)
-            fits = bool(self._cluster.fitting(task.wants).size)
-            if fits and not lacks:
-                continue
-            gone, row = self._who_goes(task.wants, self._borrowed(cohort, name), lacks, fits=fits)
-            for pod in gone:
-                self._evict(pod, now)
-            self._unstick({pod.place.row for pod in gone})
-            if gone and self._release(name, task, now, None if row is None else self._only({row})):
-                return True
+            borrowed = self._borrowed(self._cohorts[name], name) if tenant.is_open else []
+            for task in _in_order(tenant) if borrowed else ():
+                gone, row = self._who_goes(name, task.wants, borrowed)
+                for pod in gone:
+                    self._evict(pod, now)
+                self._unstick({pod.place.row for pod in gone})
+                if gone and self._release(name, task, now, None if row is None else self._only({row})):
+                    return True
+                if gone:
+                    break
         return False
 
     def _who_goes(
-        self, kind: PodKind, borrowed: list[Running], lacks: int, *, fits: bool
+        self, name: str, kind: PodKind, borrowed: list[Running]
     ) -> tuple[list[Running], int | None]:
         """The fewest that must go for a lender's pod, and the row where it fits then; none where in vain."""
-        if not fits:
-            return victims(self._cluster, kind, borrowed, lacks) or ([], None)
-        gone: list[Running] = []
-        for pod in borrowed:
-            if lacks <= 0:
-                break
-            gone.append(pod)
-            lacks -= pod.kind.units
-        return (gone, None) if lacks <= 0 else ([], None)
+        cohort = self._cohorts[name]
+
+        def lacks(gone: Collection[Running]) -> int:
+            freed: dict[str, int] = {}
+            for pod in gone:
+                queue = self.queues[pod.number]
+                freed[queue] = freed.get(queue, 0) + pod.kind.units
+            return cohort.lacks(name, kind.units, freed)
+
+        if not cohort.is_own(name, kind.units):
+            return [], None
+        if self._cluster.fitting(kind).size:
+            return with_quota([], borrowed, lacks) or [], None
+        return victims(self._cluster, kind, borrowed, lacks) or ([], None)
 
     def _borrowed(self, cohort: Cohort, lender: str) -> list[Running]:
         """The pods with which others exceed their own quota, the youngest first."""
@@ -369,6 +373,13 @@ class QueuedReplaying(Replaying):
         self._leave(pod)
         self.evicted += 1
         self._wait(pod.number, pod.kind, now)
+
+
+def _in_order(tenant: SimTenant) -> list[Task[PodKind]]:
+    """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
+    return tasks[: 1 if tenant.strict else LOOKED_AT]
 
 
 def _oldest(waiting: Waiting[PodKind]) -> Group[PodKind] | None:

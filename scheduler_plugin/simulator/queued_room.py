@@ -1,6 +1,6 @@
 """Room in a replay through queues: cards kept free for pods that wait long, and who must go for a lender."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
@@ -95,15 +95,15 @@ class KeptRoom:
 
 
 def victims(
-    cluster: Cluster, kind: PodKind, borrowed: Sequence[Running], lacks: int
+    cluster: Cluster, kind: PodKind, borrowed: Sequence[Running], lacks: Callable[[Collection[Running]], int]
 ) -> tuple[list[Running], int] | None:
-    """The fewest borrowed pods of one node that must go so that a pod of a lender fits, and the row.
+    """The fewest borrowed pods that must go so that a pod of a lender fits and has its quota, and its row.
 
     Args:
         cluster: Where all of them are.
         kind: Of the lender's pod.
         borrowed: Pods with which others exceed their quota, those that must go first first.
-        lacks: Units of quota that the lender misses.
+        lacks: Units of quota that the lender misses once some of them are gone.
     """
     by_row: dict[int, list[Running]] = {}
     for pod in borrowed:
@@ -111,30 +111,55 @@ def victims(
     best: tuple[int, int, list[Running]] | None = None
     for row, pods in sorted(by_row.items()):
         gone = _until_it_fits(cluster, kind, row, pods)
-        if gone is not None and sum(pod.kind.units for pod in gone) >= lacks:
-            best = (len(gone), row, gone) if best is None or len(gone) < best[0] else best
+        gone = None if gone is None else with_quota(gone, borrowed, lacks)
+        if gone is not None and (best is None or len(gone) < best[0]):
+            best = (len(gone), row, gone)
     return (best[2], best[1]) if best is not None else None
 
 
+def with_quota(
+    gone: Sequence[Running], borrowed: Iterable[Running], lacks: Callable[[Collection[Running]], int]
+) -> list[Running] | None:
+    """Add borrowed pods until the lender has its quota, as few as possible; None where that is in vain."""
+    chosen = list(gone)
+    rest = [pod for pod in borrowed if pod not in chosen]
+    while missing := lacks(chosen):
+        left = [lacks([*chosen, pod]) for pod in rest]
+        # Whoever is enough alone, the first of them; else whoever brings most.
+        if min(left, default=missing) == missing:
+            return None
+        chosen.append(rest.pop(left.index(min(left))))
+    return chosen
+
+
 def _until_it_fits(
-    cluster: Cluster, kind: PodKind, row: int, pods: Iterable[Running]
+    cluster: Cluster, kind: PodKind, row: int, pods: Sequence[Running]
 ) -> list[Running] | None:
     """The first pods of a row that must go for another one to fit; None where that is in vain."""
-    arrays, ask = cluster.arrays, kind.ask
     if kind.nodes is not None and not kind.nodes[row]:
         return None
+    for count in range(1, len(pods) + 1):
+        if _fits_without(cluster, kind, row, pods[:count]):
+            needed = list(pods[:count])
+            for pod in reversed(pods[: count - 1]):
+                fewer = [other for other in needed if other is not pod]
+                if _fits_without(cluster, kind, row, fewer):
+                    needed = fewer
+            return needed
+    return None
+
+
+def _fits_without(cluster: Cluster, kind: PodKind, row: int, gone: Iterable[Running]) -> bool:
+    """Whether a pod fits on a row once some pods are gone."""
+    arrays, ask = cluster.arrays, kind.ask
     free = arrays.free[row].tolist()
     cpu = int(arrays.cpu_capacity[row] - arrays.cpu_used[row])
     memory = int(arrays.memory_capacity[row] - arrays.memory_used[row])
-    units, count = ask.demands[0] if ask.demands else (0, 0)
-    gone: list[Running] = []
-    for pod in pods:
-        gone.append(pod)
+    for pod in gone:
         cpu += pod.kind.ask.cpu_milli
         memory += pod.kind.ask.memory_bytes
         for card in pod.place.cards:
             free[card] += pod.kind.ask.demands[0].units
-        host = cpu >= ask.cpu_milli and memory >= ask.memory_bytes
-        if host and sum(each >= units for each in free) >= count:
-            return gone
-    return None
+    units, count = ask.demands[0] if ask.demands else (0, 0)
+    host = cpu >= ask.cpu_milli and memory >= ask.memory_bytes
+    return host and sum(each >= units for each in free) >= count

@@ -12,6 +12,7 @@ LIVE: list[Cluster] = []
 BUILT = "gpupack_built"
 # Files that take longest begin first, so that no worker is left with one of them in the end.
 LONGEST = (
+    "test_rollouts",
     "test_kubelet_script",
     "test_shipped_pods",
     "test_restarts",

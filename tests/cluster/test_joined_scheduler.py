@@ -1,22 +1,18 @@
 """The other way to install: the extender with TLS and a Lease, for a kube-scheduler that is there."""
 
-import shutil
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 
 import pytest
-import yaml
 
 from tests.cluster.harness import Cluster, Extender, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import apply_all, build
 from tests.cluster.harness.views import wait_agree
 
-OVERLAY = REPOSITORY / "manifests" / "overlays" / "join-existing-scheduler"
 NAMESPACE = "gpupack-system"
 ACCOUNT = "gpupack-extender"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler-extender"
@@ -29,7 +25,7 @@ class Replica(Extender):
         (self.certificate, key) = (cluster.home / f"extender.{end}" for end in ("crt", "key"))
         (deployment,) = [one for one in build(OVERLAY) if one["kind"] == "Deployment"]
         shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        ours = ("--http", "--metrics-http", "--tls")
+        ours = ("--http", "--metrics-http", "--tls", "--pod-name")
         arguments = [word for word in shipped[1:] if not word.startswith(ours)]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
         tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
@@ -43,25 +39,9 @@ class Replica(Extender):
             return str(answer.read(), "utf-8")
 
 
-def make_certificate(cluster: Cluster) -> None:
-    openssl = shutil.which("openssl")
-    assert openssl is not None
-    names = "subjectAltName=IP:127.0.0.1,DNS:gpupack-extender.gpupack-system.svc"
-    key, certificate = (cluster.home / f"extender.{end}" for end in ("key", "crt"))
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
-    command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-
-
 def join(cluster: Cluster, replica: Replica) -> None:
-    """Merge the overlay's fragment into kube-scheduler's configuration, the address being this machine's."""
-    fragment = yaml.safe_load((OVERLAY / "extenders.yaml").read_text())
-    (extender,) = fragment["extenders"]
-    extender["urlPrefix"] = replica.url
-    extender["tlsConfig"]["caFile"] = str(replica.certificate)
-    extender["tlsConfig"]["certFile"] = str(replica.certificate)
-    extender["tlsConfig"]["keyFile"] = str(replica.certificate.with_suffix(".key"))
-    cluster.control.configure_scheduler(None, **fragment)
+    """Have kube-scheduler call a replica."""
+    configure_joined(cluster, replica.url, replica.certificate)
     if "kube-scheduler" in cluster.control.running:
         cluster.control.kill("kube-scheduler")
     cluster.control.start_scheduler()

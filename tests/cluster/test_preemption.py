@@ -85,17 +85,18 @@ def newest(api: Api) -> int:
     return int(api.get(PODS)["metadata"]["resourceVersion"])
 
 
-def publish(api: Api, node: str, used: tuple[int, int], held: list[str]) -> None:
-    """What the node's daemon would publish."""
-    made: Any = node_object(node, (8, 8), used, holds=held, seen=newest(api))
+def publish(api: Api, node: str, used: tuple[int, ...], held: list[str]) -> None:
+    """What the node's daemon would publish, of cards of 8 GiB."""
+    made: Any = node_object(node, (8,) * len(used), used, holds=held, seen=newest(api))
     del made["metadata"]["resourceVersion"]
-    amounts = {**made["status"]["allocatable"], RESOURCE: "16"}
+    amounts = {**made["status"]["allocatable"], RESOURCE: str(8 * len(used))}
     status = {
         "capacity": amounts,
         "allocatable": amounts,
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}],
     }
     try:
+        made["metadata"]["labels"] = {"node": node}
         api.post("/api/v1/nodes", {"metadata": made["metadata"], "status": status})
     except ApiError as error:
         if error.status != 409:
@@ -228,3 +229,28 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> N
 
     assert "0/3 nodes are available" in until(refused, "the pod refused", 30)
     assert names(api) == before | {"large"}
+
+
+def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> None:
+    api = scheduled.api
+    api.post(
+        BUDGETS,
+        {
+            "metadata": {"name": "kept"},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "kept"}}},
+        },
+    )
+    running = {"x": (1, 1), "w": (1, 3), "z": (2, 1), "v": (2, 4)}
+    held = [run(api, "n4", name, *where) for name, where in running.items()]
+    held += [run(api, "n4", name, 0, 1, app="kept") for name in ("kept1", "kept2")]
+    publish(api, "n4", (8, 8, 8), held)
+    before = names(api)
+    # By sums alone kube-scheduler's victims are x and z, of two cards. Two pods of the smallest priority
+    # would free the first card, but a budget protects them.
+    wanted = workload.pod(
+        "wanted", workload.container(gib=8), priorityClassName="p10", nodeSelector={"node": "n4"}
+    )
+    api.post(PODS, wanted)
+    until(lambda: len(names(api)) == len(before) - 1, "two victims evicted", 30)
+    assert names(api) == before - {"x", "w"} | {"wanted"}
+    assert api.get(f"{PODS}/wanted")["status"]["nominatedNodeName"] == "n4"

@@ -20,6 +20,7 @@ from tests.cluster.harness.rest import MERGE_PATCH, Api, ApiError
 
 GATE = "gpupack.io/queue"
 QUEUE_NAME = "gpupack.io/queue-name"
+REQUEUED = "gpupack.io/requeued"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 JSON_PATCH = "application/json-patch+json"
 USER: list[dict[str, Any]] = [
@@ -102,6 +103,26 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     holds_for(lambda: wears_gate(cluster, waiting), "the gate stays", 1)
     cluster.delete(others[0])
     cluster.wait_running(waiting)
+
+
+def is_requeued(cluster: Cluster, name: str) -> bool:
+    return REQUEUED in (cluster.pod(name)["metadata"].get("annotations") or {})
+
+
+@pytest.mark.telling
+def test_what_kube_scheduler_cannot_place_waits_again(cluster: Cluster, running: QueueController) -> None:
+    """Its anti-affinity keeps it from the only node, which the queue does not look at."""
+    cluster.create(gated("neighbour", 1, "b"))
+    cluster.wait_running("neighbour")
+    term = {"labelSelector": {"matchLabels": {QUEUE_NAME: "b"}}, "topologyKey": "kubernetes.io/hostname"}
+    cluster.create(gated("quiet", 3, affinity={"podAntiAffinity": {REQUIRED: [term]}}))
+    until(lambda: is_requeued(cluster, "quiet") and used(running) == 1, "its quota back", 30)
+    assert [pod["reason"] for pod in running.status()["pods"]] == ["HeldBack"]
+    cluster.delete("neighbour")
+    while is_requeued(cluster, "quiet"):
+        assert not cluster.pod("quiet")["spec"].get("nodeName"), "it was bound before its turn"
+    cluster.wait_running("quiet")
+    assert used(running) == 3
 
 
 @pytest.mark.telling
@@ -210,6 +231,9 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     user = cluster.api.as_user(cluster.token("default", "user"))
     cluster.create(gated("waits", 2, "later"))
     cluster.create(gated("released", 2, "a"))
+    marked = gated("marked", 2, "later") | {"spec": w.pod_spec([w.container(gib=2)])}
+    marked["metadata"]["annotations"] = {REQUEUED: "true"}
+    cluster.create(marked)
     until(lambda: not wears_gate(cluster, "released"), "its release", 20)
 
     def labels(name: str, queue: str | None, api: Api = user, **more: str) -> None:
@@ -228,6 +252,7 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     assert is_denied("released", None)
     labels("released", "a", mine="1")
     labels("waits", "b")
+    labels("marked", "b")
     labels("released", "b", cluster.api)
     cluster.create(w.pod("unqueued", w.container(gib=2), schedulerName="none"))
     assert "stays absent" in is_denied("unqueued", "b"), "nor can the quota of others be used up"

@@ -5,6 +5,7 @@ import json
 import os
 import ssl
 import tarfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,11 +27,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpupack-node"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
 SCHEDULER = "gpupack-scheduler"
 DASHBOARD = "gpupack-dashboard"
 REPLICAS = ("one", "two")
+OVERLAY = Path("manifests/overlays/simulated-gpus")
+NODE_PORT = free_ports(1)
 
 
 def start_as_pods(cluster: Cluster, archive: Path) -> None:
@@ -45,12 +49,12 @@ def start_as_pods(cluster: Cluster, archive: Path) -> None:
         lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
         "default service account",
     )
-    objects = build_for(cluster.api, REPOSITORY / "manifests" / "overlays" / "simulated-gpus")
-    node_port, *others = free_ports(7)
+    objects = build_for(cluster.api, REPOSITORY / OVERLAY)
+    others = free_ports(6)
     for one in objects:
         match one["kind"]:
             case "DaemonSet":
-                apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": node_port})])
+                apply_all(cluster.api, [as_pods_here(cluster, one, {"8911": NODE_PORT[0]})])
             case "Deployment":
                 deployment = one
             case "ConfigMap" if one["metadata"]["name"] == SCHEDULER:
@@ -265,3 +269,53 @@ def test_a_new_daemon_pod_knows_what_runs(cluster):
     assert cluster.state().used == before.used
     cluster.delete("one")
     cluster.wait_used([0, 8])
+
+
+def apply_node(cluster: Cluster, checkout: Path, image: str) -> None:
+    """Apply the node's manifests of a checkout, and wait as `kubectl rollout status` does."""
+    for one in build(checkout / OVERLAY):
+        if one["metadata"]["name"] != "gpupack-node":
+            continue
+        if one["kind"] == "DaemonSet":
+            one = as_pods_here(cluster, one, {"8911": NODE_PORT[0]})  # noqa: PLW2901
+            one["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        apply_all(cluster.api, [one])
+
+    def is_through() -> bool:
+        one = cluster.api.get(DAEMON_SET)
+        status = one["status"]
+        counts = [status.get(key, 0) for key in ("updatedNumberScheduled", "numberAvailable")]
+        assert (status["observedGeneration"], counts) == (one["metadata"]["generation"], [1, 1]), status
+        return True
+
+    until(is_through, f"DaemonSet of {image} rolled out", 90)
+
+
+def test_the_daemon_set_is_updated_and_rolled_back_while_pods_arrive(cluster, archive, tmp_path):
+    """From this commit to the one before it and forth again, with the image of each."""
+    checkout = shipped.previous_checkout(tmp_path / "previous")
+    shipped.build_image(tmp_path / "image.tar", checkout)
+    previous = shipped.import_as(cluster, tmp_path / "image.tar", checkout, "previous")
+    this = shipped.import_as(cluster, archive, REPOSITORY, "this")
+    charged = sum(cluster.state().used)
+    stop, names = threading.Event(), []
+
+    def create() -> None:
+        while not stop.wait(2):
+            names.append(f"arriving-{len(names)}")
+            cluster.create(w.pod(names[-1], w.container(gib=1), schedulerName=SCHEDULER))
+
+    creating = threading.Thread(target=create)
+    creating.start()
+    try:
+        apply_node(cluster, checkout, previous)
+        apply_node(cluster, REPOSITORY, this)
+    finally:
+        stop.set()
+        creating.join()
+    assert names
+    for name in names:
+        cluster.wait_running(name, 60)
+    until(lambda: sum(cluster.state().used) == charged + len(names), "the words count every pod once", 20)
+    (daemon,) = wait_ready(cluster, "gpupack-node", 1)
+    assert daemon["spec"]["containers"][0]["image"] == this

@@ -17,7 +17,7 @@ from allocator.packing import NodeWords, read_node
 from deviceplugin.daemon import Daemon
 from deviceplugin.gpus.profile import parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.host.cgroups import ProcessPlace
+from deviceplugin.node.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.node.measuring.sampling import SAMPLE_S
 from deviceplugin.node.telling.farewell import Patience
 from deviceplugin.settings import Settings
@@ -73,8 +73,8 @@ class KubeletCgroups:
     def __init__(self, kubelet: Kubelet) -> None:
         self.kubelet = kubelet
 
-    def alive(self, uids: Collection[str]) -> frozenset[str]:
-        return frozenset(uids) & self.kubelet.running_pods()
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
+        return CgroupProbe(frozenset(uids) & self.kubelet.running_pods())
 
     def place(self, pid: int) -> ProcessPlace | None:
         """Return None: nobody runs here."""

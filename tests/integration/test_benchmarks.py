@@ -84,6 +84,8 @@ def test_the_node_s_last_line() -> None:
     assert node.figures([1, 3], [1, 2], [0.1, 0.2], [0.5, 0.4], 82.04, 0.1234) == {
         "allocate_p99_ms": 3,
         "empty_plugin_p99_ms": 2,
+        "times_empty_p50": 1.0,
+        "times_empty_p99": 1.5,
         "registered_again_s": 0.2,
         "delete_to_published_s": 0.5,
         "rss_mib": 82.0,
@@ -131,6 +133,6 @@ def test_the_last_line_of_the_questions(
     ask.main()
 
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["seconds"] == {"why": 1.5, "fit": 1.5, "advise": 1.5, "top": 1.5}
-    assert figures["processor_s"] == {"why": 1.0, "fit": 1.0, "advise": 1.0, "top": 1.0}
+    assert figures["seconds"] == dict.fromkeys(ask.COMMANDS, 1.5)
+    assert figures["processor_s"] == dict.fromkeys(ask.COMMANDS, 1.0)
     assert "waits: 0 of 12 nodes take 79 GiB" in waits[0]

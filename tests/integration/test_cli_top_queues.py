@@ -42,6 +42,7 @@ STATUS = {
             "reason": "NoRoom",
             "message": "it needs 8 units on one card; the largest free card has 6",
             "waitsS": 90.5,
+            "gangSize": 0,
         }
     ],
     "mode": "gate",

@@ -350,6 +350,36 @@ async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, se
     assert said[3].startswith("No queue answers")
 
 
+async def test_pending_pods_are_told_what_the_queue_says(api, session):
+    """The view said that a node would take a pod whose queue does not exist."""
+    told = {**QUEUE_STATUS["pods"][0], "namespace": "default", "name": "gated", "reason": "Refused"}
+
+    async def status(_request):
+        return web.json_response({**QUEUE_STATUS, "pods": [{**told, "message": "there is no such queue"}]})
+
+    fill(api, Fleet(1, uniform=True))
+    container = {"name": "c", "image": "i", "resources": {"limits": {"gpupack.io/gpu-memory-gib": "1"}}}
+    spec = {"containers": [container], "schedulingGates": [{"name": "gpupack.io/queue"}]}
+    api.add_pod({"metadata": {"name": "gated"}, "spec": spec})
+    app = web.Application()
+    app.add_routes([web.get("/status", status)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+    def texts(message):
+        return [pod["text"] for pod in message.get("pending", {}).get("pods", ()) if pod["name"] == "gated"]
+
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with following(api, queue_url=url) as page, session.get(f"{page}api/events") as answer:
+        _, message = await until(messages(answer), lambda message: "queue says" in "".join(texts(message)))
+        async with session.get(f"{page}api/why", params={"pod": "gated"}) as why:
+            found = await why.json()
+    await runner.cleanup()
+    assert texts(message)[0].endswith("; the queue says Refused: there is no such queue")
+    assert found["ways_out"][0]["kind"] == "queue"
+
+
 async def test_a_page_ends_with_the_process(api, session):
     fill(api, Fleet(1, uniform=True))
     async with following(api) as url:

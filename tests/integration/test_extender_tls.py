@@ -3,16 +3,22 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from allocator.names import LEADER_LABEL
 from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
+from tests.cluster_builders import pod_object
 from tests.extender_client import Client, extender, make_certificate, two_nodes, until
+
+STANDBY = "this gpupack scheduler is not the leader; the leader answers\n"
 
 
 @pytest.fixture
@@ -31,13 +37,64 @@ async def test_one_leader_binds(tmp_path: Path) -> None:
                 pod = first.make_pod("p", 9)
                 await second.knows(pod["metadata"]["uid"])
                 assert await second.get("/readyz") == (503, "not the leader\n")
-                assert "not the leader" in await second.bind(pod, "b")
+                assert await second.post("/bind", b"{}") == (503, STANDBY)
                 await first.knows(pod["metadata"]["uid"])
                 assert await first.bind(pod, "b") == ""
                 assert (
                     api.lease("kube-system", "gpupack-scheduler-extender")["spec"]["holderIdentity"]
                     == "first"
                 )
+
+
+def add_pod(api: ApiServer, name: str) -> None:
+    """Create a pod in which an extender runs."""
+    made: Any = pod_object(name, namespace="kube-system", containers=[{"name": "gpupack"}])
+    api.add_pod({"metadata": {"name": name, "namespace": "kube-system"}, "spec": made["spec"]})
+
+
+def leaders(api: ApiServer) -> list[str]:
+    """Names of the pods that the Service of the extender selects."""
+    found = ((pod["metadata"]["name"], pod["metadata"].get("labels", {})) for pod in api.objects("pods"))
+    return [name for name, labels in found if labels.get(LEADER_LABEL) == "gpupack-scheduler-extender"]
+
+
+async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_leader(tmp_path: Path) -> None:
+    async with ApiServer() as api:
+        add_pod(api, "first")
+        add_pod(api, "second")
+
+        def replica(name: str) -> AbstractAsyncContextManager[Client]:
+            elected = {"leader_elect": True, "lease_s": 3, "identity": name, "pod_name": name}
+            return extender(tmp_path, api, **elected)
+
+        async def first_leads() -> bool:
+            return leaders(api) == ["first"]
+
+        async def second_leads() -> bool:
+            return leaders(api) == ["second"]
+
+        async with replica("second") as second:
+            async with replica("first") as first:
+                await until(second_leads)
+                await until(first.ready)
+                first.make_node("b", (16, 16))
+                for verb in ("filter", "prioritize", "bind", "preempt"):
+                    for headers in ({}, {"X-Of-Aiohttp": "1"}):
+                        url = f"{first.url}/{verb}"
+                        async with first.session.post(url, data=b"{}", headers=headers) as answer:
+                            assert (answer.status, await answer.text()) == (503, STANDBY)
+                            assert answer.headers["Connection"] == "close"
+                pod = second.make_pod("p", 9)
+                await second.knows(pod["metadata"]["uid"])
+                assert await second.bind(pod, "b") == ""
+                assert await first.get("/readyz") == (200, "ok\n")
+            await until(second_leads)
+        async with replica("first") as first:
+            await until(first_leads)
+            await until(first.ready)
+            pod = first.make_pod("q", 9)
+            await first.knows(pod["metadata"]["uid"])
+            assert await first.bind(pod, "b") == ""
 
 
 async def test_tls(tmp_path: Path) -> None:

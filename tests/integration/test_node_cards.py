@@ -93,6 +93,24 @@ async def test_a_whole_card_becomes_instances_and_is_whole_again():
         await on(world, "b", 80, card(1))
 
 
+async def test_pods_on_a_card_where_mig_is_turned_on_in_two_steps_are_told():
+    async with node_world(profile=profile(None, None)) as world:
+        await until(lambda: sizes(world) == [80, 80])
+        await on(world, "a", 8, card(1))
+        await on(world, "other", 8, card(0))
+        world.source.partition(card(1), [])
+        await until(lambda: sizes(world) == [80, 0])
+        await until(lambda: "GPUGone" in told(world) and "GPUGone" in told(world, "Pod"))
+        assert told(world, "Pod")["GPUGone"].startswith(
+            f"card {card(1)} (NVIDIA H100 80GB HBM3) has no longer"
+        )
+        assert told(world)["GPUGone"].endswith("pods on it: default/a")
+        world.source.partition(card(1), ["1g.10gb"] * 7)
+        await until(lambda: sizes(world) == [80] + [10] * 7)
+        events = [each for each in world.api.objects("events") if each["reason"] == "GPUGone"]
+        assert sorted(each["involvedObject"]["name"] for each in events) == ["a", NODE]
+
+
 async def test_a_daemon_that_starts_after_the_change_says_the_same():
     async with node_world(profile=profile(["3g.40gb", "3g.40gb"])) as world:
         await until(lambda: sizes(world) == [40, 40])

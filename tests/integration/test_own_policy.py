@@ -227,7 +227,7 @@ def test_the_dashboard_knows_them():
     board.replace_nodes(nodes)
     board.replace_pods(pods)
     cluster = board.cluster()
-    (answer,) = pending(cluster, waiting(cluster))
+    (answer,) = pending(cluster, waiting(cluster), board.queued_as)
     assert (answer.state, answer.notes) == ("fits", ())
 
 

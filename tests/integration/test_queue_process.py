@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
+from allocator.names import LEADER_LABEL, POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.running.app import run
 from scheduler_plugin.queue.running.settings import QueueSettings
@@ -252,6 +252,41 @@ async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
             await standby.released("two")
 
 
+async def test_a_standby_with_a_pod_is_ready_and_the_label_moves_with_the_lease(tmp_path: Path) -> None:
+    """A Deployment waits for all its pods; a Service finds the one that leads."""
+    async with ApiServer(seed=1) as api:
+        options: dict[str, Any] = {"leader_elect": True, "lease_s": 3}
+
+        def leaders() -> list[str]:
+            pods = api.objects("pods")
+            label = "gpupack-queue"
+            return [
+                pod["metadata"]["name"]
+                for pod in pods
+                if pod["metadata"].get("labels", {}).get(LEADER_LABEL) == label
+            ]
+
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            made: Any = pod_object(name, namespace="kube-system", containers=[{"name": "gpupack"}])
+            api.add_pod({"metadata": {"name": name, "namespace": "kube-system"}, "spec": made["spec"]})
+        async with queue(api, tmp_path / "b", **options, identity="b", pod_name="b") as standby:
+            async with queue(api, tmp_path / "a", **options, identity="a", pod_name="a") as other:
+
+                async def both_are_ready() -> bool:
+                    statuses = [(await each.get("/readyz"))[0] for each in (standby, other)]
+                    return statuses == [200, 200] and len(leaders()) == 1
+
+                await until(both_are_ready)
+                troubles = [(await each.status())["trouble"] for each in (standby, other)]
+                assert "another process is the leader" in troubles
+
+            async def moved() -> bool:
+                return leaders() == ["b"] and (await standby.status())["trouble"] == ""
+
+            await until(moved)
+
+
 async def test_an_api_server_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
     """The release is written when it is back."""
     async with ApiServer(seed=1) as api:
@@ -274,7 +309,7 @@ async def test_a_gang_is_released_together(tmp_path: Path) -> None:
         for i in range(3):
             make_pod(api, f"g{i}", 16, annotations=annotations)
         async with queue(api, tmp_path) as running:
-            await running.waits("g0", "NoRoom")
+            await running.waits("g0", "NeverFits")
             make_node(api, "n2", (16,))
             await running.released("g0", "g1", "g2")
 

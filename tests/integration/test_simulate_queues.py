@@ -105,6 +105,28 @@ def test_nobody_is_evicted_for_more_than_the_lenders_own(trace):
     assert lent["queues"]["b"]["wait_s"]["most"] == 10
 
 
+def test_quota_is_reclaimed_where_room_needs_fewer_units(trace):
+    """One pod of 600 leaves a card for 1000, and 1000 units of quota are missing: two are evicted at once."""
+    pods = [(f"a{n}", 600, n, 1000, "a") for n in range(5)]
+    rewrite(trace, [*pods, ("b0", 1000, 50, 10, "b")], ["n1,99000,655360,5,T4"])
+    lent, _ = simulate(options(trace, f"{COHORT.replace('2000', '1500')}\nreclaim: evict"), quiet, quiet)[
+        "runs"
+    ]
+    assert lent["evicted"] == 2
+    assert lent["queues"]["b"]["wait_s"]["most"] == 0
+
+
+@pytest.mark.parametrize(("strategy", "evicted"), [("BestEffortFIFO", 1), ("StrictFIFO", 0)])
+def test_an_older_pod_beyond_its_quota_holds_up_reclaim_of_a_strict_queue_only(trace, strategy, evicted):
+    """The older one would have to borrow, and all is lent; the younger one is within b's own quota."""
+    queues = "{name: a, cohort: x, nominalQuota: 400}, "
+    queues += f"{{name: b, cohort: x, nominalQuota: 600, strategy: {strategy}}}"
+    pods = [("a0", 1000, 0, 1000, "a"), ("older", 1000, 40, 10, "b"), ("younger", 600, 51, 10, "b")]
+    rewrite(trace, pods, ["n1,99000,655360,1,T4"])
+    lent, _ = simulate(options(trace, f"queues: [{queues}]\nreclaim: evict"), quiet, quiet)["runs"]
+    assert lent["evicted"] == evicted
+
+
 def test_room_is_kept_for_a_pod_that_waits_long(trace):
     """A whole card among pods of half a card that never leave one empty at once."""
     halves = [(f"h{n}", 500, 25 * n, 100, "a") for n in range(40)]

@@ -47,6 +47,7 @@ def card(used, size=14, uuid=None, model=None):
         "model": model,
         "size_units": size,
         "used_units": used,
+        "assumed_units": 0,
         "in_use_units": used,
         "held_units": None,
         "healthy": True,

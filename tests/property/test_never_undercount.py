@@ -8,11 +8,13 @@ out what docs/accounting.md calls outside the invariant.
 import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from allocator.errors import PackingError
 from allocator.ledger import charges
+from tests.property.proven import Record
 from tests.property.undercount.histories import HISTORY, ODD, Kind, calm, dense, mixed, percent
 from tests.property.undercount.mutant import Mutant
 from tests.property.undercount.mutants import MUTANTS
@@ -23,10 +25,12 @@ STEPS = int(os.environ.get("GPUPACK_UNDERCOUNT_STEPS", "100000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_UNDERCOUNT_FIRST_SEED", "0"))
 DENSITY = float(os.environ.get("GPUPACK_UNDERCOUNT_DENSITY", "1"))
 PARTS = 8
+PROVEN = Record(Path(__file__).parent / "undercount", MUTANTS)
 
 pytestmark = pytest.mark.timeout(0 if STEPS > 100_000 else 300)
 
 
+@pytest.mark.histories
 @pytest.mark.parametrize("part", range(PARTS))
 def test_invariant_holds_in_every_interleaving(part: int) -> None:
     done = 0
@@ -37,6 +41,7 @@ def test_invariant_holds_in_every_interleaving(part: int) -> None:
     assert done >= STEPS / PARTS
 
 
+@pytest.mark.histories
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", [dense, mixed, percent])
 def test_invariant_holds_whatever_comes_more_often(kind: Kind, part: int) -> None:
@@ -44,12 +49,14 @@ def test_invariant_holds_whatever_comes_more_often(kind: Kind, part: int) -> Non
         kind(seed)
 
 
+@pytest.mark.histories
 @pytest.mark.parametrize("name", ODD)
 def test_invariant_holds_in_odd_histories(name: str) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + max(4, STEPS // HISTORY // 100)):
         ODD[name](seed)
 
 
+@pytest.mark.histories
 @pytest.mark.parametrize("part", range(2))
 def test_pods_get_the_cards_chosen_for_them_where_nothing_goes_wrong_and_the_invariant_holds(
     part: int,
@@ -81,12 +88,15 @@ def breaks(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
     return False
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.mutants
+@pytest.mark.parametrize("mutant", PROVEN.pending(), ids=lambda mutant: mutant.name)
 def test_every_rule_is_needed_in_some_history(mutant: Mutant) -> None:
-    seeds = (mutant.seed, *range(1000, 1100))
+    seeds = (*PROVEN.seeds(mutant), mutant.seed, *range(1000, 1100))
     shows = (
         seed
         for seed in seeds
         if breaks(mutant, seed, taken_out=True) and not breaks(mutant, seed, taken_out=False)
     )
-    assert next(shows, None) is not None, "no history shows that the rule is needed"
+    seed = next(shows, None)
+    assert seed is not None, "no history shows that the rule is needed"
+    PROVEN.add(mutant, seed)

@@ -7,13 +7,14 @@ lost or unanswered, a lost Lease, restarts, take-backs and evictions, and everyt
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.rules import Rules, Take
+from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
 from tests.property.queued.replica import Replica
 from tests.property.queued.simulation import run
@@ -42,6 +43,13 @@ def test_gangs_among_other_pods(mode: str) -> None:
     assert any(served), "no gang was ever bound whole"
 
 
+@pytest.mark.parametrize("mode", ["gate", "batch"])
+def test_pods_that_nobody_makes_again(mode: str) -> None:
+    """None is removed: what is taken back waits in its queue again."""
+    for seed in range(HISTORIES):
+        run(seed, STEPS, mode=mode, gangs=0.3, bare=True)
+
+
 class NoFence(Replica):
     """A new leader decides at once: it does not know what the one before has sent."""
 
@@ -53,6 +61,18 @@ class Forgetful(QueueRules):
 
     def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:
         return Rules.binding_is_stale(self, take, pod)
+
+
+def bind_requeued(committer: Committer, namespace: str, name: str, uid: str) -> PodRecord:
+    """Bind pods whatever the queue has said of them since their release."""
+    pods = committer.state.pods
+    with pytest.MonkeyPatch.context() as patch:
+        if uid in pods:
+            patch.setitem(pods, uid, replace(pods[uid], requeued=False))
+        return original(committer, namespace, name, uid)
+
+
+original = Committer._pod
 
 
 class ForgetsReleases(Replica):
@@ -70,11 +90,13 @@ class Mutant:
     replica: type[Replica] = Replica
     patch: tuple[Any, ...] = ()
     density: float = 2.0
+    bare: bool = False
 
 
 MUTANTS = (
     Mutant("no fence between two leaders", 3479, NoFence, density=4.0),
     Mutant("what was released keeps no room", 0, ForgetsReleases),
+    Mutant("requeued pods are bound", 0, patch=(Committer, "_pod", bind_requeued), bare=True),
     Mutant("releases of another process take no room", 6, patch=(Queue, "_place_again", lambda *_: True)),
 )
 
@@ -86,7 +108,7 @@ def test_every_precaution_is_needed_in_some_history(mutant: Mutant) -> None:
             if mutant.patch:
                 patch.setattr(*mutant.patch)
             try:
-                run(seed, STEPS, density=mutant.density, replica=mutant.replica)
+                run(seed, STEPS, density=mutant.density, replica=mutant.replica, bare=mutant.bare)
             except ViolationError:
                 return
     pytest.fail("no history shows that it is needed")

@@ -205,7 +205,7 @@ class History(QueueWorld):
                 continue
             if near and task.data and not self.queue.locality.near(name, task.data):
                 continue
-            kept = self.queue.room.kept.from_others(task.uid, name).cards
+            kept = self.queue.room.kept.from_others(task.uid, name, self.state.nodes.uuids[row]).cards
             cards = [
                 replace(card, used_units=card.size_units) if card.index in kept else card
                 for card in cards_of(self.state.nodes, row)

@@ -17,7 +17,9 @@ def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
     expressions = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
     known = [re.findall(r"'([^']+)'", expressions[name]) for name in ("forUsers", "byGpupack")]
     ours = {value for key, value in vars(names).items() if key.startswith("POD_")}
-    assert known[1] == sorted({names.POD_ALLOCATION, names.POD_ASSIGNED, names.POD_PLANNED})
+    assert known[1] == sorted(
+        {names.POD_ALLOCATION, names.POD_ASSIGNED, names.POD_PLANNED, names.POD_REQUEUED}
+    )
     assert known[0] == sorted(ours - set(known[1]))
     assert str(MAX_CARDS) in expressions["mistakes"]
     assert str(MAX_PATTERNS) in expressions["mistakes"]

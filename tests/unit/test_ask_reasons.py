@@ -235,3 +235,35 @@ def test_a_resource_that_no_node_has_is_named():
     answer = why(changed(World((Node("a"),), (Pod("p", 4),)), p=misspell), "default", "p")
     assert answer.state == "no-cards"
     assert "gpupack.io/gpu-memory-gb is no resource of this cluster's nodes" in answer.text
+
+
+def test_a_model_without_stars_that_stars_would_match_is_told_with_a_way_out():
+    """The pod waited for good, and only `fit` knew."""
+    world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", 8, model="A100"),))
+
+    answer = why(world.cluster, "default", "p")
+
+    assert answer.nodes[0].text == (
+        """the pod's gpu-model is "a100", and the cards there are NVIDIA A100-SXM4-40GB; """
+        """"*a100*" would match: a pattern without stars is the whole name"""
+    )
+    assert (answer.ways_out[0].kind, answer.ways_out[0].node) == ("model-pattern", "n")
+    assert answer.ways_out[0].text == (
+        'with stars (annotation gpupack.io/gpu-model: "*a100*") it fits now, on 1 node, first n '
+        "(NVIDIA A100-SXM4-40GB)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "kinds"),
+    [
+        ("T4", 8, ["other-model"]),
+        ("*A100*", 40, []),
+        ("A100", 40, []),
+    ],
+    ids=["stars-do-not-help", "stars-are-there", "fits-nowhere"],
+)
+def test_stars_are_proposed_only_where_they_help(model, units, kinds):
+    world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", units, model=model),))
+    found = [way.kind for way in why(world.cluster, "default", "p").ways_out]
+    assert [kind for kind in found if kind in {"model-pattern", "other-model"}] == kinds

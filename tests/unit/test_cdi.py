@@ -79,10 +79,56 @@ def test_indexes_where_the_toolkit_has_no_uuids(folders: tuple[Path, Path]) -> N
     assert [path.name for path in folders[1].iterdir()] == ["nvidia.yaml"]
 
 
+def with_nodes(folder: Path, nodes: dict[str, list[str]]) -> None:
+    """What a toolkit writes that names cards by index: each with the nodes of one card."""
+    devices = [
+        {"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/{node}"} for node in of_device]}}
+        for name, of_device in nodes.items()
+    ]
+    text = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices})
+    (folder / "nvidia.json").write_text(text)
+
+
+def test_a_card_keeps_its_device_where_one_before_it_is_gone(folders: tuple[Path, Path]) -> None:
+    nodes = ["nvidia0", "dri/card1"], ["nvidia1", "nvidia-caps/nvidia-cap1"]
+    with_nodes(folders[0], {"0": nodes[0], "1": nodes[1], "all": [*nodes[0], *nodes[1]]})
+    assert names(folders).names(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
+    # The specification is as old as the boot. The driver counts the cards that it has now.
+    left = [replace(CARDS[1], index=0)]
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"))
+    found.refresh(left)
+    assert found.names(UUIDS[1:]) == (f"{KIND}=1",)
+
+
+def test_the_device_of_another_card_is_nobodys(folders: tuple[Path, Path]) -> None:
+    with_nodes(folders[0], {"0": ["nvidia5"], "1": ["nvidiactl"], "2": ["nvidia1"]})
+    assert not NVIDIA.is_card_node("/dev/nvidiactl")
+    assert names(folders).names(UUIDS) == (f"gpupack.io/gpu={UUIDS[0]}", f"{KIND}=2")
+
+
+@pytest.mark.parametrize("minor", [-1, 7], ids=["the card's node is not known", "no node of a card"])
+def test_an_index_counts_where_the_device_names_no_card(folders: tuple[Path, Path], minor: int) -> None:
+    with_nodes(folders[0], {"0": ["dxg"], "1": ["nvidia9"] if minor < 0 else ["nvidiactl"]})
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"))
+    found.refresh([replace(card, minor=minor) for card in CARDS])
+    assert found.names(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [None, 4, {"deviceNodes": 4}, {"deviceNodes": [4]}, {"deviceNodes": [{}]}, {"deviceNodes": None}],
+    ids=str,
+)
+def test_device_nodes_that_cannot_be_read_are_none(edits: Any) -> None:
+    text = json.dumps({"kind": KIND, "devices": [{"name": "0", "containerEdits": edits}]})
+    assert devices_of(text, KIND) == {"0": frozenset()}
+
+
 def test_indexes_are_not_trusted_beside_instances() -> None:
     instances = [CARDS[0], replace(CARDS[1], uuid="MIG-1", parent="GPU-9")]
-    assert chosen_names(instances, {"0", "1"}, KIND) == {}
-    assert chosen_names(instances, {"0", "1", "MIG-1"}, KIND) == {"MIG-1": f"{KIND}=MIG-1"}
+    two: dict[str, frozenset[str]] = {"0": frozenset(), "1": frozenset()}
+    assert chosen_names(instances, two, NVIDIA) == {}
+    assert chosen_names(instances, {**two, "MIG-1": frozenset()}, NVIDIA) == {"MIG-1": f"{KIND}=MIG-1"}
 
 
 def test_without_a_toolkit_ours_is_written_of_a_kind_of_our_own(
@@ -166,8 +212,8 @@ def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> 
 
 
 def test_specifications_of_other_kinds_are_not_the_cards() -> None:
-    assert devices_of("kind: nvidia.com/gds\ndevices: [{name: all}]", KIND) == set()
-    assert devices_of("kind: nvidia.com/gpu", KIND) == set()
+    assert devices_of("kind: nvidia.com/gds\ndevices: [{name: all}]", KIND) == {}
+    assert devices_of("kind: nvidia.com/gpu", KIND) == {}
 
 
 def test_cards_that_no_specification_of_ours_can_have_keep_the_vendors_names(

@@ -1,13 +1,20 @@
 """Pids to pods and pods to containers, in every naming of cgroups."""
 
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from deviceplugin.node.host.cgroups import PodCgroups, ProcessOwners, pod_uid
+from deviceplugin.node.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, pod_uid
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
+GONE = "99999999-2222-4333-8444-555555555555"
 OTHER = "11111111-2222-4333-8444-555555555555"
 STATIC = "0123456789abcdef0123456789abcdef"
 
@@ -113,19 +120,19 @@ def test_a_pod_with_a_container_is_alive(tmp_path: Path, path: str, version: str
     else:
         (tmp_path / "cpuset").mkdir()
         container(tmp_path / "memory", path)
-    assert PodCgroups(tmp_path).alive([UID, OTHER]) == {UID}
+    assert PodCgroups(tmp_path).probe([UID, OTHER]).alive == {UID}
 
 
 @pytest.mark.parametrize("parent", ["kubepods", "x/kubepods"])
 def test_a_hierarchy_itself_may_be_the_root(tmp_path: Path, parent: str) -> None:
     container(tmp_path, f"{parent}/pod{UID}/c")
-    assert PodCgroups(tmp_path).alive({UID}) == {UID}
+    assert PodCgroups(tmp_path).probe({UID}).alive == {UID}
 
 
 def test_a_pod_without_containers_is_not(tmp_path: Path) -> None:
     (tmp_path / f"kubepods/pod{UID}").mkdir(parents=True)
     (tmp_path / f"kubepods/pod{UID}/cgroup.procs").write_text("")
-    assert PodCgroups(tmp_path).alive([UID]) == set()
+    assert PodCgroups(tmp_path).probe([UID]).alive == set()
 
 
 @pytest.mark.parametrize(
@@ -142,24 +149,113 @@ def test_an_empty_leftover_does_not_count(
     tmp_path: Path, procs: str | None, events: str | None, alive: bool
 ) -> None:
     container(tmp_path, f"kubepods/pod{UID}/c", procs, events)
-    assert bool(PodCgroups(tmp_path).alive([UID])) == alive
+    assert bool(PodCgroups(tmp_path).probe([UID]).alive) == alive
 
 
 def test_a_process_deeper_in_the_container_counts(tmp_path: Path) -> None:
     container(tmp_path, f"kubepods/pod{UID}/c", procs="")
     container(tmp_path, f"kubepods/pod{UID}/c/docker/inner", procs="7\n")
     (tmp_path / f"kubepods/pod{UID}/c/docker/cgroup.procs").write_text("")
-    assert PodCgroups(tmp_path).alive([UID]) == {UID}
+    assert PodCgroups(tmp_path).probe([UID]).alive == {UID}
 
 
-def test_what_cannot_be_read_is_alive(tmp_path: Path) -> None:
-    (container(tmp_path, f"kubepods/pod{UID}/c", procs=None) / "cgroup.procs").mkdir()
-    assert PodCgroups(tmp_path).alive([UID]) == {UID}
+@pytest.mark.parametrize("name", ["cgroup.events", "cgroup.procs"])
+def test_what_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
+    (container(tmp_path, f"kubepods/pod{UID}/c", procs=None) / name).mkdir()
+    container(tmp_path, f"kubepods/pod{OTHER}/c")
+    found = PodCgroups(tmp_path).probe([UID, OTHER, GONE])
+    assert (found.alive, found.unknown) == ({OTHER}, {UID})
+    assert name in str(found.problem)
 
 
-def test_nothing_there_means_nobody_is_alive(tmp_path: Path) -> None:
-    assert PodCgroups(tmp_path / "absent").alive([UID]) == set()
-    assert PodCgroups(tmp_path).alive([]) == set()
+def test_without_a_mount_nothing_is_known(tmp_path: Path) -> None:
+    """A folder of the host that is not mounted says nothing of what runs there."""
+    found = PodCgroups(tmp_path / "absent").probe([UID])
+    assert (found.alive, found.unknown) == (set(), {UID})
+    assert "absent" in str(found.problem)
+
+
+def test_who_asks_for_nobody_is_told_nothing(tmp_path: Path) -> None:
+    assert PodCgroups(tmp_path / "absent").probe([]) == CgroupProbe()
+
+
+@pytest.mark.parametrize(
+    ("code", "unknown"),
+    [
+        (errno.ENOENT, False),
+        (errno.ENODEV, False),
+        (errno.EMFILE, True),
+        (errno.ENFILE, True),
+        (errno.ENOMEM, True),
+        (errno.EACCES, True),
+        (errno.EIO, True),
+    ],
+)
+@pytest.mark.parametrize("events", [None, "populated 1\n"])
+def test_only_what_the_kernel_calls_gone_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, unknown: bool, events: str | None
+) -> None:
+    path = container(tmp_path, f"kubepods/pod{UID}/c", events=events)
+    for call in ("scandir", "read_text"):
+        with failing(monkeypatch, call, code, path.parent if call == "scandir" else path):
+            found = PodCgroups(tmp_path).probe([UID])
+        if call == "scandir" or unknown:
+            assert (UID in found.unknown, found.alive) == (unknown, set())
+    assert PodCgroups(tmp_path).probe([UID]) == CgroupProbe(frozenset({UID}))
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, where: Path) -> Iterator[None]:
+    """Let the system's answer be an error for a path and all below it."""
+
+    def of(real: Callable[..., object]) -> Callable[..., object]:
+        def ask(path: object, *more: object) -> object:
+            if Path(str(path)).is_relative_to(where):
+                raise OSError(code, os.strerror(code), str(path))
+            return real(path, *more)
+
+        return ask
+
+    with monkeypatch.context() as patch:
+        owner = os if call == "scandir" else Path
+        patch.setattr(owner, call, of(getattr(owner, call)))
+        yield
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from deviceplugin.node.host.cgroups import PodCgroups
+
+root, uid, gone = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+cgroups, taken = PodCgroups(root), []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+# From none left to as many as are needed, one more each time.
+while taken:
+    found = cgroups.probe([uid, gone])
+    assert uid in found.alive | found.unknown, (len(taken), found)
+    os.close(taken.pop())
+found = cgroups.probe([uid, gone])
+assert (found.alive, found.unknown) == ({uid}, set()), found
+"""
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_daemon_without_a_file_descriptor_calls_no_pod_gone(tmp_path: Path, deep: bool) -> None:
+    """The limit of open files is the process's: a real one, in a process of its own."""
+    (tmp_path / "cgroup.controllers").touch()
+    path = f"kubepods.slice/kubepods-pod{SLICE}.slice/c.scope"
+    container(tmp_path, path, events=None if deep else "populated 1\n", procs="" if deep else "42\n")
+    if deep:
+        container(tmp_path, f"{path}/inner", procs="7\n")
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path), UID, GONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_services_and_links_are_not_searched(tmp_path: Path) -> None:
@@ -167,13 +263,13 @@ def test_services_and_links_are_not_searched(tmp_path: Path) -> None:
     container(tmp_path, f"a.service/kubepods/pod{UID}/c")
     container(tmp_path / "real", f"b.service/pod{OTHER}/c")
     (tmp_path / "kubepods").symlink_to(tmp_path / "real" / "b.service")
-    assert PodCgroups(tmp_path).alive([UID, OTHER]) == set()
+    assert PodCgroups(tmp_path).probe([UID, OTHER]).alive == set()
 
 
 def test_a_pod_that_ends_is_gone_at_the_next_look(tmp_path: Path) -> None:
     folder = container(tmp_path, f"kubepods/pod{UID}/c")
     cgroups = PodCgroups(tmp_path)
-    assert cgroups.alive([UID]) == {UID}
+    assert cgroups.probe([UID]).alive == {UID}
     (folder / "cgroup.procs").unlink()
     folder.rmdir()
-    assert cgroups.alive([UID]) == set()
+    assert cgroups.probe([UID]).alive == set()

@@ -1,5 +1,6 @@
 """What `gpupack node --check` finds, on nodes made of folders."""
 
+import errno
 import json
 import socket
 from collections.abc import Callable
@@ -95,6 +96,36 @@ def test_what_is_missing(
 ) -> None:
     finding = found(changed(settings, **change))[what]
     assert (finding.verdict, says in finding.found) == (verdict, True)
+
+
+def test_watches_that_are_used_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(settings)["inotify watches"].verdict == "ok"
+
+    def full(_folder: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("deviceplugin.check.probe_watch", full)
+    finding = found(settings)["inotify watches"]
+    assert (finding.verdict, finding.uses) == ("less", "new cgroups are looked for every 0.25 s")
+    assert "fs.inotify.max_user_watches is used up" in finding.found
+
+
+@pytest.mark.parametrize(("text", "says"), [("100\n", "raise"), ("many\n", "looked for")])
+def test_few_watches(settings: Settings, monkeypatch, tmp_path: Path, text: str, says: str) -> None:
+    limit = tmp_path / "max_user_watches"
+    limit.write_text(text)
+    monkeypatch.setattr("deviceplugin.check.INOTIFY", limit)
+    finding = found(settings)["inotify watches"]
+    assert (finding.verdict, says in finding.uses) == ("less", True)
+
+
+def test_cgroups_that_cannot_be_read(settings: Settings) -> None:
+    """That is not version 1, and a daemon would release nothing there."""
+    controllers = settings.cgroup_root / "cgroup.controllers"
+    controllers.unlink()
+    controllers.mkdir()
+    finding = found(settings)["cgroups"]
+    assert (finding.verdict, finding.uses) == ("bad", "no charge of a pod would end")
 
 
 def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from allocator.request import ContainerRequest, PodRequest
+from scheduler_plugin.cluster.pods import read_pod
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
@@ -370,3 +371,16 @@ def test_the_queue_has_asked_the_policy_for_a_pod_that_it_placed() -> None:
     assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == []
     assert world.filter(pod_object("p", 8), ["n1"])["NodeNames"] == []
     assert asked == [2, 1]
+
+
+def test_a_requeued_pod_is_placed_nowhere(world: World) -> None:
+    """The queue took its release back; one that is bound is what it is."""
+    requeued = pod_object("p", 8, annotations={"gpupack.io/requeued": "true"})
+    answer = world.filter(requeued)
+    assert answer["NodeNames"] == []
+    assert answer["FailedNodes"] == {}, "preemption would help nobody"
+    why = "its release was taken back: it waits in its queue again"
+    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys("abc", why)
+    assert read_pod(pod("p", 8, annotations={"gpupack.io/requeued": "true"}), world.state.resource).gated
+    bound = read_pod(pod("p", 8, node="a", annotations={"gpupack.io/requeued": "true"}), world.state.resource)
+    assert not bound.gated

@@ -120,6 +120,47 @@ def test_a_change_that_others_work_with_has_a_version_of_its_own():
         assert facts.version == before
 
 
+def test_a_pod_that_is_dropped_is_a_change_also_where_another_one_comes():
+    """Who compares versions would take the one for the other."""
+    world = World.of(8)
+    facts = world.ledger.facts
+    world.run(pod("a", 3, "c0"))
+    before = facts.version
+    assert facts.drop("never") is None
+    assert facts.version == before
+    gone = facts.drop("a")
+    assert gone is not None
+    assert gone.pod.uid == "a"
+    assert (facts.version > before, facts.pods) == (True, {})
+
+
+@pytest.mark.parametrize("way", ["cgroups", "book", "static"])
+def test_whatever_ends_a_pod_s_charge_has_a_version(way):
+    world = World.of(8)
+    facts = world.ledger.facts
+    if way == "cgroups":
+        world.run(pod("a", 3, "c0"))
+        world.ledger.pod_gone("a", world.now)
+        world.drop("a")
+        before = facts.version
+        world.look(later=1.0)
+        # The look, and the end.
+        assert (facts.version, facts.pods) == (before + 2, {})
+    elif way == "book":
+        world.sync()
+        world.allocate(ids("c0", 0, 1))
+        (unknown,) = facts.pods
+        before = facts.version
+        world.show("b", ids("c0", 0, 1))
+        # The new pod, the unknown one without its IDs, and its end.
+        assert (facts.version, unknown in facts.pods) == (before + 3, False)
+    else:
+        world.ledger.remember({"mirror": {"c0": 3}})
+        before = facts.version
+        world.ledger.pod_changed(pod("mirror", 3, "c0", runtime_uid="hash"), 1.0)
+        assert (facts.version, set(facts.pods)) == (before + 2, {"hash"})
+
+
 def test_explain_shows_everything_as_json():
     world = World.of(8, 8)
     world.run(pod("a", 3, "c0"))

@@ -211,4 +211,4 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) ->
     await until(lambda: not enforcer._pods)
     kept = (enforcer._uids, enforcer._unnamed, enforcer._logged, enforcer._dirty, enforcer._shares.all())
     await until(lambda: not any(kept))
-    assert set(enforcer._inotify._numbers) == {world.logs, *enforcer._holders}
+    assert enforcer._watch.folders == {world.logs, *enforcer._holders}

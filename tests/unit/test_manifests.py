@@ -25,6 +25,9 @@ from tests.manifest_objects import (
     text_of,
 )
 
+WRITTEN = {names.LEADER_LABEL}
+"""Labels that pods write on themselves."""
+
 CLUSTER_WIDE = {
     "Namespace",
     "ClusterRole",
@@ -100,11 +103,12 @@ def test_references_between_objects_hold(name: str) -> None:
         if kind.endswith("AdmissionPolicyBinding"):
             assert (kind.removesuffix("Binding"), one["spec"]["policyName"]) in found
         if kind == "Service":
+            selector = {key: one["spec"]["selector"][key] for key in one["spec"]["selector"].keys() - WRITTEN}
             selected = [
                 each
                 for (owner, _), each in found.items()
                 if owner in {"DaemonSet", "Deployment"}
-                and one["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+                and selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
             ]
             assert selected
             ports = {
@@ -257,3 +261,37 @@ def test_the_image_holds_every_package_and_only_locked_requirements() -> None:
     for folder in ("node", "scheduler", "extender"):
         (image,) = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["images"]
         assert image == {"name": "gpupack", "newTag": version[1]}
+
+
+@pytest.mark.parametrize(
+    ("build_name", "name", "lease"),
+    [
+        ("overlays/join-existing-scheduler", "gpupack-extender", "gpupack-scheduler-extender"),
+        ("overlays/queue", "gpupack-queue", "gpupack-queue"),
+    ],
+)
+def test_where_pods_elect_a_leader_its_label_leads_the_service(
+    build_name: str, name: str, lease: str
+) -> None:
+    """Readiness cannot: an update of a Deployment waits until all its pods are ready."""
+    found = objects(build_name)
+    deployment = found["Deployment", name]
+    gpupack = container(deployment)
+    assert {"--leader-elect", f"--lease-namespace={NAMESPACE}", "--pod-name=$(POD_NAME)"} < set(
+        gpupack["args"]
+    )
+    field = {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert {"name": "POD_NAME", "valueFrom": field} in gpupack["env"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selector = found["Service", name]["spec"]["selector"]
+    assert selector.items() - labels.items() == {(names.LEADER_LABEL, lease)}
+    roles = [found[kind, name]["rules"] for kind in ("Role", "ClusterRole")]
+    rights = [rule["verbs"] for rules in roles for rule in rules if "pods/status" in rule["resources"]]
+    assert rights == [["patch"]]
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_an_update_of_several_replicas_takes_none_away_first(name: str) -> None:
+    for (kind, _), one in objects(name).items():
+        if kind == "Deployment" and one["spec"]["replicas"] > 1 and "strategy" in one["spec"]:
+            assert one["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
+from allocator.records import Holds, dump_holds
+from scheduler_plugin.cluster.budgets import Budgets
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
-from tests.cluster_builders import node, pod, pod_object, uuid
+from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 
 
 class World:
@@ -18,7 +20,9 @@ class World:
 
     def __init__(self) -> None:
         self.state = ClusterState()
-        self.extender = Extender(self.state, Policies())
+        self.budgets = Budgets()
+        self.budgets.replace([], "1")
+        self.extender = Extender(self.state, Policies(), budgets=self.budgets)
         self.version = 1
 
     def node(
@@ -141,6 +145,34 @@ def test_the_node_s_word_on_cards_goes_before_the_scheduler_s() -> None:
     assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
 
 
+@pytest.mark.parametrize("share", [8, 5], ids=["as it is", "as of when the card was smaller"])
+def test_a_pod_with_percent_of_a_card_that_is_gone_frees_its_other_one(share: int) -> None:
+    world = World()
+    assigned = json.dumps({"main": [[uuid("n", 0), 3], [uuid("n", 1), share]]})
+    made = pod(
+        "a",
+        node="n",
+        version=2,
+        containers=[in_percent(200)],
+        annotations={"gpupack.io/cards": "2", POD_ASSIGNED: assigned},
+    )
+    world.state.apply_pod(made, 0)
+    holds = dump_holds(Holds(3, frozenset({"uid-a"}), {"uid-a": {0: share}}))
+    extra = {NODE_HOLDS: holds}
+    world.state.apply_node(node("n", (8,), (share,), version=3, uuids=[uuid("n", 1)], extra=extra), 0)
+    assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
+
+
+def test_nobody_is_named_from_a_view_that_cannot_be_trusted() -> None:
+    world = World()
+    world.node("n", (8,), {"a": (0, 8, 1)})
+    victims = {"n": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 0}}
+    body = json.dumps({"Pod": asking(8), "NodeNameToMetaVictims": victims}).encode()
+    assert json.loads(world.extender.preempt(body, 0, "the view is 200 s old")) == {
+        "NodeNameToMetaVictims": {}
+    }
+
+
 @pytest.mark.parametrize(
     "annotations",
     [{}, {POD_ASSIGNED: '{"main":[["GPU-elsewhere",8]]}'}, {POD_ASSIGNED: '{"x":[["GPU-n-0",8]]}'}],
@@ -184,3 +216,10 @@ def test_rubbish(body: bytes, status: int) -> None:
     with pytest.raises(ProtocolError, match="ExtenderPreemptionArgs") as caught:
         World().extender.preempt(body, 0)
     assert caught.value.status == status
+
+
+def test_nobody_is_evicted_for_a_pod_that_the_queue_has_requeued() -> None:
+    world = World()
+    world.node("n", (16,), {"a": (0, 16, 0)})
+    assert world.preempt(asking(8), n=["a"]) == {"n": ["a"]}
+    assert world.preempt(asking(8, annotations={"gpupack.io/requeued": "true"}), n=["a"]) == {}

@@ -233,6 +233,46 @@ async def test_another_card_of_the_node_is_not_taken_from_a_lesser_pod(world: Pr
     }
 
 
+async def test_the_cleared_card_stays_kept_where_one_before_it_goes(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    await world.settle()
+    assert world.api.evicted == ["b"]
+    world.vanish("b")
+    world.vanish("a")
+    world.publish_without("n1", 0)
+    await world.settle(0)
+    other = world.create("other", 8, spec={"priority": 1})
+    assert world.filter(other, ["n1"]) == [], "the only card left is the one that b was evicted from"
+    assert world.filter(needy, ["n1"]) == ["n1"]
+
+
+async def test_nothing_is_kept_where_the_cleared_card_is_gone(world: PreemptionWorld) -> None:
+    failed = []
+    world.preemptor.failed.connect(lambda pod, why: failed.append((pod.name, why)))
+    world.wait("needy", 8)
+    await world.settle()
+    world.vanish("a")
+    world.vanish("b")
+    world.publish_without("n1", 1)
+    other = world.create("other", 8, spec={"priority": 1})
+    assert world.filter(other, ["n1"]) == ["n1"]
+    await world.settle(0)
+    assert failed == [("needy", "node n1 has lost a card that was kept for it")]
+    assert len(world.state.reservations) == 0
+    assert world.api.nominated[-1] == ("needy", "")
+
+
+async def test_a_kept_card_that_moved_is_taken_from_the_lesser_pod(world: PreemptionWorld) -> None:
+    world.wait("needy", 8)
+    await world.settle()
+    world.vanish("a")
+    world.publish_without("n1", 0)
+    world.wait("king", 8, priority=11, annotations={"gpupack.io/gpu-uuid": "GPU-n1-1"})
+    await world.settle()
+    assert world.api.nominated[-2:] == [("needy", ""), ("king", "n1")]
+    assert [each.uid for each in world.state.reservations] == ["uid-king"]
+
+
 async def test_an_eviction_that_is_seen_late_is_waited_for_after_all(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
     world.api.silent = True

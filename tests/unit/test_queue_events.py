@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.names import POD_REQUEUED
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.entering.ages import TOLERANCE_S, Ages
+from scheduler_plugin.queue.entering.entries import Phase
 from scheduler_plugin.queue.running import explain
-from scheduler_plugin.queue.running.controller import AGAIN_S, UNDER_WAY, Controller
+from scheduler_plugin.queue.running.controller import UNDER_WAY, Controller
+from scheduler_plugin.queue.running.explainer import AGAIN_S
 from scheduler_plugin.queue.running.writing import Writer
-from tests.queue_world import QueueWorld
+from tests.queue_world import UNSCHEDULABLE, QueueWorld
 
 TWO = "queues: [{name: a}, {name: b}]"
 
@@ -33,11 +36,17 @@ class Running:
 
     async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
         del content_type, timeout_s
-        assert any(step["path"] == "/spec/schedulingGates" and step["op"] == "remove" for step in body)
         name = path.rpartition("/")[2]
+        if body[-1]["op"] == "add" and "requeued" in str(body[-1]):
+            if name.startswith("kept"):
+                raise self.refuses
+            self.world.requeue(f"uid-{name}")
+            return b""
+        assert any(step["op"] == "remove" for step in body)
         self.patches[name] = self.patches.get(name, 0) + 1
         if name.startswith("bad"):
             raise self.refuses
+        self.world.objects[f"uid-{name}"]["metadata"]["annotations"].pop(POD_REQUEUED, None)
         self.world.change(f"uid-{name}", spec={"schedulingGates": []})
         return b""
 
@@ -365,3 +374,21 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
         await asyncio.sleep(0)
     running.cancel()
     assert not len(world.queue._shapes)
+
+
+async def test_a_pod_that_is_requeued_is_told_and_so_is_one_that_cannot_be(running: Running) -> None:
+    world = running.world
+    uids = [world.pod("back", 16), world.pod("kept", 16)]
+    await running.pass_time()
+    for uid in uids:
+        world.change(uid, status=UNSCHEDULABLE)
+    await running.pass_time()
+    taken = "Warning TakenBack kube-scheduler found no node for it: it waits in its queue again"
+    assert taken in running.told("back")
+    assert running.told("kept")[-2:] == [
+        taken,
+        "Warning NotRequeued the API server refuses to requeue it: denied by policy x",
+    ]
+    assert world.queue.tenants["a"].units == 16
+    await running.pass_time(15)
+    assert world.queue.entries[uids[0]].phase is Phase.RELEASED, "its turn has come again"

@@ -28,7 +28,7 @@ def _pass_time(world: QueueWorld, seconds: float) -> None:
 
 
 def _taken_back(world: QueueWorld) -> list[tuple[str, bool]]:
-    return sorted((world.name(back.entry.uid), back.remove) for back in world.queue.expire(world.now))
+    return sorted((world.name(back.entry.uid), back.remove) for back in world.take_back())
 
 
 def test_a_gang_is_released_whole_or_not_at_all() -> None:

@@ -8,7 +8,7 @@ from scheduler_plugin.queue.deciding.admission import Look
 from scheduler_plugin.queue.deciding.reclaim import Reclaimer
 from scheduler_plugin.queue.running.explain import waiting
 from tests.cluster_builders import in_percent
-from tests.queue_world import ONE_QUEUE, QueueWorld, long_runners
+from tests.queue_world import ONE_QUEUE, TEN_HOURS_S, QueueWorld, long_runners
 
 LONG = 1000.0
 """A pod has waited for longer than `keepRoomAfter`."""
@@ -304,7 +304,7 @@ def test_a_gang_waits_for_room_to_be_kept_as_long_as_a_single_pod() -> None:
     world.delete(large)
     for number in range(2):
         world.pod(f"g{number}", 16, created=36_000, gang="G", size=2)
-    world.now = 3.9 * 3600
+    world.now = TEN_HOURS_S + 3.9 * 3600
     assert keep(world) == {}
-    world.now = 4 * 3600
+    world.now = TEN_HOURS_S + 4 * 3600
     assert keep(world) == {"g0": "n1", "g1": "n1"}

@@ -107,3 +107,83 @@ def test_kept_room_is_given_up_when_its_pod_may_not_be_released(config: str) -> 
     world.pod("other", 16, queue="b", created=2)
     assert world.released() == ["other"]
     assert "room is kept" not in " ".join(each.message for each in waiting(world.queue, world.now))
+
+
+def _on_the_second_card(**others: int) -> QueueWorld:
+    """Card B is kept for a pod of a. Units of b are on A: 16, on B: 9, and on others by their names."""
+    world = QueueWorld(TWO)
+    used = {"A": 16, "B": 9, **others}
+    world.node("n1", [16] * len(used), uuids=list(used))
+    for card, units in used.items():
+        uid = world.pod(card, units, queue="b", created=0, annotations={"gpupack.io/gpu-uuid": card})
+        assert world.released() == [card]
+        world.bind(uid)
+    world.pod("large", 16, created=10)
+    world.now = 1000.0
+    assert _kept(world) == ["n1"]
+    assert _card(world) == "B"
+    return world
+
+
+def _card(world: QueueWorld) -> str:
+    """The card that is kept."""
+    kept = world.queue.room.kept.of("uid-large")
+    assert kept is not None
+    (card,) = kept.cards
+    return kept.uuids[card]
+
+
+def test_a_card_stays_kept_where_one_before_it_goes() -> None:
+    """A younger pod would take what is free of it, and after that the rest."""
+    world = _on_the_second_card()
+    world.delete("uid-A")
+    world.node("n1", (16,), uuids=("B",))
+    assert _kept(world) == []
+    assert _card(world) == "B"
+    world.pod("small", 7, queue="b", created=11)
+    assert world.released() == []
+    world.delete("uid-B")
+    assert world.released() == ["large"]
+
+
+def test_the_card_that_comes_to_a_kept_position_is_not_kept() -> None:
+    world = _on_the_second_card(C=10)
+    world.delete("uid-A")
+    world.node("n1", (16, 16), uuids=("B", "C"))
+    world.pod("small", 6, queue="b", created=11)
+    assert world.released() == ["small"]
+    take = world.state.taken("uid-small")
+    assert take is not None
+    assert take.assigned == {"main": (("C", 6),)}
+
+
+def test_another_card_is_kept_where_the_kept_one_goes() -> None:
+    """The one that needs the least, and not the one that has come to its position."""
+    world = _on_the_second_card(C=12, D=10)
+    world.delete("uid-B")
+    world.node("n1", (16, 16, 16), uuids=("A", "C", "D"))
+    assert _kept(world) == ["n1"]
+    assert _card(world) == "D"
+
+
+def test_cards_without_uuids_stay_where_they_are() -> None:
+    """The node's record is not there for a moment; nothing better is known than the positions."""
+    world = _on_the_second_card()
+    world.node("n1", (16, 16), inventory=False)
+    assert _kept(world) == []
+    assert _card(world) == "B"
+
+
+def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_younger_one() -> None:
+    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 10s")
+    world.node("n1", (16,))
+    filler = world.pod("filler", 8, created=0)
+    assert world.released() == ["filler"]
+    world.bind(filler)
+    world.pod("younger", 16, created=2)
+    world.now = 20.0
+    assert [entry.record.name for entry, _ in world.queue.keep_room(world.now)] == ["younger"]
+    world.pod("older", 16, created=1)
+    world.delete(filler)
+    world.queue.keep_room(world.now)
+    assert world.released() == ["older"]

@@ -55,7 +55,8 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     uid = ask(world, "p0", 50)
     assert world.released() == []
     (why,) = explain.waiting(world.queue, 0)
-    assert (why.reason, why.message) == ("Quota", "it needs 40 units; queue a uses 0 of its 16")
+    never = "it needs 40 units; queue a can never have more than 16"
+    assert (why.reason, why.message) == ("NeverFits", never)
     world.node("small", (16,))
     ask(world, "p1", 50)
     ask(world, "p2", 50)

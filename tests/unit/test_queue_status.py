@@ -87,7 +87,7 @@ def test_a_gang_that_is_larger_than_all_slots_is_told_so() -> None:
         world.pod(f"g{number}", 4, gang="G", size=3)
     world.decide()
     why = "its gang has 3 pods, and the cluster has 2 slots in all"
-    assert reasons(world) == [(f"g{number}", "NoRoom", why) for number in range(3)]
+    assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(3)]
 
 
 def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
@@ -114,3 +114,105 @@ def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
     assert entry.wants is not None
     world.queue.admission.unplaced.add(entry.wants)
     assert reasons(world) == [("alone", "NoRoom", explain.NOT_TAKEN)]
+
+
+ENDED = explain.EVEN_EMPTY
+NO_STARS = (
+    f"it needs 8 GiB: no card of the cluster that the pod's gpu-model and gpu-uuid admit {ENDED}"
+    """; "*a100*" would match: a pattern without stars is the whole name"""
+)
+LIMITED = """
+queues:
+- {name: a, nominalQuota: 8, cohort: x, borrowingLimit: 2}
+- {name: b, nominalQuota: 8, cohort: x}
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "reason", "message"),
+    [
+        (
+            "queues: [{name: a}]",
+            {"units": 40},
+            "NeverFits",
+            f"it needs 40 GiB: no healthy card of 40 GiB or more {ENDED}",
+        ),
+        (
+            "queues: [{name: a}]",
+            {"units": 8, "annotations": {"gpupack.io/gpu-model": "A100"}},
+            "NeverFits",
+            NO_STARS,
+        ),
+        (
+            "queues: [{name: a}]",
+            {"units": 8, "cpu": "41"},
+            "NeverFits",
+            f"it needs 8 GiB, and its rules, processor and memory allow no node with such cards, {ENDED}",
+        ),
+        (
+            LIMITED,
+            {"units": 12},
+            "NeverFits",
+            "it needs 12 units; queue a can never have more than 10",
+        ),
+        (
+            "queues: [{name: a}]",
+            {"units": 16},
+            "NoRoom",
+            "it needs 16 units on one card; the largest free card has 8",
+        ),
+    ],
+    ids=["too-large", "no-such-card", "processor", "quota", "full"],
+)
+def test_what_can_never_run_is_told_apart_from_what_waits_for_room(config, more, reason, message) -> None:
+    world = QueueWorld(config)
+    world.node("n1", (16, 16), (8, 8))
+    world.pod("waits", **more)
+    world.decide()
+    assert reasons(world) == [("waits", reason, message)]
+
+
+def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (39, 39))
+    world.node("n2", (39, 16))
+    for number in range(4):
+        world.pod(f"g{number}", 30, gang="G", size=4)
+    world.decide()
+    why = f"its gang has 4 pods, and the cluster has room for 3 of them at once {ENDED}"
+    assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(4)]
+    pods = explain.waiting(world.queue, world.now)
+    assert {(pod.position, pod.gang_size) for pod in pods} == {(1, 4)}
+    text = render(read(msgspec.json.encode({"queues": [], "pods": pods})), pods=True)
+    assert text.count("1, gang of 4") == 4
+
+
+def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16, 16, 16))
+    for number in range(2):
+        pair = {"gpupack.io/cards": "2"}
+        world.pod(f"g{number}", 32, gang="G", size=2, annotations=pair)
+    world.pod("h0", 40, gang="H", size=2)
+    world.pod("h1", 8, gang="H", size=2)
+    world.decide()
+    found = {name: message for name, _, message in reasons(world)}
+    assert found["g0"] == f"its gang has 2 pods, and the cluster has room for 1 of them at once {ENDED}"
+    assert found["h0"] == f"it needs 40 GiB: no healthy card of 40 GiB or more {ENDED}"
+    assert found["h1"] == found["h0"]
+
+
+def test_capacity_follows_nodes_and_forgets_needs() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16,))
+    world.pod("p", 20)
+    (entry,) = world.queue.entries.values()
+    capacity = world.queue.room.capacity
+    assert capacity.pods(entry.wants) == 0
+    world.node("n1", (24, 24))
+    assert capacity.pods(entry.wants) == 2
+    world.node("n2", (24,), healthy=[False])
+    world.node("n3", (24,), spec={"unschedulable": True})
+    assert capacity.pods(entry.wants) == 2
+    world.queue.room.forget_unused(set())
+    assert capacity.pods(entry.wants) == 2

@@ -14,7 +14,7 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     world.pod("three", 15)
     world.change(uid, status=UNSCHEDULABLE)
     assert world.released() == ["three"]
-    (back,) = world.queue.expire(world.now)
+    (back,) = world.take_back()
     assert (back.entry.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
     assert world.queue.expire(world.now) == []
     world.now = 120

@@ -152,3 +152,27 @@ async def test_what_became_of_an_eviction(answer: KubeApiError | dict[str, Any],
     api = Api(answer)
     found = await Writer(api, lambda: True, 1.0).remove(entry()[0])
     assert (found.written, api.asked) == (written, ["post"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({}, Answer(Written.DONE)),
+        (NotFound("gone"), Answer(Written.GONE)),
+        (Conflict("x", cause="stale"), Answer(Written.REFUSED)),
+        (Invalid("test failed"), Answer(Written.REFUSED)),
+        (Forbidden("no"), Answer(Written.REFUSED, "no")),
+        (Unreachable("no answer"), Answer(Written.UNKNOWN, "no answer")),
+    ],
+    ids=["done", "gone", "stale", "changed", "forbidden", "no answer"],
+)
+async def test_what_becomes_of_a_pod_that_is_requeued(answer: Any, expected: Answer) -> None:
+    assert await Writer(Api(answer), lambda: True, 1.0).requeue(entry()[0]) == expected
+
+
+async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> None:
+    """Without an answer it is looked at: no gate is there in any case."""
+    raw = entry()[1]
+    marked = {**raw, "metadata": {**raw["metadata"], "annotations": {"gpupack.io/requeued": "true"}}}
+    assert (await released(Api(Invalid("no"), marked))).written is Written.REFUSED
+    assert (await released(Api(Invalid("no"), raw))).written is Written.DONE

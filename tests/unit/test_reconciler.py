@@ -10,6 +10,7 @@ from deviceplugin.errors import UnitInUseError
 from deviceplugin.node.accounting.account import Account
 from deviceplugin.node.accounting.reconciler import Pace, Reconciler
 from deviceplugin.node.accounting.views import PodView
+from deviceplugin.node.host.cgroups import CgroupProbe
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod
@@ -44,12 +45,15 @@ class FakeCgroups:
         self.running: set[str] = set()
         self.asked: list[frozenset[str]] = []
         self.during = lambda: None
+        self.problem: str | None = None
 
-    def alive(self, uids: Collection[str]) -> frozenset[str]:
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
         self.log.append("cgroups")
         self.asked.append(frozenset(uids))
         self.during()
-        return frozenset(uids) & self.running
+        if self.problem is not None:
+            return CgroupProbe(unknown=frozenset(uids), problem=self.problem)
+        return CgroupProbe(frozenset(uids) & self.running)
 
 
 class Bench:
@@ -277,6 +281,23 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     await end(task)
 
 
+async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too():
+    """A reflector that lists again by itself says of neither when it began."""
+    bench = Bench()
+    bench.list_pods(pod("b", 1, "c1", ran=True))
+    task = await running(bench)
+    bench.book.write("b", ids("c1", 0))
+    bench.account.changed()
+    await until(lambda: not bench.reconciler._unsettled())
+    bench.cgroups.running = {"a"}
+    await asyncio.sleep(0.05)
+    began_s = bench.ledger.facts.view
+    bench.ledger.pods_synced([pod("a", 3, "c0"), pod("b", 1, "c1", ran=True)], began_s, bench.now_s)
+    bench.account.changed()
+    await until(lambda: bench.ledger.facts.pods["a"].ran)
+    await end(task)
+
+
 async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
     """But nothing is released then."""
     bench = Bench()
@@ -289,6 +310,44 @@ async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
     pods = bench.ledger.facts.pods
     assert pods["b"].ran
     assert pods["a"].death is None
+
+
+async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys):
+    """A pod that is taken to have run would be charged 10 s less after its end."""
+    bench = Bench()
+    await bench.run_pod()
+    bench.list_pods(pod("b", 3, "c1"))
+    bench.cgroups.problem = "Too many open files"
+    for _ in range(3):
+        bench.now_s += 60
+        await bench.once()
+    pods = bench.ledger.facts.pods
+    assert pods["a"].death is None
+    assert not pods["b"].ran
+    assert bench.promised == 3
+    assert bench.reconciler.cgroup_problem == "Too many open files"
+    bench.cgroups.problem, bench.cgroups.running = None, {"b"}
+    bench.cleaned = lambda: bench.book.drop("a")
+    for _ in range(3):
+        bench.now_s += 60
+        await bench.once()
+    assert pods.keys() == {"b"}
+    assert bench.reconciler.cgroup_problem is None
+    said = capsys.readouterr().out
+    assert said.count("cgroups cannot be read") == said.count("cgroups can be read again") == 1
+
+
+async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run():
+    bench = Bench()
+    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    bench.view.replace([], "7")
+    bench.cgroups.problem = "Too many open files"
+    await bench.once()
+    assert bench.account.others.pods
+    assert not bench.reconciler.registrable.is_set()
+    bench.cgroups.problem = None
+    await bench.once()
+    assert not bench.account.others.pods
 
 
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():

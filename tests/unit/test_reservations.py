@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler_plugin.cluster.cards import current_positions
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.reservations import Reservation, Reservations
 from tests.preemption_world import PreemptionWorld
@@ -113,3 +114,43 @@ def test_nominated_pods_are_known_until_they_are_bound_or_gone() -> None:
         else:
             world.delete(name)
         assert world.state.nominated == set()
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "found"),
+    [
+        (("A", "B", "C"), ("A", "B", "C"), {1: 1, 2: 2}),
+        (("A", "B", "C"), ("B", "C"), {1: 0, 2: 1}),
+        (("A", "B", "C"), ("X", "A", "B", "C"), {1: 2, 2: 3}),
+        (("A", "B", "C"), ("C", "A"), {2: 0}),
+        (("A", "B"), ("B",), {1: 0}),
+        ((), ("A", "B", "C"), {1: 1, 2: 2}),
+        (("A", "B", "C"), (), {1: 1, 2: 2}),
+    ],
+    ids=[
+        "the same",
+        "one before is gone",
+        "one before is new",
+        "one of them is gone",
+        "no such position",
+        "unknown then",
+        "unknown now",
+    ],
+)
+def test_cards_are_found_again_by_uuid(
+    then: tuple[str, ...], now: tuple[str, ...], found: dict[int, int]
+) -> None:
+    assert current_positions((1, 2), then, now) == found
+
+
+def test_a_card_stays_kept_where_one_before_it_goes() -> None:
+    nodes = NodeArrays()
+    row = nodes.add("n")
+    reservations = Reservations()
+    reservations.put(Reservation("a", 1, "n", {1: 8, 2: 3}, ("A", "B", "C")))
+    nodes.set_cards(row, (8, 8), (0, 0), uuids=("B", "C"))
+    with reservations.kept_from(nodes, "p", 1):
+        assert nodes.free[row, :2].tolist() == [0, 5]
+    nodes.set_cards(row, (8, 8), (0, 0), uuids=("A", "C"))
+    with reservations.kept_from(nodes, "p", 1):
+        assert nodes.free[row, :2].tolist() == [8, 5]

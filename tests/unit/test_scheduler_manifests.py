@@ -41,6 +41,8 @@ def test_a_kube_scheduler_that_is_told_to_end_keeps_its_lease_until_no_binding_c
     assert pause_s > Settings().bind_timeout_s
     grace_s = deployment["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
     assert grace_s > 2 * pause_s
+    retry_s = int(scheduler_configuration()["leaderElection"]["retryPeriod"].removesuffix("s"))
+    assert deployment["spec"]["minReadySeconds"] > pause_s + retry_s
 
 
 def test_both_ways_to_join_the_extender_agree() -> None:

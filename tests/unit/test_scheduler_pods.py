@@ -1,4 +1,8 @@
 import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -190,3 +194,34 @@ def test_host_requests_that_cannot_be_read_count_as_none() -> None:
 )
 def test_has_preferences(spec: dict[str, Any], expected: bool) -> None:
     assert has_preferences(pod("a", spec=spec)) is expected
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Have threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_pods_may_be_read_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As who uses gpupack as a library may; what is thrown out of the memory is thrown out once."""
+
+    class Eager(dict[Any, Any]):
+        """Lets other threads have a turn between the choice of the oldest and its end."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for key in super().__iter__():
+                turn.wait(0.001)
+                yield key
+
+    turn = Event()
+    monkeypatch.setattr("scheduler_plugin.cluster.pods._REMEMBERED", 1)
+    monkeypatch.setattr("scheduler_plugin.cluster.pods._remembered", Eager())
+    units = list(range(1, 80)) * 2
+    pods = [pod(f"p{number}", number) for number in units]
+    with ThreadPoolExecutor(4) as threads:
+        read = list(threads.map(lambda one: read_pod(one, MEMORY), pods))
+    assert [one.request and one.request.effective_units for one in read] == units

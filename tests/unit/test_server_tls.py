@@ -128,6 +128,6 @@ async def test_the_files_are_looked_at_again_and_again(files: Files) -> None:
         files.put(files.new)
 
     with pytest.raises(asyncio.CancelledError):
-        await tls.follow(sleep)
+        await tls.run(sleep)
     assert slept == [LOOK_S] * 3
     greet(tls, files.new[0])

@@ -104,12 +104,12 @@ ROW = read(
 def test_the_table_has_a_line_for_each_pod_on_each_card():
     assert render([ROW], "table", pods=True).splitlines() == [
         "NODE  CARD  USED        STATE      NAMESPACE  POD      UNITS  SHARE      USED MIB  MEMORY",
-        "n     4     ▎░░░ 4/44   ok         default    a        3      allocated  -         -",
-        "n     4     ▎░░░ 4/44   ok         default    b        4      assigned   -         -",
-        "n     5     ▉░░░ 10/44  unhealthy  -          UID u-x  9      ending     -         -",
-        "n     5     ▉░░░ 10/44  unhealthy  default    a        1      allocated  -         -",
+        "n     4     █▏░░ 13/44  ok         default    a        3      allocated  -         -",
+        "n     4     █▏░░ 13/44  ok         default    b        4      assigned   -         -",
+        "n     5     █▎░░ 15/44  unhealthy  -          UID u-x  9      ending     -         -",
+        "n     5     █▎░░ 15/44  unhealthy  default    a        1      allocated  -         -",
         "n     -     -           -          default    none     5      unknown    -         -",
-        f"{GIB}: 14/88 in use, whole cards free: 0, largest request: 40",
+        f"{GIB}: 28/88 in use, whole cards free: 0, largest request: 31",
     ]
     wide = render([ROW], "wide", pods=True).splitlines()
     assert wide[0].split()[-2:] == ["MODEL", "UUID"]

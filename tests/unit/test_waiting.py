@@ -70,6 +70,16 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             """The pod's gpu-model is "*h100*"; the cluster has NVIDIA A100.""",
             id="selector",
         ),
+        pytest.param(
+            pod_object("p", 2, annotations={"gpupack.io/gpu-model": "A100,H100,!B200"}),
+            "no_such_card",
+            "0/4 nodes can take 2 GiB: 3 no card of the cluster that the pod's gpu-model and gpu-uuid admit, "
+            "1 no gpupack words on the node. "
+            """The pod's gpu-model is "a100, h100, !b200"; the cluster has NVIDIA A100; """
+            """"*a100*" would match: """
+            "a pattern without stars is the whole name.",
+            id="a selector without stars",
+        ),
     ],
 )
 def test_the_text_has_the_numbers_of_the_moment(world: World, the_pod, label, text) -> None:

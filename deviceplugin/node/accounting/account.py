@@ -107,7 +107,7 @@ class Account:
     def state(self) -> tuple[object, ...]:
         """What followers look at rests on this; compare two. To work out all that follows takes long."""
         facts = self.ledger.facts
-        return facts.version, len(facts.pods), self.ledger.complete
+        return facts.version, self.ledger.complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now; tell everybody of a change.

@@ -1,5 +1,6 @@
 """What the kubelet asks of one resource of the node's cards, answered from the account."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -142,11 +143,15 @@ class Answers:
             units = account.ledger.allocate(ids, account.now_s(), taken_up)
         except LedgerError as error:
             raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
-        log.info("allocated", cards=units)
-        account.changed()
+        # The kubelet waits for the answer; nobody else waits for the rest.
+        asyncio.get_running_loop().call_soon(self._tell, units)
         mib = {uuid: count * self._unit_mib for uuid, count in units.items()}
         share = {
             "GPUPACK_MEMORY_MIB": str(min(mib.values())),
             "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
         }
         return sum((grant(mib) for grant in account.grants), ContainerGrant(share))
+
+    def _tell(self, units: Mapping[str, int]) -> None:
+        log.info("allocated", cards=units)
+        self._account.changed()

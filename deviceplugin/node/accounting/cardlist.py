@@ -20,7 +20,9 @@ class CardList:
     """Follows the source's cards.
 
     A card that stays keeps its charges. What pods had on a card that is gone is nobody's: that card is not
-    offered any more, and its pods are named in Events. All this happens between two answers to the kubelet.
+    offered any more, and its pods are named in Events. So are those on a card that stays and has fewer units
+    than they hold, as one whose parts are shared out instead, or one that the driver has lost: once the parts
+    replace it, nobody has a share of it any more. All this happens between two answers to the kubelet.
 
     Args:
         account: the ledger, made of the first list.
@@ -78,14 +80,29 @@ class CardList:
             for card in cards_in_units(gpus, self._unit_mib)
         ]
         self._notices.know({card.uuid: card.model for card in cards})
-        pods = self._account.ledger.facts.pods
-        gone = self._account.ledger.set_cards(cards)
+        ledger = self._account.ledger
+        sizes = {card.uuid: card.size_units for card in ledger.installed}
+        held, pods = ledger.promises(), ledger.facts.pods
+        gone = ledger.set_cards(cards)
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
         went = sorted(before - {card.uuid for card in cards})
-        left = {uuid: [pods[uid].pod for uid in gone[uuid] if pods[uid].bound] for uuid in gone}
-        log.info("the cards have changed", came=came, gone=went, pods_on_them=sum(map(len, left.values())))
+        small = {
+            card.uuid: gpu.error or f"it has {card.size_units} units"
+            for card, gpu in zip(cards, gpus, strict=True)
+            if card.size_units < min(sizes.get(card.uuid, 0), sum(held.get(card.uuid, {}).values()))
+        }
+        left = {uuid: [pods[uid].pod for uid in held[uuid] if pods[uid].bound] for uuid in (*gone, *small)}
+        log.info(
+            "the cards have changed",
+            came=came,
+            gone=went,
+            too_small=sorted(small),
+            pods_on_them=sum(map(len, left.values())),
+        )
         self._tell(came, went, left)
+        for uuid, reason in small.items():
+            self._notices.too_small(uuid, reason, left[uuid])
         self._on_change()
         self._account.changed()
         return True

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import structlog
 
 from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.host.cgroups import CgroupProbe
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +34,8 @@ PACE: Final = Pace()
 class Cgroups(Protocol):
     """Which pods still run something. Blocking."""
 
-    def alive(self, uids: Collection[str]) -> frozenset[str]:
-        """Return those of `uids` that have a container left."""
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look which of `uids` have a container left."""
 
 
 class Reconciler:
@@ -50,6 +51,7 @@ class Reconciler:
     Attributes:
         registrable: set once the book has been read for the first time, or is torn: then the kubelet, which
             believes it no more than we do, writes it anew when it has our list of devices.
+        cgroup_problem: why cgroups could not be read at the last look, None where they could.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class Reconciler:
         self._clean = clean
         self._pace = pace
         self._wake = asyncio.Event()
-        self._view: object = None
+        self._lists = 0
         self.registrable = asyncio.Event()
+        self.cgroup_problem: str | None = None
         account.follow(self._on_change)
 
     def kubelet_restarted(self) -> None:
@@ -106,26 +109,36 @@ class Reconciler:
         self._refresh()
         others = frozenset(self._account.others.pods)
         if others:
-            running = await asyncio.to_thread(self._cgroups.alive, others)
-            self._account.others.check(others, running)
+            probe = await self._probe(others)
+            self._account.others.check(others - probe.unknown, probe.alive)
             self._refresh()
         if ledger.facts.behind:
             self._account.want_list()
-        uids, self._view = ledger.doubtful(), ledger.facts.view
+        uids, self._lists = ledger.doubtful(), ledger.facts.lists
         if uids:
             began_s = self._account.now_s()
-            alive = await asyncio.to_thread(self._cgroups.alive, uids)
+            probe = await self._probe(uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
             before = self._account.state()
             # While the book cannot be read, what else it has is unknown: nothing is released.
-            known = uids if self._account.book_problem is None else alive
-            ledger.looked(known, alive, began_s)
+            known = uids - probe.unknown if self._account.book_problem is None else probe.alive
+            ledger.looked(known, probe.alive, began_s)
             if self._account.state() != before:
                 self._account.changed()
         if ledger.wants_write():
             await self._clean()
             self._refresh()
+
+    async def _probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look at the cgroups, and say once where they cannot be read."""
+        probe = await asyncio.to_thread(self._cgroups.probe, uids)
+        before, self.cgroup_problem = self.cgroup_problem, probe.problem
+        if probe.problem is not None and before is None:
+            log.warning("cgroups cannot be read, charges of their pods do not end", error=probe.problem)
+        elif probe.problem is None and before is not None:
+            log.info("cgroups can be read again")
+        return probe
 
     def _refresh(self) -> None:
         self._account.refresh()
@@ -138,5 +151,5 @@ class Reconciler:
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.
-        if self._unsettled() or self._view is not self._account.ledger.facts.view:
+        if self._unsettled() or self._lists != self._account.ledger.facts.lists:
             self._wake.set()

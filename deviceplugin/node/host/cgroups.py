@@ -6,6 +6,7 @@ Works with cgroup v1 and v2, and with both of the kubelet's ways to name cgroups
 any parent. Pids are those of the host, so the daemon needs the host's pid namespace.
 """
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -19,6 +20,8 @@ _CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH = 5
 _HOST_PID_NAMESPACE: Final = 4026531836  # the inode of the first one, the same on every Linux
 _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+"""What the kernel says of a cgroup that was removed: of its path, and of its files that are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,21 @@ class ProcessPlace:
 
     uid: str
     container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupProbe:
+    """What one look at the cgroups of some pods found; pods in neither set have no container left.
+
+    Attributes:
+        alive: UIDs of pods that have a container left.
+        unknown: UIDs of pods whose cgroups could not be read: nothing may be concluded about them.
+        problem: why the first of them could not be read, None where all could.
+    """
+
+    alive: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
+    problem: str | None = None
 
 
 def in_host_pid_namespace() -> bool:
@@ -91,6 +109,9 @@ class ProcessOwners:
 class PodCgroups:
     """Tells which pods still have a container with a process in it.
 
+    Invariant: only a cgroup that the kernel calls gone, or empty, counts as such. A daemon without a file
+    descriptor left sees no folder at all, and would end the charges of pods that run.
+
     Args:
         root: where the host's cgroups are mounted.
     """
@@ -98,15 +119,27 @@ class PodCgroups:
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
 
-    def alive(self, uids: Collection[str]) -> frozenset[str]:
-        """Return those of `uids` that have a container cgroup left; where in doubt, it is left.
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look which of `uids` have a container cgroup left; where in doubt, it is left.
 
         A cgroup directory that the runtime forgot to remove does not count once nothing runs in it.
         """
         if not uids:
-            return frozenset()
-        parents = list(pod_parents(self._root))
-        return frozenset(uid for uid in uids if any(_has_container(path) for path in places(parents, uid)))
+            return CgroupProbe()
+        try:
+            self._root.stat()  # without it no pod has a cgroup, whatever runs
+            parents = list(pod_parents(self._root))
+        except OSError as error:
+            return CgroupProbe(unknown=frozenset(uids), problem=str(error))
+        alive, unknown, problem = set(), set(), None
+        for uid in uids:
+            try:
+                if any(_has_container(path) for path in places(parents, uid)):
+                    alive.add(uid)
+            except OSError as error:
+                unknown.add(uid)
+                problem = problem or str(error)
+        return CgroupProbe(frozenset(alive), frozenset(unknown), problem)
 
 
 def pod_parents(root: Path) -> Iterator[Path]:
@@ -114,6 +147,9 @@ def pod_parents(root: Path) -> Iterator[Path]:
 
     Args:
         root: where the host's cgroups are mounted.
+
+    Raises:
+        OSError: a directory cannot be read, though it is there.
     """
     if (root / "cgroup.controllers").exists():
         yield from _find_kubepods(root, _MAX_DEPTH)
@@ -126,12 +162,23 @@ def pod_parents(root: Path) -> Iterator[Path]:
 
 
 def folders(path: Path) -> list[Path]:
-    """List the directories in a directory, without links; empty where it cannot be read."""
+    """List the directories in a directory, without links; empty where it is gone.
+
+    Raises:
+        OSError: it cannot be read, though it is there.
+    """
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
+    except OSError as error:
+        if is_gone(error):
+            return []
+        raise
+
+
+def is_gone(error: OSError) -> bool:
+    """Tell whether a cgroup that cannot be read is gone; any other error says nothing about it."""
+    return error.errno in _GONE
 
 
 def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
@@ -161,17 +208,26 @@ def _has_container(pod: Path) -> bool:
 
 
 def _populated(cgroup: Path) -> bool:
-    """Tell whether a process is in the cgroup or below it; True where the kernel's files do not say."""
-    try:
-        return "populated 0" not in (cgroup / "cgroup.events").read_text("ascii").splitlines()
-    except OSError:
-        pass
-    try:
-        if (cgroup / "cgroup.procs").read_text("ascii").strip():
-            return True
-    except FileNotFoundError:
+    """Tell whether a process is in the cgroup or below it; True where the kernel's files do not say.
+
+    Raises:
+        OSError: it cannot be read, though it is there.
+    """
+    events = _read(cgroup / "cgroup.events")
+    if events is not None:
+        return "populated 0" not in events.splitlines()
+    procs = _read(cgroup / "cgroup.procs")
+    if procs is None:
         # Gone between the two looks, or not the kernel's: a directory without the file is in doubt.
         return cgroup.exists()
-    except OSError:
-        return True
-    return any(_populated(below) for below in folders(cgroup))
+    return bool(procs.strip()) or any(_populated(below) for below in folders(cgroup))
+
+
+def _read(file: Path) -> str | None:
+    """Read a file of a cgroup; None where it is gone, or the kernel has no such file."""
+    try:
+        return file.read_text("ascii")
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise

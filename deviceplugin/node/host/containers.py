@@ -5,9 +5,7 @@ containerd, CRI-O and cri-dockerd name a container's cgroup after its ID, below 
 CRI-O's monitor (`crio-conmon-<id>`), which is no container, one with its container's ID.
 """
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,12 +50,15 @@ class PodFolders:
         self._root = root
         self._parents: list[Path] = []
 
-    def look(self) -> None:
-        """Look where pods are; that lasts until the kubelet is told another place, or begins to use one."""
-        self._parents = list(pod_parents(self._root))
-
     def holders(self) -> list[Path]:
-        """List the folders that pods' folders appear in, one for each quality of service."""
+        """Look where pods are, and list the folders that theirs appear in, one for each quality of service.
+
+        `find` goes by the last look: the kubelet may be told another place, or begin to use one.
+
+        Raises:
+            OSError: a folder cannot be read, though it is there.
+        """
+        self._parents = list(pod_parents(self._root))
         return [
             folder
             for parent in self._parents
@@ -69,16 +70,14 @@ class PodFolders:
         return next((path for path in places(self._parents, uid) if path.is_dir()), None)
 
 
-def containers(pod: Path) -> Iterator[tuple[str, Path]]:
-    """Yield ID and path of each container's cgroup in a pod's, the sandbox's too."""
-    try:
-        with os.scandir(pod) as entries:
-            for entry in entries:
-                found = container_id(entry.name)
-                if found is not None and entry.is_dir(follow_symlinks=False):
-                    yield found, pod / entry.name
-    except OSError:
-        return
+def container_cgroups(pod: Path) -> dict[Path, str]:
+    """Find the cgroups of containers in a pod's, the sandbox's too, with their IDs; none where that is gone.
+
+    Raises:
+        OSError: it cannot be read, though it is there.
+    """
+    found = ((path, container_id(path.name)) for path in folders(pod))
+    return {path: identifier for path, identifier in found if identifier is not None}
 
 
 def _is_quality(name: str) -> bool:

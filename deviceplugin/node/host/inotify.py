@@ -39,6 +39,11 @@ class Inotify:
         self._folders: dict[int, Path] = {}
         self._numbers: dict[Path, int] = {}
 
+    @property
+    def folders(self) -> frozenset[Path]:
+        """Folders that are watched."""
+        return frozenset(self._numbers)
+
     def open(self) -> None:
         """Begin.
 
@@ -106,6 +111,23 @@ class Inotify:
             elif folder is not None:
                 name = os.fsdecode(data[at - length : at].rstrip(b"\0"))
                 self._on_change(folder, name)
+
+
+def probe_watch(folder: Path) -> None:
+    """Try whether one more folder can be watched; nothing stays.
+
+    Raises:
+        OSError: it cannot, see `Inotify.open` and `Inotify.watch`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    file = libc.inotify_init1(os.O_CLOEXEC)
+    if file < 0:
+        raise _error("inotify")
+    try:
+        if libc.inotify_add_watch(file, os.fsencode(folder), _CREATE | _ONLYDIR) < 0:
+            raise _error(str(folder))
+    finally:
+        os.close(file)
 
 
 def _error(what: str) -> OSError:

@@ -31,6 +31,11 @@ class Limit:
     failures: int = 0
 
     @property
+    def names(self) -> dict[str, str | None]:
+        """Whose limit it is, for the log."""
+        return {"pod": self.uid, "container": self.container, "card": self.uuid}
+
+    @property
     def in_force(self) -> bool:
         """Whether what is wanted was read back."""
         reading = self.outcome.reading if self.outcome is not None and self.outcome.fault is None else None

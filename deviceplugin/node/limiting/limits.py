@@ -6,14 +6,15 @@ the limits that stand, and sets those that do not. A cgroup that goes takes its 
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.host.containers import PodFolders, containers, logged, uid_of
-from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.node.host.containers import PodFolders, container_cgroups, logged, uid_of
+from deviceplugin.node.limiting.cgroup_watch import CgroupWatch
 from deviceplugin.node.limiting.holding import Job, Outcome
 from deviceplugin.node.limiting.lanes import Lanes
 from deviceplugin.node.limiting.limit_plan import wanted
@@ -27,7 +28,7 @@ RESCAN_S: Final = 5.0
 """How often everything is looked at again, for what was missed and for limits that somebody changed."""
 
 BLIND_RESCAN_S: Final = 0.25
-"""The same where the kernel tells of no new cgroup."""
+"""How often new cgroups are looked for where the kernel does not tell of them."""
 
 SLICE: Final = 2
 SLICE_S: Final = 0.01
@@ -82,15 +83,20 @@ class Enforcer:
         self._uids: dict[Path, str] = {}
         self._logged: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
-        self._inotify = Inotify(self._on_folder, self._on_lost)
         self._lanes: Lanes | None = None
         self._wake = asyncio.Event()
         self._dirty: set[str] = set()
         self._account_changed = True
         self._rescan_due = asyncio.Event()
+        self._watch = CgroupWatch(self._on_folder, self._rescan_due.set)
         self.faults = 0
         self.repaired = 0
         account.follow(self._on_account)
+
+    @property
+    def problem(self) -> str | None:
+        """Why new cgroups are not seen at once; None while they are."""
+        return self._watch.problem
 
     def limits(self) -> Iterator[Limit]:
         """List the limits of all containers' cgroups that there are."""
@@ -105,14 +111,15 @@ class Enforcer:
             await asyncio.Event().wait()
             return
         self._lanes = Lanes(driver, self._on_outcome)
-        watching = self._open_watch()
-        pause_s = self._rescan_s if watching else min(self._rescan_s, BLIND_RESCAN_S)
+        self._watch.retry()
+        with suppress(OSError):  # the next look reads them
+            self._read_logs()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._rescans(pause_s))
+                group.create_task(self._rescans())
                 group.create_task(self._passes())
         finally:
-            self._inotify.close()
+            self._watch.close()
             await self._lanes.close()
 
     async def _passes(self) -> None:
@@ -126,9 +133,6 @@ class Enforcer:
     def _on_account(self) -> None:
         self._account_changed = True
         self._wake.set()
-
-    def _on_lost(self) -> None:
-        self._rescan_due.set()
 
     def _on_folder(self, folder: Path, name: str) -> None:
         if folder == self._logs:
@@ -158,20 +162,15 @@ class Enforcer:
         else:
             self._logged.pop(found[0], None)
 
-    def _open_watch(self) -> bool:
-        try:
-            self._inotify.open()
-        except OSError as error:
-            log.warning("new cgroups are looked for, the kernel does not tell of them", error=str(error))
-            return False
-        try:
-            self._inotify.watch(self._logs)
-        except OSError:
-            log.debug("no links to containers' logs", folder=str(self._logs))
-        else:
-            for path in self._logs.iterdir():
-                self._on_log(path.name)
-        return True
+    def _read_logs(self) -> None:
+        """Learn whose cgroups are whose from the kubelet's links that are there."""
+        if not self._watch.watch(self._logs):
+            return
+        links = (path for path in self._logs.iterdir() if path.is_symlink())
+        found = dict(entry for path in links if (entry := logged(path.name)) is not None)
+        before, self._logged = self._logged, found
+        self._dirty |= {self._unnamed[each] for each in found.keys() - before.keys() & self._unnamed.keys()}
+        self._wake.set()
 
     # One look.
 
@@ -180,53 +179,79 @@ class Enforcer:
         dirty, self._dirty = self._dirty, set()
         if changed:
             dirty |= self._follow_book()
-        for uid in dirty:
-            if uid in self._pods:
+        for uid in dirty & self._pods.keys():
+            try:
                 self._look(uid, self._pods[uid])
+            except OSError as error:
+                # What was known of its cgroups stays; the next look at everything finds what differs.
+                self._watch.record_read(error)
+                asyncio.get_running_loop().call_later(BLIND_RESCAN_S, self._rescan_due.set)
         for uid in set(self._unnamed.values()) - dirty if changed else ():
             if uid in self._pods:
                 self._name(uid, self._pods[uid])
 
-    async def _rescans(self, pause_s: float) -> None:
+    async def _rescans(self) -> None:
         """Look at everything again and again, beside the quick passes."""
+        clock = asyncio.get_running_loop().time
+        looked_s = float("-inf")
         while True:
             self._rescan_due.clear()
-            await self._rescan()
+            every = clock() - looked_s >= self._rescan_s
+            looked_s = clock() if every else looked_s
+            unread: OSError | None = None
+            try:
+                await self._rescan(limits=every)
+            except OSError as error:
+                unread = error
+            self._watch.record_read(unread)
+            pause_s = self._rescan_s if self.problem is None else min(self._rescan_s, BLIND_RESCAN_S)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._rescan_due.wait()
             except TimeoutError:
                 continue
 
-    async def _rescan(self) -> None:
-        """Look which pods have other cgroups than were seen last, and read every limit; a few at a time."""
-        self._supports.ask_again()
-        holders = await asyncio.to_thread(self._holding)
+    async def _rescan(self, *, limits: bool) -> None:
+        """Look which pods have other cgroups than were seen last, a few at a time.
+
+        Args:
+            limits: Read every limit too.
+
+        Raises:
+            OSError: A folder cannot be read, though it is there.
+        """
+        self._watch.retry()
+        if self._watch.problem is not None:
+            # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
+            self._account.refresh()
+        if limits:
+            self._supports.ask_again()
+        holders = set(await asyncio.to_thread(self._folders.holders))
         for gone in self._holders - holders:
-            self._inotify.unwatch(gone)
-        self._holders = {folder for folder in holders if self._watched(folder)}
+            self._watch.unwatch(gone)
+        self._holders = {folder for folder in holders if self._watch.watch(folder)}
+        await self._rescan_pods(limits=limits)
+        if self._unnamed:
+            self._read_logs()
+
+    async def _rescan_pods(self, *, limits: bool) -> None:
+        unread: OSError | None = None
         for number, uid in enumerate(list(self._pods)):
             if number % SLICE == 0:
                 await asyncio.sleep(SLICE_S if number else 0)
             pod = self._pods.get(uid)
             if pod is None:
                 continue
-            if pod.folder is None or _cgroups(pod.folder) != pod.cgroups:
-                self._dirty.add(uid)
-                self._wake.set()
-            for limit in pod.limits.values():
+            try:
+                if pod.folder is None or container_cgroups(pod.folder) != pod.cgroups:
+                    self._dirty.add(uid)
+                    self._wake.set()
+            except OSError as error:
+                unread = error
+            for limit in pod.limits.values() if limits else ():
                 self._submit(limit, urgent=False)
-
-    def _holding(self) -> set[Path]:
-        self._folders.look()
-        return set(self._folders.holders())
-
-    def _watched(self, folder: Path) -> bool:
-        try:
-            self._inotify.watch(folder)
-        except OSError:
-            return False
-        return True
+        if unread is not None:
+            raise unread
 
     def _follow_book(self) -> set[str]:
         """Take what the containers were given now; tells which pods are new or were given something else."""
@@ -241,15 +266,19 @@ class Enforcer:
         return news
 
     def _look(self, uid: str, pod: LimitedPod) -> None:
-        """See which cgroups a pod has, and plan their limits."""
+        """See which cgroups a pod has, and plan their limits.
+
+        Raises:
+            OSError: A folder cannot be read, though it is there.
+        """
         if pod.folder is None or not pod.folder.is_dir():
             self._leave(pod)
             pod.folder = self._folders.find(uid)
         if pod.folder is not None:
             # The watch comes first, so that no cgroup is missed between the two.
-            self._watched(pod.folder)
+            self._watch.watch(pod.folder)
             self._uids[pod.folder] = uid
-        found = _cgroups(pod.folder) if pod.folder is not None else {}
+        found = container_cgroups(pod.folder) if pod.folder is not None else {}
         for cgroup in pod.cgroups.keys() - found.keys():
             self._forget(pod, cgroup)
         pod.cgroups = found
@@ -283,7 +312,7 @@ class Enforcer:
 
     def _leave(self, pod: LimitedPod) -> None:
         if pod.folder is not None:
-            self._inotify.unwatch(pod.folder)
+            self._watch.unwatch(pod.folder)
             self._uids.pop(pod.folder, None)
             pod.folder = None
 
@@ -342,16 +371,16 @@ class Enforcer:
             # It was planned anew while the driver worked; the next job is on its way.
             return
         if before is None or before.fault is not None or before.reading is None:
-            log.info("memory limit in force", **self._shown(limit), mib=hard_mib)
+            log.info("memory limit in force", **limit.names, mib=hard_mib)
         elif before.reading.hard_mib != outcome.was_mib:
             self.repaired += 1
-            log.warning("memory limit set again", **self._shown(limit), mib=hard_mib, stood=outcome.was_mib)
+            log.warning("memory limit set again", **limit.names, mib=hard_mib, stood=outcome.was_mib)
 
     def _not_held(self, limit: Limit, before: Outcome | None, outcome: Outcome) -> None:
         self.faults += 1
         limit.failures += 1
         if before is None or before.problem != outcome.problem:
-            log.warning("memory limit not in force", **self._shown(limit), error=outcome.problem)
+            log.warning("memory limit not in force", **limit.names, error=outcome.problem)
         final = outcome.fault in {"refused", "unsupported"}
         if limit.failures == (1 if final else TELL_AFTER) and limit.container is not None:
             self._tell(limit.uid, limit.container, outcome.problem)
@@ -364,11 +393,3 @@ class Enforcer:
     def _again(self, limit: Limit) -> None:
         if self._find(limit.uuid, limit.cgroup) is limit and not limit.in_force:
             self._submit(limit, urgent=True)
-
-    @staticmethod
-    def _shown(limit: Limit) -> dict[str, object]:
-        return {"pod": limit.uid, "container": limit.container, "card": limit.uuid}
-
-
-def _cgroups(pod: Path) -> dict[Path, str]:
-    return {path: identifier for identifier, path in containers(pod)}

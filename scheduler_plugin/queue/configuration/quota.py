@@ -96,6 +96,19 @@ class Cohort:
             return free
         return min(free, quota.nominal + quota.borrowing_limit - account.used)
 
+    def most(self, tenant: str) -> int | None:
+        """The most units that a tenant can ever have, with nothing in use anywhere; None: no limit."""
+        quota = self.accounts[tenant].quota
+        if quota.nominal is None:
+            return None
+        others = (account.quota for name, account in self.accounts.items() if name != tenant)
+        lent = sum(
+            other.nominal if other.lending_limit is None else min(other.nominal, other.lending_limit)
+            for other in others
+            if other.nominal is not None
+        )
+        return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
+
     def free(self, tenant: str) -> int:
         """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
         return -self._lacks(self.accounts[tenant], 0)
@@ -105,9 +118,24 @@ class Cohort:
         account = self.accounts[tenant]
         return account.quota.nominal is not None and account.used + units <= account.quota.nominal
 
-    def lacks(self, tenant: str, units: int) -> int:
-        """Units that borrowers have and that a tenant misses to have so many more within its own quota."""
-        return max(0, self._lacks(self.accounts[tenant], units)) if self.is_own(tenant, units) else 0
+    def lacks(self, tenant: str, units: int, freed: Mapping[str, int] | None = None) -> int:
+        """Units that borrowers have and that a tenant misses to have so many more within its own quota.
+
+        Args:
+            tenant: The lender.
+            units: So many more.
+            freed: Units by tenant that are about to become free, below 0 where more are about to be used.
+        """
+        if not self.is_own(tenant, units):
+            return 0
+        lacks = self._lacks(self.accounts[tenant], units)
+        for name, less in (freed or {}).items():
+            account = self.accounts.get(name)
+            if account is not None and account.quota.nominal is not None:
+                # What a tenant does not lend is of no use to others when it becomes free.
+                after = QuotaUse(account.quota, account.used - less)
+                lacks += (after.kept - account.kept if name != tenant else 0) - less
+        return max(0, lacks)
 
     def lent(self, tenant: str) -> int:
         """Units of a tenant's own quota that others have: each lender's share of what all borrow."""

@@ -4,7 +4,7 @@ One decision after the other: while there is an idle slot on a node that can tak
 is offered (algorithm 7). Without slots there is one pool: the first tenant with a pod that fits anywhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -46,7 +46,7 @@ class Release:
         tenant: Its tenant.
         task: The task.
         members: Its pods.
-        case: Of algorithm 7, None where there are no slots.
+        case: Of algorithm 7, None where there are no slots, and for a task out of turn.
         relaxed: Its data is elsewhere.
         lender: Tenant whose turn it was, empty when it was its own.
         borrowed: Units that its tenant has beyond its nominal quota because of it.
@@ -89,18 +89,33 @@ class Admission:
         self._near: dict[frozenset[str], BoolArray] = {}
         self._near_key: object = None
 
-    def decide(self, now: float) -> Iterator[Release]:
+    def decide(self, now: float, first: Iterable[tuple[str, Task[Needs]]] = ()) -> Iterator[Release]:
         """Release what can be released; each is taken before it is yielded.
 
         Args:
             now: Seconds, for the state.
+            first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
         """
         self.unplaced.clear()
+        for name, task in first:
+            release = self._out_of_turn(name, task, now)
+            if release is not None:
+                yield release
         while True:
             release = self._next(now)
             if release is None:
                 return
             yield release
+
+    def _out_of_turn(self, name: str, task: Task[Needs], now: float) -> Release | None:
+        """Release a task, where it may go and fits; else None."""
+        tenant = self.tenants[name]
+        if not tenant.is_open or tenant.waiting.is_held(task.uid):
+            return None
+        if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
+            return None
+        choice = Choice(name, task, None, relaxed=True, lender="")
+        return self._take(choice, Look(self, [tenant]), None, now)
 
     def _next(self, now: float) -> Release | None:
         """Offer idle slots until one is taken."""

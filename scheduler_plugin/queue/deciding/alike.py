@@ -97,6 +97,11 @@ class Alike(Generic[U]):
         self._pauses: Backoffs[Hashable] = Backoffs(*PAUSE_S)
         self._held: dict[Hashable, _Held[U]] = {}
 
+    @property
+    def templates(self) -> Collection[Hashable]:
+        """Those of which one was refused, and none was bound since."""
+        return self._held.keys()
+
     def refused(self, unit: U, now: float) -> bool:
         """One that was released is refused; tell whether those like it must be held back from now on.
 

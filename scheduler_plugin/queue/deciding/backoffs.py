@@ -23,6 +23,11 @@ class Backoffs(Generic[K]):
         self._why: dict[K, str] = {}
         self._next = math.inf
 
+    @property
+    def next_s(self) -> float:
+        """When the next pause ends, at the latest; infinite where none lasts."""
+        return self._next
+
     def refused(self, key: K, now: float, why: str = "") -> None:
         """Begin a pause, longer than the last one.
 

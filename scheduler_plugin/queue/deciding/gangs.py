@@ -1,10 +1,13 @@
 """Gangs: pods that are released together or not at all. Pure."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler_plugin.queue.deciding.alike import Alike, gang_template
 from scheduler_plugin.queue.entering.entries import Entry, Gang, Phase
+from scheduler_plugin.queue.places.wants import Needs
 from scheduler_plugin.queue.sharing.tenants import Tenants
+from scheduler_plugin.queue.sharing.waiting import Task
 
 
 class Gangs:
@@ -22,6 +25,7 @@ class Gangs:
         self._entries = entries
         self._tenants = tenants
         self._known: dict[str, Gang] = {}
+        self._found: set[str] = set()
         self.alike: Alike[Gang] = Alike()
 
     def get(self, uid: str) -> Gang | None:
@@ -43,8 +47,12 @@ class Gangs:
             gang.ready.discard(entry.uid)
         if entry.phase is not Phase.GATED and gang.released is None:
             gang.released = entry.released
+            if entry.uid not in gang.going:
+                self._found.add(gang.uid)
+        if entry.phase is Phase.BOUND:
+            gang.going.discard(entry.uid)
         self._queue(gang)
-        if gang.binding and entry.phase is Phase.BOUND and not self._waits_for_node(gang):
+        if gang.binding and entry.phase is Phase.BOUND and not gang.going:
             gang.binding = False
             for other in self.alike.bound(gang):
                 self._queue(other)
@@ -61,19 +69,25 @@ class Gangs:
             return
         gang.members.discard(entry.uid)
         gang.ready.discard(entry.uid)
+        gang.going.discard(entry.uid)
         self._queue(gang)
-        if not self._waits_for_node(gang):
+        if not gang.going:
             # Its last pod without a node was not bound, but is gone.
             gang.binding = False
         if not gang.members:
             self.alike.leave(gang)
+            self._found.discard(gang.uid)
             del self._known[gang.uid]
 
     def released(self, uid: str, now: float) -> None:
         """A task was released; it may be one of a gang."""
         gang = self._known.get(uid)
         if gang is not None:
-            gang.released, gang.waits_in = now, ""
+            if gang.whole or gang.released is None:
+                # The rest of a gang has the time that the gang had.
+                gang.released = now
+            gang.waits_in = ""
+            gang.going |= gang.ready
             gang.ready = {uid for uid in gang.ready if self._entries[uid].phase is Phase.GATED}
             gang.binding = True
             self.alike.released(gang, now)
@@ -84,6 +98,11 @@ class Gangs:
 
     def try_again(self, now: float) -> None:
         """Let gangs that are held back wait for their release, one of each template."""
+        for uid in self._found:
+            self._judge(self._known[uid])
+        found, self._found = self._found, set()
+        for uid in sorted(found):
+            self._queue(self._known[uid])
         for gang in self.alike.due(now):
             self._queue(gang)
 
@@ -91,16 +110,25 @@ class Gangs:
         """Gangs that wait in a queue."""
         return (gang for gang in self._known.values() if gang.waits_in)
 
+    def half_released(self) -> list[tuple[str, Task[Needs]]]:
+        """Gangs of which a part was released, and the rest can be: tenants and tasks, the oldest first."""
+        gangs = [gang for gang in self.waiting() if gang.released is not None and not gang.whole]
+        tasks = [(gang.waits_in, self._tenants[gang.waits_in].waiting.get(gang.uid)) for gang in gangs]
+        return sorted(
+            ((tenant, task) for tenant, task in tasks if task is not None), key=lambda each: each[1].age_key
+        )
+
     def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[Entry], str]]:
-        """Pods of gangs that wait for a node so long after their release, and why they must go."""
+        """Pods of gangs that are not bound whole so long after their release, and why they must go."""
         for gang in list(self._known.values()):
             if gang.released is None or now - gang.released < within_s:
                 continue
             gang.released = now
             entries = [self._entries[uid] for uid in gang.members]
             late = [entry for entry in entries if entry.phase is Phase.RELEASED]
-            if not late:
-                # Whoever should have gone could not; so it stays, and what is made again joins it.
+            behind = [] if gang.whole else [entry for entry in entries if entry.uid in gang.going]
+            if gang.broken or not (late or behind):
+                # Whoever should have gone could not; so it stays, and what waits joins it.
                 gang.broken = False
                 self._queue(gang)
                 continue
@@ -123,9 +151,19 @@ class Gangs:
                 if other.waits_in and other.template == gang.template:
                     self._queue(other)
 
-    def _waits_for_node(self, gang: Gang) -> bool:
-        """Whether some of its pods are released and not bound."""
-        return any(self._entries[uid].phase is Phase.RELEASED for uid in gang.members)
+    def _judge(self, gang: Gang) -> None:
+        """Tell for a gang that another process released which of its pods were to go with the others.
+
+        Some may wear their gate still, where that process has ended between two writes. What is made again
+        for a gang that was bound was created after that.
+        """
+        entries = [self._entries[uid] for uid in gang.members]
+        bound = [entry.ticket.scheduled for entry in entries if entry.phase is Phase.BOUND]
+        first = min(bound, default=math.inf)
+        gang.going = {
+            entry.uid for entry in entries if entry.phase is not Phase.BOUND and entry.ticket.created <= first
+        }
+        gang.whole = not gang.going
 
     def _queue(self, gang: Gang) -> None:
         """Let the gang wait as one task when all of its pods could; of one that is whole those made again."""
@@ -133,20 +171,16 @@ class Gangs:
         released = [entry for entry in entries if entry.phase is not Phase.GATED]
         if not released:
             gang.released, gang.whole, gang.broken = None, False, False
-        elif not gang.broken and all(entry.phase is Phase.BOUND for entry in released):
-            gang.whole = True
+            gang.going.clear()
+        elif not gang.broken and not gang.going and gang.uid not in self._found:
+            gang.whole = gang.whole or all(entry.phase is Phase.BOUND for entry in released)
         gang.fault = gang.disagreement(entries)
         size = entries[0].ticket.gang_size if entries else 0
         if not gang.fault and len(entries) > size:
             gang.fault = f"it has {len(entries)} pods and gpupack.io/gang-size is {size}"
-        joins = gang.whole and gang.ready and any(not entry.ticket.ending for entry in released)
-        complete = entries and not gang.fault and (len(gang.ready) == size or joins)
-        task = gang.task(entries) if complete else None
-        if task is not None:
-            gang.since = task.since
-            self.alike.move(gang, gang_template([entry for entry in entries if entry.uid in gang.ready]))
-            if self.alike.holds(gang):
-                task = None
+        goes = bool(entries) and not gang.fault
+        goes = goes and (len(gang.ready) == size or self._may_join(gang, entries, released))
+        task = self._task(gang, entries, released) if goes else None
         if gang.waits_in:
             waiting = self._tenants[gang.waits_in].waiting
             if (
@@ -162,6 +196,28 @@ class Gangs:
             gang.waits_in = entries[0].ticket.queue
             gang.began = min(entry.began for entry in entries if entry.uid in gang.ready)
             self._tenants[gang.waits_in].waiting.add(task)
+
+    def _may_join(self, gang: Gang, entries: Sequence[Entry], released: Sequence[Entry]) -> bool:
+        """Tell whether those that are ready may join the others, which were released before.
+
+        What is made again joins a gang that was whole one by one. Of others the rest goes together.
+        """
+        if not gang.ready or gang.broken or gang.uid in self._found:
+            return False
+        rest = gang.whole or len(gang.ready) + len(released) == len(entries)
+        return rest and any(not entry.ticket.ending for entry in released)
+
+    def _task(self, gang: Gang, entries: list[Entry], released: Sequence[Entry]) -> Task[Needs] | None:
+        """The task that waits for those that are ready; None where others like it were refused."""
+        task = gang.task(entries)
+        gang.since = task.since
+        if released and not gang.whole:
+            # Its rest, which asks for less, must not wait for others, nor make others wait that ask for that.
+            if gang.template is None:
+                self.alike.move(gang, gang_template(entries))
+            return task
+        self.alike.move(gang, gang_template([entry for entry in entries if entry.uid in gang.ready]))
+        return None if self.alike.holds(gang) else task
 
 
 def _has_room(entry: Entry) -> bool:

@@ -150,7 +150,8 @@ class RoomKeeper:
             tenant = next((tenant for tenant in self._admission.tenants if uid in tenant.waiting), None)
             task = None if tenant is None else tenant.waiting.get(uid)
             if tenant is not None and task is not None and self._is_worth_keeping(tenant, task):
-                served[tenant.name] = (uid, self._admission.amounts.least(task.wants))
+                pods = self._admission.amounts.members(task.wants, uid)
+                served[tenant.name] = (uid, self._units(pods, self._admission.room.kept.pods(uid)))
             else:
                 self._admission.room.kept.give_up(uid)
         return served
@@ -214,7 +215,13 @@ def _shape(task: Task[Needs]) -> Hashable:
 
 
 def _is_next(tenant: TenantState, task: Task[Needs]) -> bool:
-    """Whether order lets a task go: of a strict queue only the oldest one may."""
+    """Whether order lets a task go: of a strict queue only the oldest, of others the oldest of those alike.
+
+    An older one may come back after something was kept for a younger one: it was requeued, or held back. Then
+    neither would go, since what is kept for the younger one is not for the older one, which goes first.
+    """
+    if not tenant.waiting.is_first_of_group(task):
+        return False
     if tenant.form is None or tenant.form.strategy != "StrictFIFO":
         return True
     groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)

@@ -5,7 +5,6 @@ from typing import Final
 
 from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.queue.deciding.gangs import Gangs
-from scheduler_plugin.queue.entering.ages import Ages
 from scheduler_plugin.queue.entering.entries import Entry, Phase
 from scheduler_plugin.queue.sharing.tenants import Tenants
 
@@ -34,13 +33,11 @@ class Patience:
     Args:
         entries: All pods by UID, kept up to date by the queue.
         gangs: Gangs of them.
-        ages: The clock of the API server.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs, ages: Ages) -> None:
+    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs) -> None:
         self._entries = entries
         self._gangs = gangs
-        self._ages = ages
         self._at = float("-inf")
         self._age_s = 0.0
 
@@ -67,19 +64,22 @@ class Patience:
         ]
         if long:
             if now - self._at >= AGAIN_S:
-                self._at, self._age_s = now, self._mean_age_s(tenants, now)
+                self._at, self._age_s = now, self._mean_age_s(tenants, now, config.keep_room_at_latest_s)
             limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
         found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
         return [(uid, tenant) for _, uid, tenant in found]
 
-    def _mean_age_s(self, tenants: Tenants, now: float) -> float:
-        """For how long the bound pods have run on average, by units."""
-        clock = self._ages.clock(now)
+    def _mean_age_s(self, tenants: Tenants, now: float, most_s: float) -> float:
+        """For how long the bound pods have run on average, by units.
+
+        No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not
+        decide for all.
+        """
         units = total = 0.0
         for tenant in tenants:
             for uid, weight in tenant.released.items():
                 entry = self._entries.get(uid)
                 if entry is not None and entry.phase is Phase.BOUND:
                     units += weight
-                    total += weight * max(0.0, clock - (entry.record.started_at or clock))
+                    total += weight * min(most_s, max(0.0, now - entry.bound))
         return total / units if units else 0.0

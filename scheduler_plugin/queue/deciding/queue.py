@@ -24,7 +24,7 @@ from scheduler_plugin.queue.deciding.patience import Patience
 from scheduler_plugin.queue.deciding.takeback import TakeBacks
 from scheduler_plugin.queue.entering.ages import Ages
 from scheduler_plugin.queue.entering.entries import Entry, Phase, TakenBack
-from scheduler_plugin.queue.entering.pods import QueuePod, read_ticket
+from scheduler_plugin.queue.entering.pods import QueuePod, Ticket, read_ticket
 from scheduler_plugin.queue.entering.refusals import may_use, no_request, refusal
 from scheduler_plugin.queue.entering.shapes import Shapes
 from scheduler_plugin.queue.entering.stages import Stages
@@ -62,6 +62,7 @@ class Queue:
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         failed: Failed pods that a job waits for, by UID.
+        refusals: Releases that the API server has refused, by UID, and their pauses.
         seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
@@ -87,9 +88,9 @@ class Queue:
         self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
         self._ages = Ages(wall)
-        self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs, self._ages))
+        self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs))
         self._shapes = Shapes()
-        self._refusals: Backoffs[str] = Backoffs(*REFUSED_S)
+        self.refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
     # What comes in.
 
@@ -116,9 +117,8 @@ class Queue:
         """Take a namespace's labels, None when it is gone."""
         if self._namespaces.get(name) == labels:
             return
-        if labels is None:
-            del self._namespaces[name]
-        else:
+        self._namespaces.pop(name, None)
+        if labels is not None:
             self._namespaces[name] = dict(labels)
         for entry in list(self.entries.values()):
             if entry.record.namespace == name:
@@ -149,42 +149,45 @@ class Queue:
         if entry is None:
             since = self._ages.since(ticket.created, now, live=live)
             began = self._ages.began(ticket.created, now, live=live)
-            entry = Entry(record, ticket, wants, fault, phase, since=since, began=began, released=now)
-            self.entries[record.uid] = entry
+            ran = self._ages.ran(record.started_at, ticket.created, now)
+            entry = Entry(record, ticket, wants, fault, phase, since, began, released=now, bound=ran)
+            self.entries[uid] = entry
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
         else:
-            phase = self._moved(entry, phase, now)
-        if ticket.gated or not entry.template:
+            phase = self._moved(entry, ticket, phase, now)
+        if ticket.has_gate or not entry.template:
             # In batch mode a release changes what a pod says of nodes.
             self.alike.move(entry, template(record, ticket, wants))
         self.gangs.move(entry, ticket.gang)
         entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
-        if phase is Phase.RELEASED and ticket.unschedulable and not entry.given_back:
+        if entry.is_unschedulable() and not entry.given_back:
             (self.gangs if entry.gang else self._take_backs).unschedulable(entry, now)
         if phase is Phase.BOUND:
             self._displace(record.node)
 
-    def _moved(self, entry: Entry, phase: Phase, now: float) -> Phase:
+    def _moved(self, entry: Entry, ticket: Ticket, phase: Phase, now: float) -> Phase:
         """Where a known pod is, by its newest version and by what is on its way."""
         if phase is Phase.GATED:
-            if entry.phase is Phase.BOUND:
-                # The API server was put back to an older state.
+            requeued = entry.phase is Phase.RELEASED and ticket.requeued and not entry.ticket.gated
+            if requeued or entry.phase is Phase.BOUND:
+                # A bound one: the API server was put back to an older state.
                 self._give_back(entry, now)
                 self._let_go(entry)
                 entry.given_back = False
+                return phase
             # Released by us a moment ago, perhaps; the API server has not told that yet; else see `expire`.
             return entry.phase if entry.phase is Phase.RELEASED else phase
-        self._refusals.forget(entry.uid)
+        self.refusals.forget(entry.uid)
         entry.ungated = True
         if phase is Phase.RELEASED and entry.ticket.gated:
             entry.released = now
             if entry.phase is Phase.GATED:
                 # Another process released it, or this one and was told that it had not.
                 self.unplaced.add(entry.uid)
-        elif phase is Phase.BOUND and entry.phase is Phase.RELEASED:
-            self.seen_bound = now
+        elif phase is Phase.BOUND and entry.phase is not Phase.BOUND:
+            entry.bound = self.seen_bound = now
             entry.taken_back = False
             for other in self.alike.bound(entry):
                 self._enter(other)
@@ -207,7 +210,7 @@ class Queue:
             self._give_back(entry, now)
             self._let_go(entry)
             entry.phase, entry.given_back = Phase.GATED, False
-            self._refusals.refused(uid, now, why)
+            self.refusals.refused(uid, now, why)
             self._enter(entry)
 
     @property
@@ -221,10 +224,10 @@ class Queue:
         """Release what can be released now; what is yielded is taken and counted.
 
         Pods that were released and have no room get theirs first: those released before this process began,
-        and those whose room others have taken.
+        and those whose room others have taken. Then come the rests of gangs that were released in part.
         """
         self.state.expire(now)
-        for uid in self._refusals.due(now):
+        for uid in self.refusals.due(now):
             self._enter(self.entries[uid])
         for entry in self.alike.due(now):
             self._enter(entry)
@@ -233,7 +236,7 @@ class Queue:
         for uid in list(self._estimated):
             if uid in self.entries:
                 self._hold(self.entries[uid])
-        for release in self.admission.decide(now):
+        for release in self.admission.decide(now, first=self.gangs.half_released()):
             for member in release.members:
                 entry = self.entries[member.uid]
                 entry.release(release.tenant, now)
@@ -258,7 +261,7 @@ class Queue:
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
         wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
-        why = self._refusals.why(entry.uid)
+        why = self.refusals.why(entry.uid)
         return wrong or (f"the API server refuses its release: {why}" if why else "")
 
     def forget_unused(self) -> None:
@@ -279,7 +282,7 @@ class Queue:
         ready = (
             entry.phase is Phase.GATED
             and not self.refusal(entry)
-            and not self._refusals.pauses(entry.uid)
+            and not self.refusals.pauses(entry.uid)
             and not self.alike.holds(entry)
         )
         if entry.gang:
@@ -310,10 +313,8 @@ class Queue:
 
     def _hold(self, entry: Entry) -> None:
         """Count a pod in its tenant's quota, with what it counts for now."""
-        form, labels = (
-            self.config.queues.get(entry.ticket.queue),
-            self._namespaces.get(entry.record.namespace),
-        )
+        form = self.config.queues.get(entry.ticket.queue)
+        labels = self._namespaces.get(entry.record.namespace)
         if entry.wants is None or not (entry.holder or form is None or may_use(form, labels)):
             return
         units = self.amounts.of(entry.record, entry.wants)
@@ -339,7 +340,7 @@ class Queue:
     def _give_back(self, entry: Entry, now: float) -> None:
         """Let others have the room and the slot of a pod that is not bound.
 
-        Its quota stays its own: kube-scheduler may bind it at any time.
+        Its quota stays its own until it is requeued: kube-scheduler may bind it at any time.
         """
         if (take := self.state.taken(entry.uid)) is not None:
             self.state.roll_back(take, now)
@@ -379,7 +380,7 @@ class Queue:
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
         self._estimated.discard(uid)
-        self._refusals.forget(uid)
+        self.refusals.forget(uid)
         self._stages.end(uid)
         entry = self.entries.get(uid)
         if entry is None:

@@ -1,19 +1,20 @@
 """Who must go so that a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations
+from math import comb
 from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.placement.preemption import Room as NodeRoom
-from scheduler_plugin.placement.preemption import room_on
+from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.queue.configuration.quota import Cohort
 from scheduler_plugin.queue.deciding.backoffs import Backoffs
+from scheduler_plugin.queue.deciding.borrowed import BorrowedPods, Going, by_node
 from scheduler_plugin.queue.deciding.gangroom import GangRoom
 from scheduler_plugin.queue.deciding.queue import Queue
-from scheduler_plugin.queue.entering.entries import Entry, Phase
-from scheduler_plugin.queue.places.clearing import Clearing
+from scheduler_plugin.queue.entering.entries import Entry
 from scheduler_plugin.queue.places.kept import Kept
 from scheduler_plugin.queue.places.wants import GangWants, Needs, Wants
 from scheduler_plugin.queue.sharing.tenants import TenantState
@@ -21,11 +22,23 @@ from scheduler_plugin.queue.sharing.waiting import Kind, Task
 
 SETTLE_S: Final = 15.0
 
-PROTECTED_S: Final = (15.0, 300.0)
-"""The shortest and the longest time for which a pod that could not be evicted is passed over for others."""
+IN_VAIN_S: Final = (60.0, 3600.0)
+"""The shortest and the longest pause of a task that was not released though twice all victims had gone."""
+
+REFUSED_S: Final = (600.0, 86_400.0)
+"""The shortest and the longest pause for tasks like one that kube-scheduler refused, until one is bound."""
 
 MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
+
+MOST_SETS: Final = 400
+"""Smaller sets of victims that are tried, one after the other, before others are evicted."""
+
+MOST_SIZES: Final = 8
+"""Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
+
+LOOKED_AT: Final = 4
+"""Tasks for which nobody can be evicted that are looked at in one call; the next call goes on with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,8 @@ class Reclaim:
         tenant: The lender.
         uid: Its pod, or gang, that waits.
         node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
-        victims: Pods to evict.
-        kept: Cards to keep free meanwhile for the pods of a gang, by UID.
+        victims: Pods to evict; none where those are enough that are leaving already.
+        kept: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
     """
 
     tenant: str
@@ -48,35 +61,13 @@ class Reclaim:
 
     def keep(self, queue: Queue) -> None:
         """Keep what becomes free from others, and nothing else for those who wait."""
-        room, entry, spots = queue.room, queue.entries.get(self.uid), self.kept
-        if self.node and entry is not None and entry.wants is not None:
-            only = np.arange(room.state.nodes.row_count) == room.state.nodes.rows.get(self.node, -1)
-            spots = Clearing(room, self.uid).find([(self.uid, entry.wants)], lambda _: only)
-        if spots:
-            room.kept.give_up(self.uid)
-        for uid, kept in spots.items():
-            room.kept.put(uid, kept)
-
-
-@dataclass(slots=True)
-class _Going:
-    """What was evicted for a tenant.
-
-    Attributes:
-        waiting: UID of the pod, or gang, that waits.
-        uids: Victims that are still there.
-        gone: When the last one went, seconds.
-        left: Victims that did not refuse to go.
-    """
-
-    waiting: str
-    uids: set[str]
-    gone: float
-    left: int
+        queue.room.kept.give_up(self.uid)
+        for uid, kept in self.kept.items():
+            queue.room.kept.put(uid, kept)
 
 
 class Reclaimer:
-    """Finds victims, for one pod of a tenant at a time.
+    """Finds victims, for one pod or gang of a tenant at a time.
 
     Not before that pod was released: a victim's node needs a moment to say that its cards are free. Or some
     seconds after the last victim went, when something else took the room.
@@ -87,8 +78,11 @@ class Reclaimer:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._going: dict[str, _Going] = {}
-        self._protected: Backoffs[str] = Backoffs(*PROTECTED_S)
+        self._borrowed = BorrowedPods(queue)
+        self._passed: set[tuple[str, Hashable]] = set()
+        self._rounds: dict[str, int] = {}
+        self._in_vain: Backoffs[str] = Backoffs(*IN_VAIN_S)
+        self._refused: Backoffs[Hashable] = Backoffs(*REFUSED_S)
 
     def find(self, now: float) -> list[Reclaim]:
         """Find what is to be done now; nobody is named twice.
@@ -98,22 +92,23 @@ class Reclaimer:
         """
         if self._queue.config.reclaim != "evict":
             return []
-        self._protected.due(now)
-        self._protected.keep(self._queue.entries)
-        for lender, going in list(self._going.items()):
-            going.uids &= self._queue.entries.keys()
-            if going.uids:
-                going.gone = now
-            elif going.waiting not in self._queue.tenants[lender].waiting or now - going.gone >= SETTLE_S:
-                del self._going[lender]
-        found = []
+        self._queue.state.expire(now)
+        self._borrowed.update(now)
+        self._settle(now)
+        found: list[Reclaim] = []
+        looked_at = 0
         for tenant in self._queue.tenants:
-            if tenant.is_open and tenant.name not in self._going:
-                reclaim = self._for(tenant, now)
+            for search in self._searches(tenant, now):
+                self._passed.add((tenant.name, search.shape))
+                reclaim = search.find()
                 if reclaim is not None:
-                    uids = {victim.uid for victim in reclaim.victims}
-                    self._going[tenant.name] = _Going(reclaim.uid, uids, now, len(uids))
+                    self._begin(reclaim, search, now)
                     found.append(reclaim)
+                    break
+                looked_at += 1
+                if looked_at == LOOKED_AT:
+                    return found
+        self._passed.clear()
         return found
 
     def refused(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
@@ -127,175 +122,264 @@ class Reclaimer:
             now: Seconds.
             stays: That is certain; it is not where the API server did not answer.
         """
-        going = self._going.get(tenant)
+        going = self._borrowed.going.get(tenant)
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
             if stays:
                 going.left -= 1
-                self._protected.refused(uid, now)
+                self._borrowed.protect(uid, now)
             if not going.left:
-                del self._going[tenant]
+                self._rounds.pop(going.waiting, None)
+                self._queue.room.kept.give_up(going.waiting)
+                del self._borrowed.going[tenant]
 
-    def _for(self, tenant: TenantState, now: float) -> Reclaim | None:
-        """Find what is to be done for the oldest pod of a tenant that its own quota covers."""
-        task = self._oldest(tenant)
-        if task is None:
-            return None
+    def _begin(self, reclaim: Reclaim, search: "_Search", now: float) -> None:
+        """Note what is under way."""
+        uids = {entry.uid for entry in reclaim.victims or search.leaving}
+        self._borrowed.going[reclaim.tenant] = Going(
+            reclaim.uid, search.units(reclaim.kept), uids, now, now, len(uids)
+        )
+        if reclaim.victims:
+            self._rounds[reclaim.uid] = self._rounds.get(reclaim.uid, 0) + 1
+            template = self._refused_template(reclaim.uid)
+            if template is not None:
+                self._refused.refused(template, now)
+
+    def _settle(self, now: float) -> None:
+        """End what has led to a release, and what has not though everybody went."""
+        tenants, going = self._queue.tenants, self._borrowed.going
+        self._in_vain.due(now)
+        self._refused.due(now)
+        self._refused.keep({*self._queue.alike.templates, *self._queue.gangs.alike.templates})
+        for lender, each in list(going.items()):
+            waits = each.waiting in tenants[lender].waiting
+            if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
+                each.gone = now
+            elif not waits or now - each.gone >= SETTLE_S:
+                del going[lender]
+                if waits and self._rounds.get(each.waiting, 0) > 1:
+                    # Whatever keeps it from its release, it is not what it was evicted for.
+                    self._in_vain.refused(each.waiting, now)
+        waiting = {uid for uid in self._rounds if any(uid in tenant.waiting for tenant in tenants)}
+        self._rounds = {uid: self._rounds[uid] for uid in waiting}
+        self._in_vain.keep(waiting)
+
+    def _searches(self, tenant: TenantState, now: float) -> Iterator["_Search"]:
+        """Tasks of a tenant that lack what others borrowed of its own quota, the oldest first."""
         cohort = self._queue.tenants.cohort(tenant.name)
-        if cohort is None or not cohort.is_own(tenant.name, self._queue.amounts.least(task.wants)):
-            return None
-        borrowed = self._borrowed_pods(cohort.borrowers(tenant.name), self._priority(task))
-        if not borrowed:
-            return None
-        if isinstance(task.wants, GangWants):
-            return self._for_gang(tenant, cohort, task, task.wants, borrowed, now)
-        fits = self._queue.room.fits(task.wants, holder=task.uid)
-        if fits.any():
-            lacks = cohort.lacks(tenant.name, self._queue.amounts.least(task.wants, fits))
-            return self._by_quota(tenant, task, lacks, borrowed) if lacks else None
-        return self._by_room(tenant, cohort, task, task.wants, borrowed, now)
+        if cohort is None or not tenant.is_open or tenant.name in self._borrowed.going:
+            return
+        if not cohort.borrowers(tenant.name) or not len(tenant.waiting):
+            return
+        leaving = self._borrowed.leaving(now)
+        borrowed = self._borrowed.find(cohort, tenant.name, leaving)
+        for task in _in_order(tenant):
+            if (tenant.name, _shape(task)) in self._passed or self._in_vain.pauses(task.uid):
+                continue
+            if self._was_refused(task.uid, now):
+                continue
+            search = _Search(self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving)
+            if search.is_worth_it():
+                yield search
 
-    def _oldest(self, tenant: TenantState) -> Task[Needs] | None:
-        oldest = [group.oldest() for kind in Kind for group in tenant.waiting.groups(kind)]
-        return min(oldest, key=lambda task: task.age_key, default=None)
+    def _was_refused(self, uid: str, now: float) -> bool:
+        """Tell whether nobody goes yet for a task: kube-scheduler refused it, or one like it."""
+        template = self._refused_template(uid)
+        if template is not None and not self._refused.refusals(template):
+            self._refused.refused(template, now)
+        return template is not None and self._refused.pauses(template)
 
-    def _priority(self, task: Task[Needs]) -> int:
-        """The priority of a waiting pod, of a gang the smallest of its pods."""
-        uids = [uid for uid, _ in task.wants.members] if isinstance(task.wants, GangWants) else [task.uid]
-        entries = (self._queue.entries.get(uid) for uid in uids)
+    def _refused_template(self, uid: str) -> Hashable:
+        """What a task has in common with those of which one was refused; None where none was."""
+        queue = self._queue
+        gang, entry = queue.gangs.get(uid), queue.entries.get(uid)
+        if gang is not None:
+            return gang.template if gang.template in queue.gangs.alike.templates else None
+        return entry.template if entry is not None and entry.template in queue.alike.templates else None
+
+
+class _Search:
+    """Looks for the victims of one task.
+
+    Args:
+        queue: The queue.
+        borrowed: Who may go.
+        tenant: The lender.
+        cohort: Of the lender.
+        task: Its task.
+        candidates: Who may go for a task of any priority, those that must go first first.
+        leaving: Who is about to be gone in any case.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        borrowed: BorrowedPods,
+        tenant: str,
+        cohort: Cohort,
+        task: Task[Needs],
+        candidates: Sequence[Entry],
+        leaving: Sequence[Entry],
+    ) -> None:
+        self._queue = queue
+        self._borrowed = borrowed
+        self._tenant = tenant
+        self._cohort = cohort
+        self._task = task
+        self._pods = queue.amounts.members(task.wants, task.uid)
+        priority = self._priority()
+        self._candidates = [entry for entry in candidates if entry.record.priority <= priority]
+        self._least = queue.amounts.least(task.wants)
+        uid, units = queue.tenants.kept.get(tenant, (task.uid, 0))
+        self._reserved = 0 if uid == task.uid else units
+        self.leaving = leaving
+        self.shape = _shape(task)
+
+    def is_worth_it(self) -> bool:
+        """Whether the lender's own quota would cover the task, and the task lacks something."""
+        if not self._cohort.is_own(self._tenant, self._least + self._reserved):
+            return False
+        if not self._candidates and not self.leaving:
+            return False
+        if isinstance(self._task.wants, GangWants):
+            return True
+        fits = self._queue.room.fits(self._task.wants, holder=self._task.uid)
+        if self._queue.slots.form is not None:
+            names, left = self._queue.state.nodes.names, self._queue.slots.places_left
+            fits = fits & np.array([left(name) > 0 for name in names], dtype=np.bool_)
+        units = self._queue.amounts.least(self._task.wants, fits) if fits.any() else 0
+        return not fits.any() or self._lacks(units, {}) > 0 or not self._cohort.is_own(self._tenant, units)
+
+    def find(self) -> Reclaim | None:
+        """Find the fewest victims without which the task can be released; None where there are none."""
+        found = [each for among in self._restrictions() if (each := self._find(among)) is not None]
+        return min(found, key=lambda each: len(each.victims), default=None)
+
+    def _find(self, among: Callable[[Wants], BoolArray] | None) -> Reclaim | None:
+        """Find the fewest victims for some nodes."""
+        room = self._room(among, self.leaving)
+        victims = room.victims(by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
+        if victims is not None:
+            victims = self._with_quota(room, victims)
+        if victims is None or (not victims and not self._waits_for_leaving(among)):
+            return None
+        victims = self._fewest(room, victims)
+        spots = room.spots(victims)
+        single = isinstance(self._task.wants, Wants) and bool(room.rest)
+        node = spots[self._task.uid].node if single else ""
+        return Reclaim(self._tenant, self._task.uid, node, tuple(victims), spots)
+
+    def units(self, spots: Mapping[str, Kept]) -> int:
+        """Units that the task counts for where its pods are to go."""
+        amounts = self._queue.amounts
+        return sum(amounts.on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
+
+    def _priority(self) -> int:
+        """The priority of the pod that waits, of a gang the smallest of its pods."""
+        entries = (self._queue.entries.get(uid) for uid, _ in self._pods)
         return min((entry.record.priority for entry in entries if entry is not None), default=0)
 
-    def _borrowed_pods(self, borrowers: Sequence[str], priority: int) -> list[Entry]:
-        """The pods with which borrowers exceed their own quota: smallest priority first, then youngest."""
-        found: list[Entry] = []
-        queue = self._queue
-        going = set().union(*(each.uids for each in self._going.values()))
-        for name in borrowers:
-            cohort = queue.tenants.cohort(name)
-            left = cohort.accounts[name].borrowed if cohort is not None else 0
-            pods = [queue.entries[uid] for uid in queue.tenants[name].released if uid in queue.entries]
-            pods.sort(key=lambda entry: (entry.record.priority, -entry.since, entry.uid))
-            for entry in pods:
-                if left <= 0:
-                    break
-                if entry.wants is None or entry.phase is not Phase.BOUND or entry.ticket.ending:
-                    continue
-                if self._protected.pauses(entry.uid):
-                    continue
-                left -= self._units([entry])
-                if entry.uid not in going and entry.record.priority <= priority:
-                    found.append(entry)
-        return found
+    def _room(self, among: Callable[[Wants], BoolArray] | None, leaving: Sequence[Entry]) -> GangRoom:
+        slots = self._queue.slots
+        return GangRoom(
+            self._queue.room,
+            self._task.uid,
+            self._pods,
+            leaving=leaving,
+            among=among,
+            places_left=None if slots.form is None else slots.places_left,
+        )
 
-    def _units(self, entries: Iterable[Entry]) -> int:
-        """Units that pods count for."""
-        tenants = self._queue.tenants
-        return sum(tenants[entry.holder].released.get(entry.uid, 0) for entry in entries if entry.holder)
+    def _restrictions(self) -> Iterator[Callable[[Wants], BoolArray] | None]:
+        """Nodes that come into question by quota: where shares of cards count for too much they do not.
 
-    def _by_quota(
-        self, tenant: TenantState, task: Task[Needs], lacks: int, borrowed: Iterable[Entry]
-    ) -> Reclaim | None:
-        """Evict until the lender's own quota is free again."""
-        victims: list[Entry] = []
-        for entry in borrowed:
-            if lacks <= self._units(victims):
-                break
-            victims.append(entry)
-        if self._units(victims) < lacks:
-            return None
-        kept = [v for v in victims if self._units(victims) - self._units([v]) < lacks] or victims
-        return Reclaim(tenant.name, task.uid, "", tuple(kept))
+        A share counts for more on a larger card: what that costs in quota it may save in room. So each size
+        is tried, where the quota lets a pod have so much more than at the least.
+        """
+        if not self._task.wants.percent:
+            yield None
+            return
+        account = self._cohort.accounts[self._tenant]
+        own = (account.quota.nominal or 0) - account.used - self._reserved
+        amounts = self._queue.amounts
+        everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
 
-    def _for_gang(
-        self,
-        tenant: TenantState,
-        cohort: Cohort,
-        task: Task[Needs],
-        wants: GangWants,
-        borrowed: Sequence[Entry],
-        now: float,
-    ) -> Reclaim | None:
-        """Evict so that all pods of a gang have room at once, and their quota."""
-        queue = self._queue
-        queue.state.expire(now)
-        room = GangRoom(queue.room, task.uid, queue.amounts.members(wants, task.uid))
-        victims = room.victims(_by_node(borrowed)) if room.rest else []
-        if victims is None:
-            return None
+        def within(more: int) -> Callable[[Wants], BoolArray]:
+            return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
+
+        usable = self._queue.state.nodes.usable
+        shapes = {wants for _, wants in self._pods}
+        extra = {more for w in shapes for more in (amounts.by_row(w)[usable] - amounts.least(w)).tolist()}
+        for more in sorted(extra & set(range(own - self._least + 1)))[:MOST_SIZES]:
+            yield within(more)
+
+    def _lacks(self, units: int, freed: Mapping[str, int]) -> int:
+        return self._cohort.lacks(self._tenant, units + self._reserved, freed)
+
+    def _is_enough(self, room: GangRoom, victims: Collection[Entry]) -> bool:
+        """Whether the task has its quota and its room once these and those that are leaving are gone."""
+        freed = self._borrowed.freed([*self.leaving, *victims], self._cohort)
+        if not self._task.wants.percent and self._lacks(self._least, freed):
+            return False
         spots = room.spots(victims)
-        if len(spots) < len(wants.members):
+        if len(spots) < len(self._pods):
+            return False
+        units = self.units(spots)
+        return self._cohort.is_own(self._tenant, units + self._reserved) and not self._lacks(units, freed)
+
+    def _with_quota(self, room: GangRoom, victims: list[Entry]) -> list[Entry] | None:
+        """Add victims until the quota is free too, as few as possible; None where that is in vain."""
+        spots = room.spots(victims)
+        if len(spots) < len(self._pods):
             return None
-        total = sum(queue.amounts.on_node(each, spots[uid].node) or 0 for uid, each in wants.members)
-        if not cohort.is_own(tenant.name, total):
-            return None
-        lacks = cohort.lacks(tenant.name, total)
-        for entry in borrowed:
-            if self._units(victims) >= lacks:
+        units, chosen = self.units(spots), list(victims)
+        rest = [entry for entry in self._candidates if entry not in victims]
+
+        def lacks(*more: Entry) -> int:
+            return self._lacks(units, self._borrowed.freed([*self.leaving, *chosen, *more], self._cohort))
+
+        while missing := lacks():
+            left = {entry.uid: lacks(entry) for entry in rest}
+            # Whoever is enough alone, the first of them; else whoever brings most.
+            best = min(rest, key=lambda entry: left[entry.uid], default=None)
+            if best is None or left[best.uid] == missing:
+                return None
+            chosen.append(best)
+            rest.remove(best)
+        return chosen if self._is_enough(room, chosen) else None
+
+    def _fewest(self, room: GangRoom, victims: list[Entry]) -> list[Entry]:
+        """Leave out whoever need not go, those that should go last first; try smaller sets that are few."""
+        kept = list(victims)
+        for victim in reversed(victims):
+            fewer = [other for other in kept if other is not victim]
+            if self._is_enough(room, fewer):
+                kept = fewer
+        tried = 0
+        for count in range(1, len(kept)):
+            tried += comb(len(self._candidates), count)
+            if tried > MOST_SETS:
                 break
-            if entry not in victims:
-                victims.append(entry)
-        if not victims or self._units(victims) < lacks:
-            return None
-        victims = room.needed(victims, lambda some: self._units(some) >= lacks)
-        return Reclaim(tenant.name, task.uid, "", tuple(victims), room.spots(victims))
+            for some in combinations(self._candidates, count):
+                if self._is_enough(room, some):
+                    return list(some)
+        return kept
 
-    def _by_room(
-        self,
-        tenant: TenantState,
-        cohort: Cohort,
-        task: Task[Needs],
-        wants: Wants,
-        borrowed: Sequence[Entry],
-        now: float,
-    ) -> Reclaim | None:
-        """Evict on the node where the fewest pods must go."""
-        self._queue.state.expire(now)
-        best: tuple[int, str, list[Entry]] | None = None
-        for node, candidates in _by_node(borrowed).items():
-            units = self._queue.amounts.on_node(wants, node)
-            if units is None or not cohort.is_own(tenant.name, units):
-                continue
-            victims = self._on(node, wants, candidates)
-            if victims is not None and cohort.lacks(tenant.name, units) <= self._units(victims):
-                rank = (len(victims), node, victims)
-                best = rank if best is None or rank[:2] < best[:2] else best
-        if best is None:
-            return None
-        return Reclaim(tenant.name, task.uid, best[1], tuple(best[2]))
-
-    def _on(self, node: str, wants: Wants, candidates: Sequence[Entry]) -> list[Entry] | None:
-        """The fewest of some pods of a node that must go for a pod to fit, None where that does not help."""
-        queue = self._queue
-        if not queue.room.allowed(wants, node):
-            return None
-        query = queue.room.query(wants)
-        room = room_on(queue.state, node, query)
-        if room is None:
-            return None
-        victims: list[Entry] = []
-        for entry in candidates:
-            if _fits(room, wants, victims, queue):
-                break
-            victims.append(entry)
-        if not _fits(room, wants, victims, queue):
-            return None
-        for entry in list(victims):
-            fewer = [other for other in victims if other is not entry]
-            if _fits(room, wants, fewer, queue):
-                victims = fewer
-        return victims or None
+    def _waits_for_leaving(self, among: Callable[[Wants], BoolArray] | None) -> bool:
+        """Whether the task could not be released if those that are leaving stayed."""
+        room = self._room(among, ())
+        spots = {} if room.rest else room.spots(())
+        return not spots or self._lacks(self.units(spots), {}) > 0
 
 
-def _by_node(borrowed: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Who may go, by node: not more of one than can be considered."""
-    by_node: dict[str, list[Entry]] = {}
-    for entry in borrowed:
-        on_node = by_node.setdefault(entry.record.node, [])
-        if len(on_node) < MOST_CANDIDATES:
-            on_node.append(entry)
-    return by_node
+def _in_order(tenant: TenantState) -> list[Task[Needs]]:
+    """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
+    strict = tenant.form is not None and tenant.form.strategy == "StrictFIFO"
+    return tasks[:1] if strict else tasks
 
 
-def _fits(room: NodeRoom, wants: Wants, victims: Collection[Entry], queue: Queue) -> bool:
-    uids = [entry.uid for entry in victims]
-    return room.has_host(uids) and room.fits(queue.room.query(wants), uids)
+def _shape(task: Task[Needs]) -> Hashable:
+    """What tasks have in common that are served alike."""
+    return task.wants if isinstance(task.wants, Wants) else task.wants.shape

@@ -1,6 +1,11 @@
-"""What is taken back: releases that do not end in a Binding, and the pods of drained queues. Pure."""
+"""What is taken back: releases that do not end in a Binding, and the pods of drained queues. Pure.
 
-from collections.abc import Callable, Mapping
+A release that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps it
+from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
+could not be placed anew as it is: it is pinned to a node in batch mode, or others of its gang run already.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,11 +16,11 @@ from scheduler_plugin.queue.entering.entries import Entry, Phase, TakenBack
 from scheduler_plugin.queue.sharing.tenants import Tenants
 
 REMOVED_S: Final = (5.0, 60.0)
-"""The shortest and the longest pause before it is asked again that a pod be removed."""
+"""The shortest and the longest pause before it is asked again that a pod be removed, or requeued."""
 
 
 class TakeBacks:
-    """Finds them. Pods that must go are named until they are gone: a PodDisruptionBudget may protect them.
+    """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
 
     Args:
         entries: All pods by UID, kept up to date by the queue.
@@ -36,6 +41,7 @@ class TakeBacks:
         self._gangs = gangs
         self._give_back = give_back
         self._removals: Backoffs[str] = Backoffs(*REMOVED_S)
+        self._requeues: Backoffs[str] = Backoffs(*REMOVED_S)
         self._refused: list[TakenBack] = []
 
     def unschedulable(self, entry: Entry, now: float) -> None:
@@ -51,17 +57,22 @@ class TakeBacks:
             now: Seconds.
         """
         self._removals.due(now)
-        back = [each for each in self._refused if each.entry.phase is Phase.RELEASED]
+        self._requeues.due(now)
+        released = [entry for entry in self._entries.values() if _has_no_node(entry)]
+        whys = {back.entry.uid: back.why for back in self._refused}
+        back = [
+            each for each in self._refused if _has_no_node(each.entry) and _is_removed(each.entry, config)
+        ]
         self._refused.clear()
         must_go: dict[str, tuple[Entry, str]] = {}
-        for entry in self._late(now - config.bind_within_s):
+        for entry in released:
+            if entry.gang or now - entry.released < config.bind_within_s:
+                continue
             why = f"not bound within {config.bind_within_s:g} s of its release"
-            remove = config.mode == "batch" and entry.ticket.owned
             if not entry.given_back:
                 self._give_back(entry, now)
-                if not remove:
-                    back.append(TakenBack(entry, why, remove=False))
-            if remove:
+                whys[entry.uid] = why
+            if _is_removed(entry, config):
                 must_go[entry.uid] = (entry, why)
         for name in [name for name, form in config.queues.items() if form.stop == "HoldAndDrain"]:
             for uid in self._tenants[name].released:
@@ -71,20 +82,29 @@ class TakeBacks:
             for entry in entries:
                 if entry.phase is Phase.RELEASED and not entry.given_back:
                     self._give_back(entry, now)
-            released = [entry for entry in entries if entry.phase is not Phase.GATED]
-            back += [TakenBack(entry, why, remove=entry.ticket.owned) for entry in released]
+            whys |= {entry.uid: why for entry in entries}
+            back += [TakenBack(entry, why, remove=True) for entry in entries if entry.ticket.owned]
+        back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
         return [_once(each) for each in back]
 
-    def _late(self, released: float) -> list[Entry]:
-        """Pods that were released at this time at the latest, and are not bound."""
-        return [
+    def _requeue(
+        self, released: Iterable[Entry], whys: Mapping[str, str], config: QueueConfig, now: float
+    ) -> list[TakenBack]:
+        """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
+        waits = [
             entry
-            for entry in self._entries.values()
-            if entry.phase is Phase.RELEASED
-            and not entry.gang
-            and not entry.ticket.gated
-            and entry.released <= released
+            for entry in released
+            if entry.given_back and not entry.ticket.ending and not _is_removed(entry, config)
         ]
+        self._requeues.keep({entry.uid for entry in waits})
+        back = []
+        for entry in waits:
+            if not self._requeues.pauses(entry.uid):
+                again = self._requeues.refusals(entry.uid) > 0
+                self._requeues.refused(entry.uid, now)
+                why = whys.get(entry.uid, "it could not be bound")
+                back.append(TakenBack(entry, why, remove=False, requeue=True, again=again))
+        return back
 
     def _remove(self, must_go: Mapping[str, tuple[Entry, str]], now: float) -> list[TakenBack]:
         """Name the pods that must go and have not been asked to a moment ago."""
@@ -96,6 +116,16 @@ class TakeBacks:
                 self._removals.refused(uid, now)
                 back.append(TakenBack(entry, why, remove=True, again=again))
         return back
+
+
+def _has_no_node(entry: Entry) -> bool:
+    """Tell whether a pod was released and is not bound, as far as is known."""
+    return entry.phase is Phase.RELEASED and not entry.ticket.gated
+
+
+def _is_removed(entry: Entry, config: QueueConfig) -> bool:
+    """Tell whether a pod without a node is removed where others are requeued."""
+    return entry.ticket.owned and bool(entry.gang or config.mode == "batch")
 
 
 def _once(back: TakenBack) -> TakenBack:

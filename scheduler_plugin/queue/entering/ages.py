@@ -16,7 +16,8 @@ class Ages:
     earlier lead one to expect has its place by arrival. After a restart the order is that of creation.
 
     Of how long a pod has waited only this process's clock knows: a pod that was created before its time has
-    waited since the time of its creation by the clock on the wall, so a restart resets nothing.
+    waited since the time of its creation by the clock on the wall, so a restart resets nothing. So it is with
+    how long it has run: of what was on a node before, the node's clock tells, and its creation bounds that.
 
     Args:
         wall: Seconds since 1970 when the clock that does not jump was at 0; None: not known, then every pod
@@ -27,10 +28,6 @@ class Ages:
         self._wall = wall
         self._ahead: float | None = None
         self._last = -math.inf
-
-    def clock(self, now: float) -> float:
-        """Seconds since 1970 by the clock that dates pods; 0 before the first one."""
-        return 0.0 if self._ahead is None else self._ahead + now
 
     def since(self, created: float, now: float, *, live: bool) -> float:
         """Since when a pod waits, by the clock of the API server.
@@ -55,3 +52,16 @@ class Ages:
         if live or self._wall is None or created <= 0:
             return now
         return min(now, created - self._wall)
+
+    def ran(self, started: float, created: float, now: float) -> float:
+        """When a pod began to run that was on a node when it was seen first, seconds as in `began`.
+
+        Args:
+            started: When it began by its node's clock, seconds since 1970; 0: not known.
+            created: When it was created, seconds since 1970; 0: not known.
+            now: Seconds of a clock that does not jump.
+        """
+        began = max(started, created)
+        if self._wall is None or began <= 0:
+            return now
+        return min(now, began - self._wall)

@@ -13,6 +13,9 @@ from scheduler_plugin.queue.sharing.waiting import Kind, Task
 GATED_AGAIN_S: Final = 60.0
 """A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
+VALUES_SHOWN: Final = 3
+"""Values that a message names of those on which the pods of a gang disagree."""
+
 
 class Phase(StrEnum):
     """Where a pod is on its way."""
@@ -38,9 +41,11 @@ class Entry:
         since: Since when it waits, by the API server's clock: the order in its queue.
         began: When it began to wait, seconds of the queue's clock; below 0 where that was before its process.
         released: When it was released, seconds; when the queue found it released where it began later.
+        bound: When it came to its node, seconds of the queue's clock; without a meaning while it is on none.
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
-        given_back: It was released and others have its room again; its quota is its own until it is gone.
+        given_back: It was released and others have its room again; its quota is its own until it is requeued.
+        refused: What kube-scheduler had said of it when it was requeued, see `Ticket.unschedulable`.
         ungated: The API server has said of its newest release that the gate is gone.
         taken_back: It was told that its newest release is taken back.
         template: What it has in common with the other pods of its template, see `alike`.
@@ -54,9 +59,11 @@ class Entry:
     since: float
     began: float
     released: float
+    bound: float = 0.0
     holder: str = ""
     waits_in: str = ""
     given_back: bool = False
+    refused: str = ""
     ungated: bool = False
     taken_back: bool = False
     template: Hashable = None
@@ -91,6 +98,14 @@ class Entry:
         self.phase, self.released, self.holder, self.waits_in = Phase.RELEASED, now, tenant, ""
         self.given_back = self.ungated = self.taken_back = False
 
+    def is_unschedulable(self) -> bool:
+        """Tell whether kube-scheduler has found no node for it since its release.
+
+        What it said before the pod was requeued stands in the pod until it says something else.
+        """
+        said = self.ticket.unschedulable
+        return self.phase is Phase.RELEASED and not self.ticket.gated and said not in {"", self.refused}
+
     def is_gated_again(self, now: float) -> bool:
         """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
         again = self.phase is Phase.RELEASED and self.ungated and self.ticket.gated
@@ -101,6 +116,8 @@ class Entry:
     ) -> None:
         """Take its newest version; for arguments see the attributes."""
         self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
+        if ticket.requeued:
+            self.refused = ticket.unschedulable
 
     def task(self, wants: Needs) -> Task[Needs]:
         """The task that waits for it, where it is in no gang."""
@@ -118,9 +135,10 @@ class Gang:
         released: When it was released, seconds; None: it was not.
         since: Since when the pods wait that go together, the first of them.
         template: What it has in common with other gangs, see `alike`.
-        binding: It was released, and not all of its pods have been bound since.
+        binding: It was released, and not all of its pods have been bound since; for `alike`.
         whole: After its release all pods were bound, those that were left; what is made again joins them.
         broken: It was taken back, and some of its pods are still bound.
+        going: UIDs of those that were released, or were to be with the others, and are not bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
         began: When the first of the pods that wait began to, seconds, see `Entry.began`.
         fault: Why it waits in none, in words.
@@ -129,6 +147,7 @@ class Gang:
     uid: str
     members: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
+    going: set[str] = field(default_factory=set)
     released: float | None = None
     since: float = 0.0
     template: Hashable = None
@@ -169,7 +188,9 @@ class Gang:
             ("job", {entry.ticket.job for entry in entries}),
         ):
             if len(values) > 1:
-                return f"its pods disagree on gpupack.io/{what}: {', '.join(sorted(values))}; allowed is one"
+                named = ", ".join(sorted(values)[:VALUES_SHOWN])
+                more = " ..." if len(values) > VALUES_SHOWN else ""
+                return f"its pods disagree on gpupack.io/{what}: {named}{more}; allowed is one"
         return ""
 
 
@@ -192,6 +213,7 @@ class TakenBack:
         entry: The pod.
         why: In words.
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
+        requeue: It is to wait in its queue again.
         again: That was told before, and it is there still.
         first: Of its release nothing was taken back before.
     """
@@ -199,5 +221,6 @@ class TakenBack:
     entry: Entry
     why: str
     remove: bool
+    requeue: bool = False
     again: bool = False
     first: bool = True

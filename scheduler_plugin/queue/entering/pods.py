@@ -20,10 +20,13 @@ from scheduler_plugin.cluster.objects import (
     Preferred,
     Struct,
 )
+from scheduler_plugin.cluster.pods import is_requeued
+from scheduler_plugin.placement.reasons import REQUEUED
 from scheduler_plugin.queue.places.labels import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.queue.places.room import NodeFacts
 
 MAX_GANG: Final = 1024
+MAX_NAME: Final = 253
 MAX_DATA: Final = 64
 _SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 
@@ -39,6 +42,7 @@ class QueueMetadata(PodMetadata):
     """`metadata` with what the queue needs."""
 
     creation_timestamp: str = ""
+    deletion_grace_period_seconds: int | None = None
     owner_references: list[Owner] | None = None
 
 
@@ -74,6 +78,8 @@ class Condition(Struct):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
 
 
 class QueueStatus(PodStatus):
@@ -126,7 +132,9 @@ class Ticket:
     Attributes:
         queue: Name of its queue, empty when it names none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
-        gated: It wears our gate.
+        gated: It waits for its release: it has our gate, or it is requeued.
+        has_gate: It has our gate.
+        requeued: Its release was taken back, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
         job: Its job, within its namespace.
@@ -134,7 +142,10 @@ class Ticket:
         gang_size: Pods of the gang.
         owner: UID of the controller that would create it again; empty for none.
         ending: It is being deleted.
-        unschedulable: kube-scheduler found no node for it.
+        grace_s: Seconds that it may take to end, once it is being deleted.
+        unschedulable: When and why kube-scheduler found no node for it, in its words; empty where it said
+            nothing, or only that the pod is requeued.
+        scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
         annotated: It has annotations.
         fault: What is wrong with it, in words, empty for nothing.
@@ -143,6 +154,8 @@ class Ticket:
     queue: str
     created: float
     gated: bool
+    has_gate: bool
+    requeued: bool
     foreign_gates: tuple[str, ...]
     data: frozenset[str]
     job: str
@@ -150,7 +163,9 @@ class Ticket:
     gang_size: int
     owner: str
     ending: bool
-    unschedulable: bool
+    grace_s: float
+    unschedulable: str
+    scheduled: float
     affinity: "Affinities"
     annotated: bool
     fault: str
@@ -165,25 +180,32 @@ def read_ticket(pod: QueuePod) -> Ticket:
     """Read what a pod says to the queue; whatever is wrong with it becomes data."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
-    gang, size, fault = _gang(annotations)
+    requeued = is_requeued(pod)
+    condition = next(
+        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
+    )
+    gang, size, fault = read_gang(annotations)
+    job, wrong = _name(annotations, POD_JOB)
+    fault = fault or wrong
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
     return Ticket(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
         created=_seconds(meta.creation_timestamp),
-        gated=QUEUE_GATE in gates,
+        gated=QUEUE_GATE in gates or requeued,
+        has_gate=QUEUE_GATE in gates,
+        requeued=requeued,
         foreign_gates=tuple(sorted(name for name in gates if name != QUEUE_GATE)),
         data=data,
-        job=annotations.get(POD_JOB, ""),
+        job=job,
         gang=gang,
         gang_size=size,
         owner=next((owner.uid for owner in meta.owner_references or () if owner.controller), ""),
         ending=meta.deletion_timestamp is not None,
-        unschedulable=any(
-            each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable"
-            for each in pod.status.conditions or ()
-        ),
+        grace_s=float(meta.deletion_grace_period_seconds or 0),
+        unschedulable=_unschedulable(condition),
+        scheduled=_seconds(condition.last_transition_time) if condition.status == "True" else 0.0,
         affinity=_affinities(pod),
         annotated=bool(meta.annotations),
         fault=fault,
@@ -218,9 +240,11 @@ def _affinities(pod: QueuePod) -> Affinities:
     return Affinities(sum(each is not None for each in (affinity, nodes, required)))
 
 
-def _gang(annotations: dict[str, str]) -> tuple[str, int, str]:
+def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
     """Read gang and size; a fault in words where they make no sense."""
-    gang, text = annotations.get(POD_GANG, ""), annotations.get(POD_GANG_SIZE)
+    (gang, fault), text = _name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
+    if fault:
+        return "", 1, fault
     if not gang:
         alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}: allowed are both or none"
         return "", 1, alone if text is not None else ""
@@ -230,6 +254,23 @@ def _gang(annotations: dict[str, str]) -> tuple[str, int, str]:
         allowed = f"allowed is a whole number from 1 to {MAX_GANG}"
         return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}: {allowed}"
     return gang, size, ""
+
+
+def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:
+    """Read a name that others are told; a fault in words where it can be none."""
+    name = annotations.get(key, "")
+    if len(name) <= MAX_NAME and name.isprintable():
+        return name, ""
+    return (
+        "",
+        f"annotation {key} is {shown(name)}: allowed are {MAX_NAME} printable characters",
+    )
+
+
+def _unschedulable(condition: Condition) -> str:
+    if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
+        return ""
+    return f"{condition.last_transition_time} {condition.message}"
 
 
 def _seconds(timestamp: str) -> float:

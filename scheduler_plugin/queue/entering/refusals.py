@@ -34,7 +34,9 @@ def refusal(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, st
     if wrong:
         return wrong
     if entry.ticket.foreign_gates:
-        return f"it waits for the scheduling gates {', '.join(entry.ticket.foreign_gates)}"
+        gates = entry.ticket.foreign_gates
+        more = " ..." if len(gates) > NAMES_SHOWN else ""
+        return f"it waits for the scheduling gates {', '.join(gates[:NAMES_SHOWN])}{more}"
     return "it is being deleted" if entry.ticket.ending else ""
 
 

@@ -94,7 +94,10 @@ class Clearing:
             row = None if kept is None else nodes.rows.get(kept.node)
             if kept is None or row is None or not nodes.usable[row]:
                 return False
-            spot = self._spot(wants, row, kept.cards) if self._room.allowed(wants, kept.node) else None
+            cards = kept.positions(nodes.uuids[row])
+            if len(cards) < len(kept.cards) or not self._room.allowed(wants, kept.node):
+                return False
+            spot = self._spot(wants, row, cards)
             if spot is None:
                 return False
             self._put(wants, spot)
@@ -210,14 +213,16 @@ class Clearing:
         load.memory_bytes += wants.memory_bytes
         for card, units in spot.units.items():
             load.units[card] += units
-        name = self._room.state.nodes.names[spot.row]
+        nodes = self._room.state.nodes
+        name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return Kept(self._task, name, cards, wants.cpu_milli, wants.memory_bytes)
+        return Kept(self._task, name, cards, wants.cpu_milli, wants.memory_bytes, uuids)
 
     def _load(self, row: int) -> _Load:
         load = self._loads.get(row)
         if load is None:
             nodes = self._room.state.nodes
-            others = NOTHING if self._alone else self._room.kept.from_others(self._task, nodes.names[row])
+            name, uuids = nodes.names[row], nodes.uuids[row]
+            others = NOTHING if self._alone else self._room.kept.from_others(self._task, name, uuids)
             load = self._loads[row] = _Load([0] * nodes.size.shape[1], others)
         return load

@@ -1,7 +1,9 @@
 """What is kept free, and for whom: cards, processor and host memory, until pods are released. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from scheduler_plugin.cluster.cards import current_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +13,10 @@ class Kept:
     Attributes:
         task: UID of the task that waits: the pod's, or its gang's.
         node: Its name: rows are given to other nodes when one is gone.
-        cards: Of the node, by position. Pods of one task may share them; others get nothing of them.
+        cards: Of the node, by position in `uuids`. Pods of one task may share them, others get none of them.
         cpu_milli: Thousandths of a core.
         memory_bytes: Bytes of host memory.
+        uuids: The node's cards by position when that was decided; empty where it published none.
     """
 
     task: str
@@ -21,11 +24,25 @@ class Kept:
     cards: tuple[int, ...]
     cpu_milli: int = 0
     memory_bytes: int = 0
+    uuids: tuple[str, ...] = ()
+
+    def positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
+        """Where the cards are now, without those that are gone.
+
+        Args:
+            uuids: The node's cards by position now; empty where it publishes none.
+        """
+        return tuple(current_positions(self.cards, self.uuids, uuids).values())
 
 
 @dataclass(frozen=True, slots=True)
 class OnNode:
-    """What is kept on one node for some tasks; see `Kept`, and `pods` says for how many pods."""
+    """What is kept on one node for some tasks; see `Kept`.
+
+    Attributes:
+        cards: By position now.
+        pods: For how many pods.
+    """
 
     cards: frozenset[int] = frozenset()
     cpu_milli: int = 0
@@ -85,13 +102,19 @@ class KeptRooms:
         """Whether something is kept for a task on a node."""
         return any(kept.task == task for kept in self._on.get(node, {}).values())
 
-    def from_others(self, task: str, node: str) -> OnNode:
-        """What is kept on a node for other tasks."""
+    def from_others(self, task: str, node: str, uuids: Sequence[str]) -> OnNode:
+        """What is kept on a node for other tasks.
+
+        Args:
+            task: UID of the task.
+            node: Its name.
+            uuids: Its cards by position now; empty where it publishes none.
+        """
         others = [kept for kept in self._on.get(node, {}).values() if kept.task != task]
         if not others:
             return NOTHING
         return OnNode(
-            frozenset(card for kept in others for card in kept.cards),
+            frozenset(card for kept in others for card in kept.positions(uuids)),
             sum(kept.cpu_milli for kept in others),
             sum(kept.memory_bytes for kept in others),
             len(others),

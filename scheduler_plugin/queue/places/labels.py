@@ -4,6 +4,7 @@ Source: corev1.NodeSelector of the Kubernetes API.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -51,6 +52,21 @@ class Taint(msgspec.Struct, frozen=True):
     effect: str = ""
 
 
+UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+"""What stands for a cordon: a pod that tolerates it runs on a cordoned node."""
+
+_KEEPS_OFF: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+def taints_that_keep_off(taints: Sequence[Taint], *, unschedulable: bool) -> list[Taint]:
+    """List what a pod has to tolerate to run on a node: its taints, and `UNSCHEDULABLE` while it is cordoned.
+
+    Kubernetes takes that taint away a moment after a cordon has ended: kube-scheduler looks at it until then.
+    """
+    found = [taint for taint in taints if taint.effect in _KEEPS_OFF]
+    return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found
+
+
 class NodeRules(msgspec.Struct, frozen=True):
     """What a pod says of the nodes that it may run on. Hashable, equal for equal rules.
 
@@ -66,11 +82,13 @@ class NodeRules(msgspec.Struct, frozen=True):
 
     def allow(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
         """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
+        return self.select(name, labels) and all(
+            any(each.stands(taint) for each in self.tolerations)
+            for taint in taints_that_keep_off(taints, unschedulable=unschedulable)
+        )
+
+    def select(self, name: str, labels: Labels) -> bool:
+        """Tell whether the node selector and the required node affinity select a node."""
         if any(labels.get(key) != value for key, value in self.selector):
             return False
-        if self.terms is not None and not any(term.matches(name, labels) for term in self.terms):
-            return False
-        kept_off = [taint for taint in taints if taint.effect in {"NoSchedule", "NoExecute"}]
-        if unschedulable:
-            kept_off.append(Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"))
-        return all(any(each.stands(taint) for each in self.tolerations) for taint in kept_off)
+        return self.terms is None or any(term.matches(name, labels) for term in self.terms)

@@ -17,6 +17,7 @@ from scheduler_plugin.placement.placing import place_with, score
 from scheduler_plugin.placement.policies.registry import by_row
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
+from scheduler_plugin.queue.places.capacity import Capacity
 from scheduler_plugin.queue.places.kept import KeptRooms, OnNode
 from scheduler_plugin.queue.places.labels import NodeRules, Taint
 from scheduler_plugin.queue.places.wants import Wants
@@ -64,6 +65,7 @@ class Room:
 
     Attributes:
         kept: What is kept free for pods that waited long, or for which others are evicted.
+        capacity: What there would be room for with nobody else there.
         facts_version: +1 whenever something else than cards is new of a node.
     """
 
@@ -76,6 +78,7 @@ class Room:
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
         self.kept = KeptRooms()
+        self.capacity = Capacity(self)
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
         """Take what is known of a node, None when it is gone; tell whether that changed anything."""
@@ -92,6 +95,7 @@ class Room:
         """Drop what was remembered of needs that no waiting pod has any more."""
         for wants in [wants for wants in self._masks if wants not in used]:
             del self._masks[wants]
+        self.capacity.forget_unused(used)
 
     def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
         """Tell where a pod fits now.
@@ -153,11 +157,11 @@ class Room:
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes, query = self.state.nodes, self.query(wants)
-        mine = self.kept.of(uid)
-        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row]).cards
+        mine, uuids = self.kept.of(uid), nodes.uuids[row]
+        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row], uuids).cards
         placement = None
         if mine is not None and mine.node == nodes.names[row]:
-            others = set(range(int(nodes.cards[row]))).difference(mine.cards)
+            others = set(range(int(nodes.cards[row]))).difference(mine.positions(uuids))
             placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
         if placement is None:
             placement = place_with(self.policies.of(query.request), nodes, row, query)
@@ -165,7 +169,6 @@ class Room:
             placement = place(self._without(row, kept), query.request, query.ask.card_policy)
         if placement is None:
             return False
-        uuids = nodes.uuids[row]
         assigned: Assignment | None = None
         if uuids:
             assigned = {
@@ -182,7 +185,8 @@ class Room:
         known = mask.beside.get(node)
         if known is not None and known[:3] == (version, self.kept.version, who):
             return known[3]
-        found = self._leaves(mask.query, wants, row, self.kept.from_others(who, node))
+        others = self.kept.from_others(who, node, self.state.nodes.uuids[row])
+        found = self._leaves(mask.query, wants, row, others)
         mask.beside[node] = (version, self.kept.version, who, found)
         return found
 

@@ -16,7 +16,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, settle
-from scheduler_plugin.options import EVENTS, elector_of
+from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
@@ -68,6 +68,7 @@ async def run(
         watcher.filled.connect(settle)
         QueueFeed(queue, watcher, clock)
         elector = elector_of(settings, client)
+        label = leader_label_of(settings, client, elector)
         term = Term(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
         writer = Writer(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
@@ -80,7 +81,8 @@ async def run(
             queue.configure(new)
             controller.note()
 
-        app = make_app(controller, metrics, lambda: term.trouble, lambda: file.fault, clock)
+        unready = (lambda: term.blindness) if label is not None else (lambda: term.trouble)
+        app = make_app(controller, metrics, unready, lambda: term.trouble, lambda: file.fault, clock)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -103,8 +105,7 @@ async def run(
                 file.follow(configure),
                 controller.run(),
             ]
-            if elector is not None:
-                work.append(elector.run())
+            work += [each.run() for each in (elector, label) if each is not None]
             tasks = [group.create_task(each) for each in work]
             await stop.wait()
             await recorder.drain(SHUTDOWN_S)
@@ -154,11 +155,14 @@ class Term:
         """Why nothing is released, empty for nothing."""
         if self._begun is None:
             return "another process is the leader"
-        if self._watcher.stale:
-            return self._watcher.stale
-        if not self._namespaces():
-            return "waiting for the list of namespaces"
+        if blindness := self.blindness:
+            return blindness
         return "" if self._opened == self._begun else "waiting for what the process before may have sent"
+
+    @property
+    def blindness(self) -> str:
+        """Why not even a leader could release pods: its view is not whole or not fresh; empty if it is."""
+        return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:
         """Whether this process may decide."""

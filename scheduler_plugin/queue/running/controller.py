@@ -1,21 +1,21 @@
 """The queue at work: decides when something has changed, writes what it decided, says why."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import structlog
 
-from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.correlation import EventType, pod_ref
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.configuration.config import over_the_cluster
 from scheduler_plugin.queue.deciding.admission import Member, Release
 from scheduler_plugin.queue.deciding.queue import Queue
 from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
 from scheduler_plugin.queue.entering.entries import Entry, Phase, TakenBack
-from scheduler_plugin.queue.running.explain import Reason, why
+from scheduler_plugin.queue.running.explainer import Explainer, Recorder
 from scheduler_plugin.queue.running.writing import Writer, Written
 from scheduler_plugin.queue.sharing.lending import launch_order
 
@@ -27,30 +27,10 @@ BATCH: Final = 64
 
 TICK_S: Final = 1.0
 
-EXPLAIN_S: Final = 0.02
-"""Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
-
-AGAIN_S: Final = 600.0
-"""A pod that waits for others is told that often at most for which, where the reason stays the same."""
-
-_WAITS_FOR_PODS: Final = frozenset({Reason.STAGE, Reason.GANG})
+IDLE_S: Final = 5.0
+"""So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
 
 log = structlog.get_logger(__name__)
-
-
-class Told(NamedTuple):
-    """The newest Event that says why a pod waits; the message where another one is worth an Event."""
-
-    reason: Reason
-    message: str
-    at_s: float
-
-
-class Recorder(Protocol):
-    """Takes Events; `kubeapi.events.EventRecorder` does."""
-
-    def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
-        """Note something about an object."""
 
 
 @dataclass(slots=True)
@@ -107,12 +87,13 @@ class Controller:
         self._writes: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
-        self._told: dict[str, Told] = {}
+        self._explainer = Explainer(queue, recorder, clock)
+        self._changed = False
         self._reclaimer = Reclaimer(queue)
-        self._unexplained: list[str] = []
 
     def note(self) -> None:
         """Something changed: decide again."""
+        self._changed = True
         self._news.set()
 
     @property
@@ -120,9 +101,14 @@ class Controller:
         """Whether releases are on their way to the API server, or pods that were released are being bound."""
         return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing has changed since the last tick, and nothing is under way that time ends soon."""
+        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_s
+
     async def run(self) -> None:
         """Decide until cancelled."""
-        next_tick = self._clock()
+        next_tick = next_look = self._clock()
         try:
             while True:
                 try:
@@ -135,11 +121,14 @@ class Controller:
                     # Who stands by sees all pods too.
                     self.queue.forget_unused()
                     continue
-                await self._release()
-                if self._clock() >= next_tick:
-                    next_tick = self._clock() + TICK_S
-                    self._tick()
-                self._explain_some()
+                if not self._is_idle or self._clock() >= next_look:
+                    next_look = self._clock() + IDLE_S
+                    await self._release()
+                    if self._clock() >= next_tick:
+                        next_tick = self._clock() + TICK_S
+                        self._tick()
+                if self._explainer.go_on():
+                    self._news.set()
                 # News may be there already; others of this process have their turn all the same.
                 await asyncio.sleep(0)
         finally:
@@ -170,7 +159,11 @@ class Controller:
             await asyncio.sleep(0)
 
     def _begin(self, release: Release, member: Member) -> None:
-        task = asyncio.create_task(self._write(release, member))
+        self._do(self._write(release, member))
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        """Begin a write."""
+        task = asyncio.create_task(work)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
@@ -187,12 +180,12 @@ class Controller:
             log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
             self.queue.not_released(member.uid, self._clock(), answer.why)
             if answer.why and entry.phase is Phase.GATED:
-                self._explain(entry, self._clock())
+                self._explainer.explain(entry)
             self.note()
             return
         entry.ungated = True
         message = told(release, member)
-        self._told.pop(member.uid, None)
+        self._explainer.forget(member.uid)
         counts = self.counts
         counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
         if release.borrowed or release.lender:
@@ -212,24 +205,9 @@ class Controller:
             message = f"{long}: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
             log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
-        if not self._unexplained:
-            self._unexplained = [
-                uid for uid, entry in self.queue.entries.items() if entry.phase is Phase.GATED
-            ]
-            self._unexplained.reverse()
+        self._explainer.begin(changed=self._changed)
+        self._changed = False
         self.queue.forget_unused()
-        for uid in [uid for uid in self._told if uid not in self.queue.entries]:
-            del self._told[uid]
-
-    def _explain_some(self) -> None:
-        """Say why pods wait, for a moment; then it is looked whether somebody can be released."""
-        until = self._clock() + EXPLAIN_S
-        while self._unexplained and self._clock() < until:
-            entry = self.queue.entries.get(self._unexplained.pop())
-            if entry is not None and entry.phase is Phase.GATED:
-                self._explain(entry, self._clock())
-        if self._unexplained:
-            self.note()
 
     def _check_quotas(self) -> None:
         """Warn when the quotas promise more than the cluster has; cards come and go."""
@@ -252,21 +230,36 @@ class Controller:
     def _take_back(self, back: TakenBack) -> None:
         entry = back.entry
         if back.again:
-            self._begin_removing(entry)
+            self._begin_ending(back)
             return
         queue = entry.ticket.queue
         if back.first:
             self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
-        end = "it is removed and waits again" if back.remove else "its room is given to others"
+        end = "its room is given to others"
+        if back.remove or back.requeue:
+            end = "it is removed and waits again" if back.remove else "it waits in its queue again"
         self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
         log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
+        self._begin_ending(back)
+
+    def _begin_ending(self, back: TakenBack) -> None:
+        """Begin to write the end of a release that is taken back."""
         if back.remove:
-            self._begin_removing(entry)
+            self._begin_removing(back.entry)
+        elif back.requeue:
+            self._do(self._requeue(back.entry))
 
     def _begin_removing(self, entry: Entry, lender: str = "") -> None:
-        task = asyncio.create_task(self._remove(entry, lender))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._do(self._remove(entry, lender))
+
+    async def _requeue(self, entry: Entry) -> None:
+        async with self._turns:
+            answer = await self._writer.requeue(entry)
+        if answer.why:
+            self._event(
+                entry, "Warning", "NotRequeued", f"the API server refuses to requeue it: {answer.why}"
+            )
+            log.warning("not requeued", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
 
     async def _remove(self, entry: Entry, lender: str) -> None:
         async with self._turns:
@@ -276,20 +269,6 @@ class Controller:
             self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
             self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
-
-    def _explain(self, entry: Entry, now: float) -> None:
-        """Say why a pod waits, when that has changed."""
-        found = why(self.queue, entry, now, position=0)
-        lasts = found.reason in _WAITS_FOR_PODS or found.reason is Reason.REFUSED
-        told = self._told.get(entry.uid)
-        new = Told(found.reason, found.message if lasts else "", now)
-        if told is not None and told.reason is new.reason:
-            soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
-            if soon or told.message == new.message:
-                return
-        self._told[entry.uid] = new
-        wrong = found.reason in {Reason.REFUSED, Reason.GANG}
-        self._event(entry, "Warning" if wrong else "Normal", "Waiting", f"{found.reason}: {found.message}")
 
     def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
         record = entry.record

@@ -1,6 +1,6 @@
 """Why a pod waits, and what every tenant has: for Events, metrics and `gpupack queue status`. Pure."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Final
@@ -9,6 +9,9 @@ import msgspec
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.placement.filtering import Misfit, misfits
+from scheduler_plugin.placement.offered import say_widened, widened
+from scheduler_plugin.placement.reasons import CLOSEST_FIRST, demanded, reason
 from scheduler_plugin.queue.configuration.quota import Cohort
 from scheduler_plugin.queue.deciding.queue import Queue
 from scheduler_plugin.queue.entering.entries import Entry, Gang, Phase
@@ -25,6 +28,7 @@ STAGE_LOOKED_AT: Final = 64
 
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
 KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
+EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
 
 
@@ -37,6 +41,7 @@ class Reason(StrEnum):
     STOPPED = "QueueStopped"
     HELD = "HeldBack"
     QUOTA = "Quota"
+    NEVER = "NeverFits"
     ROOM = "NoRoom"
     TURN = "Turn"
 
@@ -52,6 +57,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
         reason: In one word.
         message: In words, with numbers.
         waits_s: Seconds since it began to wait.
+        gang_size: Pods of its gang, which has one position for all of them; 0: it waits alone.
     """
 
     namespace: str
@@ -61,6 +67,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
     reason: Reason
     message: str
     waits_s: float
+    gang_size: int = 0
 
 
 class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -102,8 +109,8 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         now: Seconds.
         position: Its position where that is known already.
     """
-    reason, message = _why(queue, entry)
-    if reason is Reason.REFUSED:
+    word, message = _why(queue, entry)
+    if word is Reason.REFUSED:
         position = 0
     elif position is None:
         uid = entry.gang or entry.uid
@@ -113,9 +120,10 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         name=entry.record.name,
         queue=entry.ticket.queue,
         position=position,
-        reason=reason,
+        reason=word,
         message=message,
         waits_s=max(0.0, now - entry.began),
+        gang_size=entry.ticket.gang_size if entry.gang else 0,
     )
 
 
@@ -173,6 +181,9 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
     if gang is not None and not gang.waits_in:
         return Reason.GANG, gang.fault or _incomplete(entry, gang)
     tenant = queue.tenants[entry.ticket.queue]
+    never = _never(queue, tenant, entry, entry.wants)
+    if never:
+        return Reason.NEVER, never
     return _why_not_now(queue, tenant, entry, entry.wants)
 
 
@@ -198,6 +209,56 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
     if lack:
         return Reason.ROOM, lack
     return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
+
+
+def _never(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> str:
+    """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
+    task = tenant.waiting.get(entry.gang or entry.uid)
+    needs = wants if task is None else task.wants
+    cohort = queue.tenants.cohort(tenant.name)
+    most = None if cohort is None else cohort.most(tenant.name)
+    units = queue.amounts.least(needs)
+    if most is not None and units > most:
+        return f"it needs {units} units; queue {tenant.name} can never have more than {most}"
+    if not queue.state.nodes.usable.any():
+        return ""
+    capacity = queue.room.capacity
+    if isinstance(needs, GangWants):
+        return _gang_never(queue, [member for _, member in needs.members])
+    if capacity.pods(wants) or queue.room.fits(wants, holder=entry.uid).any():
+        return ""
+    return _why_never(queue, wants)
+
+
+def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
+    """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
+    capacity = queue.room.capacity
+    pods = len(members)
+    for wants in members:
+        if not capacity.pods(wants):
+            return _why_never(queue, wants)
+    lacks = capacity.lacks(members)
+    if lacks:
+        room = f"the cluster has room for {pods - lacks} of them at once"
+        return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
+    slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
+    if queue.config.slots is not None and pods > slots:
+        return f"its gang has {pods} pods, and the cluster has {slots} slots in all"
+    return ""
+
+
+def _why_never(queue: Queue, wants: Wants) -> str:
+    """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
+    nodes, demands = queue.state.nodes, wants.request.demands
+    rows = np.flatnonzero(nodes.usable)
+    codes = misfits(nodes, queue.room.query(wants), rows)
+    closest = min(map(Misfit, codes.tolist()), key=CLOSEST_FIRST.index)
+    what = f"it needs {demanded(demands, queue.state.unit_mib)}"
+    if closest is Misfit.NOT_FREE:
+        why = f"{what}, and its rules, processor and memory allow no node with such cards,"
+    else:
+        why = f"{what}: {reason(closest, demands, queue.state.unit_mib)}"
+    return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
 
 
 def _stage(queue: Queue, unfinished: Collection[str]) -> str:
@@ -238,7 +299,7 @@ def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
         if queue.room.fits_but_for_kept(wants) and queue.room.kept.of(entry.uid) is None:
             return KEPT
         return _room(queue, wants) + _kept(queue, entry)
-    return _seats(queue, entry, fits) if queue.config.slots is not None else ""
+    return _seats(queue, fits) if queue.config.slots is not None else ""
 
 
 def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
@@ -253,13 +314,9 @@ def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
     return at_once + _kept(queue, entry)
 
 
-def _seats(queue: Queue, entry: Entry, fits: BoolArray) -> str:
+def _seats(queue: Queue, fits: BoolArray) -> str:
     """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
-    pods = entry.ticket.gang_size if entry.gang else 1
-    total = sum(sum(node.total.values()) for node in slots.nodes.values())
-    if pods > total:
-        return f"its gang has {pods} pods, and the cluster has {total} slots in all"
     if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in Kind):
         return ""
     return "no node that it fits on has an idle slot"

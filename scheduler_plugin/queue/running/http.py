@@ -15,6 +15,7 @@ STATUS = "/status"
 def make_app(
     controller: Controller,
     metrics: QueueMetrics,
+    unready: Callable[[], str],
     trouble: Callable[[], str],
     fault: Callable[[], str],
     clock: Callable[[], float],
@@ -24,6 +25,7 @@ def make_app(
     Args:
         controller: Of the queue.
         metrics: For Prometheus.
+        unready: Why this process is not ready, empty if it is.
         trouble: Why nothing is released, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         clock: Monotonic seconds.
@@ -33,7 +35,7 @@ def make_app(
         return web.Response(text="ok\n")
 
     async def readyz(_request: web.Request) -> web.Response:
-        why = trouble()
+        why = unready()
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
 
     async def tell(_request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""What the queue writes: a gate taken away, with or without a node named in the same patch; a pod removed.
+"""What the queue writes: a gate taken away, and a node named in the same patch; a pod requeued or removed.
 
 Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
 without an answer is done again a few times, and then it is looked what became of it.
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from allocator.names import POD_PLANNED, QUEUE_GATE
+from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE
 from kubeapi.backoff import Backoff
 from kubeapi.errors import (
     UNREADABLE,
@@ -23,7 +23,7 @@ from kubeapi.errors import (
     TooManyRequests,
 )
 from kubeapi.paths import pod_path
-from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.cluster.pods import PodRecord, is_requeued
 from scheduler_plugin.queue.entering.entries import Entry
 from scheduler_plugin.queue.entering.pods import Affinities, QueuePod
 from scheduler_plugin.queue.places.labels import NodeTerm
@@ -99,7 +99,7 @@ class Writer:
         self._sleep = sleep
 
     async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Answer:
-        """Take our gate off a pod, the only one that it wears.
+        """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
 
         Args:
             entry: The pod, as the queue saw it.
@@ -126,6 +126,26 @@ class Writer:
             else:
                 return Answer(Written.DONE)
         return Answer(Written.REFUSED)
+
+    async def requeue(self, entry: Entry) -> Answer:
+        """Mark a pod that has no node: it is placed nowhere until it is released again.
+
+        Once that is written no Binding that was decided before can succeed, for each names the version of the
+        pod that it was decided for.
+        """
+        path = pod_path(entry.record.namespace, entry.record.name)
+        try:
+            await self._api.patch(path, requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
+        except NotFound:
+            return Answer(Written.GONE)
+        except (Conflict, Invalid):
+            # It has changed, was bound perhaps; its newest version is on its way here.
+            return Answer(Written.REFUSED)
+        except Forbidden as error:
+            return Answer(Written.REFUSED, error.message)
+        except KubeApiError as error:
+            return Answer(Written.UNKNOWN, error.message)
+        return Answer(Written.DONE)
 
     async def remove(self, entry: Entry) -> Answer:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
@@ -171,7 +191,7 @@ class Writer:
                 continue
             if now.metadata.uid != record.uid:
                 return Answer(Written.GONE)
-            if not now.spec.scheduling_gates:
+            if not now.spec.scheduling_gates and not is_requeued(now):
                 return Answer(Written.DONE)
             changed = now.metadata.resource_version != record.resource_version
             return Answer(Written.REFUSED, "" if changed else why)
@@ -184,12 +204,32 @@ def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> li
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
     """
-    patch: list[dict[str, Any]] = [
+    patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
+    if entry.ticket.requeued:
+        patch.append({"op": "remove", "path": _annotation(POD_REQUEUED)})
+    if entry.ticket.has_gate:
+        patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
+        patch.append({"op": "remove", "path": "/spec/schedulingGates"})
+        # The affinity of a pod that has no gate any more cannot be changed.
+        patch += _only_node(entry, node) if node else []
+    return patch + _planned(entry, cards) if node else patch
+
+
+def requeue_patch(entry: Entry) -> list[dict[str, Any]]:
+    """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
+    add: dict[str, Any] = {"op": "add", "path": _annotation(POD_REQUEUED), "value": "true"}
+    if not entry.ticket.annotated:
+        add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
+    return [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
-        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
-        {"op": "remove", "path": "/spec/schedulingGates"},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        add,
     ]
-    return patch + _only_node(entry, node) + _planned(entry, cards) if node else patch
+
+
+def _annotation(name: str) -> str:
+    """Write the JSON pointer to an annotation."""
+    return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 
 def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
@@ -198,8 +238,7 @@ def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
     if not text:
         return []
     if entry.ticket.annotated:
-        path = "/metadata/annotations/" + POD_PLANNED.replace("~", "~0").replace("/", "~1")
-        return [{"op": "add", "path": path, "value": text}]
+        return [{"op": "add", "path": _annotation(POD_PLANNED), "value": text}]
     return [
         {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
         {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},

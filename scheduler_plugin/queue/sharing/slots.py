@@ -64,6 +64,11 @@ class Slots:
         if node:
             self.nodes[node].running[kind].discard(uid)
 
+    def places_left(self, node: str) -> int:
+        """Slots of a node less the pods that sit there, below 0 where it lost some."""
+        known = self.nodes.get(node, NodeSlots())
+        return sum(known.total.values()) - sum(map(len, known.running.values()))
+
     def idle(self, node: str, kind: Kind) -> int:
         """Idle slots of a type on a node."""
         known = self.nodes.get(node)

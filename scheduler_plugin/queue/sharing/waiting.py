@@ -208,6 +208,11 @@ class Waiting(Generic[W]):
         task = self._tasks.get(uid)
         return task is not None and task.kind is Kind.FREE and bool(self.unfinished(task.job))
 
+    def is_first_of_group(self, task: Task[W]) -> bool:
+        """Whether a task is the oldest of those that differ by age only: the others go after it."""
+        group = self._groups[task.kind].get(task.wants, {}).get(task.data)
+        return group is not None and group.oldest().uid == task.uid
+
     def groups(self, kind: Kind, among: Collection[W] | None = None) -> Iterator[Group[W]]:
         """The eligible tasks of a class; only those with some of these needs, where they are given."""
         groups = self._groups[kind]

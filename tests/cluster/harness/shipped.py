@@ -10,6 +10,8 @@ import json
 import stat
 import subprocess
 import sys
+import tarfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.images import SHELL
 from tests.cluster.harness.rest import Json
 
-IMAGE = REPOSITORY / ".ci" / "image.py"
+IMAGE = Path(".ci/image.py")
 
 
 def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> Json:
@@ -49,19 +51,49 @@ def as_pods_here(cluster: Cluster, workload: Json, ports: Mapping[str, int]) -> 
 
 def obstacle() -> str | None:
     """Why gpupack's image cannot be built on this machine, None where it can."""
-    done = subprocess.run([sys.executable, IMAGE, "--check"], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / IMAGE, "--check"], check=False, capture_output=True, text=True
+    )
     return done.stderr.strip() if done.returncode else None
 
 
-def build_image(target: Path) -> None:
+def build_image(target: Path, sources: Path = REPOSITORY) -> None:
     """Write gpupack's image as an archive; the first time takes a minute.
+
+    Args:
+        target: The archive.
+        sources: A checkout.
 
     Raises:
         AssertionError: If it cannot be built; carries why.
     """
-    command = [sys.executable, IMAGE, target]
+    command = [sys.executable, sources / IMAGE, target]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
+
+
+def previous_checkout(folder: Path) -> Path:
+    """Write the commit before this one into a folder; in a clone without history this one stands for it."""
+    archive = folder.with_suffix(".tar")
+    folder.mkdir()
+    command = ["git", "archive", "--output", str(archive), "HEAD~1"]
+    if subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True).returncode:
+        return REPOSITORY
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    # The image takes the files that git knows.
+    for step in (["init", "-q"], ["add", "--all"]):
+        subprocess.run(["git", *step], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def import_as(cluster: Cluster, archive: Path, checkout: Path, tag: str) -> str:
+    """Bring an image of a checkout to the node under a tag of its own; returns its name."""
+    cluster.host.ctr("images", "import", str(archive))
+    version = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
+    repository = "docker.io/library/gpupack"
+    cluster.host.ctr("images", "tag", "--force", f"{repository}:{version}", f"{repository}:{tag}")
+    return f"{repository}:{tag}"
 
 
 @contextmanager

@@ -45,8 +45,11 @@ class SlowLink:
                 client, _ = self._listener.accept()
                 threading.Thread(target=self._forward, args=(client,), daemon=True).start()
 
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(self._target)
+
     def _forward(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, socket.create_connection(self._target) as server:
+        with contextlib.suppress(OSError), client, self._connect() as server:
             while True:
                 for readable in select.select([client, server], [], [])[0]:
                     data = readable.recv(65536)

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from allocator.names import POD_GANG, POD_PLANNED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import POD_GANG, POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from scheduler_plugin.cluster.objects import NodeLite
 from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
 from tests.property.undercount.world import ModelPod, World
 
 PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")
+REQUEUED_PATH = "/metadata/annotations/" + POD_REQUEUED.replace("/", "~1")
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class GatedPod(ModelPod):
         gated: It wears the gate.
         only_node: The node that the queue named.
         unschedulable: kube-scheduler said that it finds no node.
+        owned: A controller would make it again.
     """
 
     queue: str = ""
     gated: bool = True
     only_node: str = ""
     unschedulable: bool = False
+    owned: bool = True
 
     @cached_property
     def lite(self) -> QueuePod:
@@ -39,7 +42,7 @@ class GatedPod(ModelPod):
         raw["metadata"] |= {
             "labels": {QUEUE_NAME: self.queue},
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
-            "ownerReferences": [{"uid": "owner", "controller": True}],
+            "ownerReferences": [{"uid": "owner", "controller": True}] if self.owned else [],
         }
         if self.gated:
             raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
@@ -47,6 +50,11 @@ class GatedPod(ModelPod):
             failed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             raw["status"]["conditions"] = [failed]
         return msgspec.convert(raw, QueuePod)
+
+    @property
+    def waits(self) -> bool:
+        """It waits in its queue: it wears the gate, or is requeued."""
+        return self.gated or (not self.node and POD_REQUEUED in dict(self.annotations))
 
     @property
     def gang(self) -> str:
@@ -64,20 +72,18 @@ def queue_node(node: NodeLite) -> QueueNode:
 
 
 def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, Any]]) -> bool:
-    """Carry a release out as an API server does: all of it, or nothing where a test fails."""
+    """Carry a patch out as an API server does: all of it, or nothing where a test fails."""
     if pod is None:
         return False
-    changes: dict[str, Any] = {"gated": False}
+    changes: dict[str, Any] = {}
     notes = dict(pod.annotations)
     for step in patch:
         path, value = step["path"], step.get("value")
         if step["op"] == "test":
-            seen = {
-                "/metadata/uid": pod.uid,
-                "/spec/schedulingGates": [{"name": QUEUE_GATE}] if pod.gated else None,
-                "/metadata/resourceVersion": str(pod.version),
-            }[path]
-            if seen != value:
+            if _value(pod, path) != value:
+                return False
+        elif path == REQUEUED_PATH:
+            if not _mark(notes, step):
                 return False
         elif path == PLANNED_PATH:
             notes[POD_PLANNED] = str(value)
@@ -87,7 +93,25 @@ def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, 
             changes["only_node"] = _node_in(value)
         else:
             assert (step["op"], path) == ("remove", "/spec/schedulingGates")
+            changes["gated"] = False
     return world.change(pod.name, pod.uid, annotations=tuple(notes.items()), **changes)
+
+
+def _value(pod: GatedPod, path: str) -> Any:
+    """What a patch may test."""
+    return {
+        "/metadata/uid": pod.uid,
+        "/spec/schedulingGates": [{"name": QUEUE_GATE}] if pod.gated else None,
+        "/metadata/resourceVersion": str(pod.version),
+    }[path]
+
+
+def _mark(notes: dict[str, str], step: Mapping[str, Any]) -> bool:
+    """Requeue a pod, or take the mark away, if it is there."""
+    if step["op"] == "remove":
+        return notes.pop(POD_REQUEUED, None) is not None
+    notes[POD_REQUEUED] = step["value"]
+    return True
 
 
 def _node_in(value: Any) -> str:
@@ -99,7 +123,7 @@ def _node_in(value: Any) -> str:
     return next((name for part in parts if (name := _node_in(part))), "")
 
 
-def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str]) -> None:
+def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str], *, owned: bool) -> None:
     """The pod that was created last belongs to a queue and is born gated; nobody has seen it yet.
 
     Args:
@@ -107,10 +131,11 @@ def gate(world: World, pod: ModelPod, queue: str, notes: Mapping[str, str]) -> N
         pod: The pod.
         queue: Its queue.
         notes: Annotations beside its own.
+        owned: A controller would make it again.
     """
     fields = {name: getattr(pod, name) for name in ModelPod.__dataclass_fields__}
     fields["annotations"] = tuple((dict(pod.annotations) | dict(notes)).items())
-    gated = GatedPod(**fields, queue=queue)
+    gated = GatedPod(**fields, queue=queue, owned=owned)
     world.pods[pod.name] = gated
     world.pod_events[-1] = replace(world.pod_events[-1], pod=gated)
 

@@ -50,7 +50,7 @@ class Write:
     work: Coroutine[Any, Any, Answer] | None
     uid: str
     request: Request
-    removes: bool = False
+    releases: bool = True
 
 
 class Replica:
@@ -147,13 +147,17 @@ class Replica:
         """Take back what is late, and evict for lenders."""
         if not self.open:
             return
-        gone = [back.entry for back in self.queue.expire(self.now) if back.remove]
+        backs = self.queue.expire(self.now)
+        for back in backs:
+            if back.requeue:
+                self._begin(self.writer.requeue(back.entry), back.entry.uid, releases=False)
+        gone = [back.entry for back in backs if back.remove]
         gone += [victim for each in self.reclaimer.find(self.now) for victim in each.victims]
         for entry in gone:
-            self._begin(self.writer.remove(entry), entry.uid, removes=True)
+            self._begin(self.writer.remove(entry), entry.uid, releases=False)
 
-    def _begin(self, work: Coroutine[Any, Any, Answer], uid: str, *, removes: bool = False) -> None:
-        write = Write(work, uid, Request(""), removes)
+    def _begin(self, work: Coroutine[Any, Any, Answer], uid: str, *, releases: bool = True) -> None:
+        write = Write(work, uid, Request(""), releases)
         self.writes.append(write)
         self._go_on(write, None)
 
@@ -167,7 +171,7 @@ class Replica:
                 write.request = write.work.send(answer)
         except StopIteration as ended:
             self.writes.remove(write)
-            if ended.value.written is not Written.DONE and not write.removes:
+            if ended.value.written is not Written.DONE and write.releases:
                 self.queue.not_released(write.uid, self.now, ended.value.why)
 
     # The API server, as the writer sees it.

@@ -52,6 +52,7 @@ class QueuedSimulation(Simulation):
         replica: The queue's process, or a mutant of it.
         mode: `gate` or `batch`; empty: either.
         gangs: Share of the pods that belong to a gang of two.
+        bare: No controller makes its pods again.
 
     Attributes:
         served: Gangs of which both pods were bound at once.
@@ -66,9 +67,11 @@ class QueuedSimulation(Simulation):
         replica: type[Replica] = Replica,
         mode: str = "",
         gangs: float = 0.0,
+        bare: bool = False,
     ) -> None:
         self.replicas: list[Replica] = []
         self.gangs = gangs
+        self.bare = bare
         self.served: set[str] = set()
         self.given: set[str] = set()
         # Nobody else binds gated pods. At times all are slow, and much is released, not bound and not known.
@@ -129,7 +132,7 @@ class QueuedSimulation(Simulation):
             queue, notes = self.random.choice("ab"), {}
             if self.gangs and self.random.random() < self.gangs:
                 notes = {POD_GANG: self._some_gang(queue), POD_GANG_SIZE: "2"}
-            gate(self.world, pod, queue, notes)
+            gate(self.world, pod, queue, notes, owned=not self.bare)
 
     def _some_gang(self, queue: str) -> str:
         """A gang that lacks a pod as a rule, at times one that has all of its own."""
@@ -141,12 +144,13 @@ class QueuedSimulation(Simulation):
         return self.random.choice(found) if found else f"{queue}{self.world.version}"
 
     def _schedule(self) -> None:
-        ready = self._unbound()
+        # kube-scheduler tries requeued pods too: the extender refuses them.
+        ready = [pod for pod in self._gated_pods() if not (pod.gated or pod.node or pod.ended)]
         if not ready:
             return
         pod = self.random.choice(ready)
         known = self.extender.state.pods.get(pod.uid)
-        if known is None or known.gated:
+        if known is None or (known.gated and not known.requeued):
             return
         if self.extender.schedule(pod):
             self._say(f"commit {pod.name} {pod.uid} to {self.extender.bindings[-1].commitment.node}")
@@ -212,11 +216,12 @@ class QueuedSimulation(Simulation):
         """
         super().check()
         self.given |= given_back(self.replicas)
+        self.given -= {pod.uid for pod in self._gated_pods() if pod.waits}
         if not self.replicas or self.percent or any(node.clouded or node.amnesia for node in self.nodes):
             return
         used = dict.fromkeys(self.most, 0)
         for pod in self.world.pods.values():
-            if isinstance(pod, GatedPod) and not pod.gated and not pod.ended and pod.uid not in self.given:
+            if isinstance(pod, GatedPod) and not pod.waits and not pod.ended and pod.uid not in self.given:
                 used[pod.queue] += pod.units(LARGEST)
         if sum(used.values()) > self.total or used["a"] > self.most["a"]:
             self._fail(f"released are {used} units, allowed are {self.most} and {self.total} together")
@@ -268,7 +273,7 @@ class QueuedSimulation(Simulation):
 
     def _unbound(self) -> list[GatedPod]:
         """Pods that were released and have no node."""
-        return [pod for pod in self._gated_pods() if not pod.gated and not pod.node and not pod.ended]
+        return [pod for pod in self._gated_pods() if not pod.waits and not pod.node and not pod.ended]
 
     def _gated_pods(self) -> list[GatedPod]:
         """Pods that were born gated."""
@@ -290,7 +295,7 @@ class QueuedSimulation(Simulation):
         assert self.leader is not None
         queue = self.leader.queue
         waiting = {
-            pod.uid: pod for pod in self.world.pods.values() if isinstance(pod, GatedPod) and pod.gated
+            pod.uid: pod for pod in self.world.pods.values() if isinstance(pod, GatedPod) and pod.waits
         }
         known = {entry.uid: entry for entry in queue.entries.values() if entry.uid in waiting}
         if known.keys() != waiting.keys():
@@ -299,10 +304,10 @@ class QueuedSimulation(Simulation):
             why = explain.why(queue, entry, self.now)
             if why.reason is Reason.QUOTA:
                 continue
-            if entry.gang and why.reason in {Reason.GANG, Reason.ROOM}:
+            if entry.gang and why.reason in {Reason.GANG, Reason.ROOM, Reason.NEVER}:
                 # Its others are missing, or have no room.
                 continue
-            if why.reason is not Reason.ROOM or self._has_room(waiting[uid]):
+            if why.reason not in {Reason.ROOM, Reason.NEVER} or self._has_room(waiting[uid]):
                 self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
 
     def _has_room(self, pod: GatedPod) -> bool:

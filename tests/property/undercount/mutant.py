@@ -35,6 +35,16 @@ class Mutant:
     seed: int
     also: tuple[ModuleType, str, str] | None = None
 
+    @property
+    def modules(self) -> tuple[ModuleType, ...]:
+        """Shipped modules that the mutant changes."""
+        return (self.module, self.also[0]) if self.also is not None else (self.module,)
+
+    @property
+    def definition(self) -> str:
+        """Text that differs whenever the mutant is another one."""
+        return repr((self.line, self.instead, self.kind.__name__, self.seed, self.also and self.also[1:]))
+
     def take_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the rule out of the shipped code."""
         change(monkeypatch, self.module, self.line, self.instead)

@@ -104,6 +104,14 @@ form, null leaves it out.
 {{- end }}
 {{- end }}
 
+{{/* gpupack.selectLeader has a Service select the leader by the Lease's name that the values give. */}}
+{{- define "gpupack.selectLeader" }}
+{{- $lease := get (default dict .component.args) "lease-name" }}
+{{- if and (eq .object.kind "Service") $lease }}
+{{- $_ := set .object.spec.selector "gpupack.io/leader" $lease }}
+{{- end }}
+{{- end }}
+
 {{/* gpupack.patch applies a JSON patch to an object in place; every step of it adds to the end of a list. */}}
 {{- define "gpupack.patch" }}
 {{- $object := .object }}

@@ -1,0 +1,156 @@
+"""A label on the leader's pod and on no other, so that a Service can select the leader.
+
+Readiness cannot say who leads: a Deployment counts its ready pods, and an update waits for all of them.
+The label is written through `pods/status`: the right to do that changes neither images nor volumes of a pod.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
+from kubeapi.paths import pod_path, segment
+
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""A ReplicaSet that becomes smaller deletes pods of low cost first: so an update changes the leader once."""
+
+LEADER_COST: Final = "100"
+
+WRITE_AGAIN_S: Final = 10.0
+"""Seconds after which the leader writes its label anew, which mends one that was removed by hand."""
+
+LOOK_S: Final = 0.2
+"""Seconds between two looks at who leads; a write that failed is tried again after as long."""
+
+log = structlog.get_logger(__name__)
+
+
+class LabelApi(Protocol):
+    """What the label needs of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
+        """Read an object or a list."""
+        ...
+
+    async def patch(self, path: str, body: bytes, *, timeout_s: float = ...) -> bytes:
+        """Merge into an object."""
+        ...
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    uid: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _PodList(msgspec.Struct):
+    items: list[_Pod]
+
+
+class LeaderLabel:
+    """Keeps a label true of one pod: present while its process leads, absent while it does not.
+
+    A process that begins to lead takes the label from every other pod that has it: the former leader may be
+    cut off or dead.
+
+    Args:
+        client: The API server.
+        namespace: Of the pod.
+        pod: Its name.
+        label: Name of the label.
+        value: Its value; says which election is meant.
+        leads: Whether this process leads.
+        timeout_s: Of one request; less than the time between two leaders.
+        clock: Monotonic seconds.
+        sleep: Waits, as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        client: LabelApi,
+        namespace: str,
+        pod: str,
+        label: str,
+        value: str,
+        leads: Callable[[], bool],
+        timeout_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._pod = pod
+        self._label = label
+        self._value = value
+        self._leads = leads
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._shown: bool | None = None
+        self._written_at = float("-inf")
+        self._failing = False
+
+    async def run(self) -> None:
+        """Keep the label true until cancelled."""
+        while True:
+            await self._look()
+            await self._sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        """Write what is due; a failure is told once and tried again."""
+        leads = self._leads()
+        if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):
+            return
+        try:
+            await self._write(self._pod, leads=leads)
+            if leads:
+                await self._take_from_others()
+        except KubeApiError as error:
+            if not self._failing:
+                log.warning("leader label not written", pod=self._pod, leads=leads, error=str(error))
+            self._shown, self._failing = None, True
+            return
+        if leads != self._shown:
+            log.info("leader label written", pod=self._pod, leads=leads)
+        self._shown, self._failing, self._written_at = leads, False, self._clock()
+
+    async def _write(self, pod: str, uid: str = "", *, leads: bool) -> None:
+        """Put the label on a pod or take it off; no change is no write.
+
+        Args:
+            pod: Its name.
+            uid: Which of that name is meant, empty for the one that is there.
+            leads: Whether the label is to be there.
+        """
+        metadata: dict[str, object] = {
+            "labels": {self._label: self._value if leads else None},
+            "annotations": {DELETION_COST: LEADER_COST if leads else None},
+        }
+        if uid:
+            metadata["uid"] = uid
+        body = msgspec.json.encode({"metadata": metadata})
+        await self._client.patch(f"{pod_path(self._namespace, pod)}/status", body, timeout_s=self._timeout_s)
+
+    async def _take_from_others(self) -> None:
+        path = f"/api/v1/namespaces/{segment(self._namespace)}/pods"
+        selector = f"{self._label}={self._value}"
+        body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
+        try:
+            found = msgspec.json.decode(body, type=_PodList)
+        except UNREADABLE as error:
+            raise Malformed(f"a list of pods that cannot be read: {error}") from error
+        for other in found.items:
+            if other.metadata.name == self._pod or not self._leads():
+                continue
+            try:
+                await self._write(other.metadata.name, other.metadata.uid, leads=False)
+            except NotFound:
+                continue

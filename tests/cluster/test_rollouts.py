@@ -1,0 +1,250 @@
+"""Updates, rollbacks and drains of gpupack's Deployments on the real controllers, while pods arrive."""
+
+import base64
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
+from benchmarks.throughput import fake_node
+from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.settings import Settings
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
+from tests.cluster.harness.processpods import ProcessNodes
+from tests.cluster.harness.servicelink import ServiceLink
+
+pytestmark = pytest.mark.timeout(600)
+
+NAMESPACE = "gpupack-system"
+SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+EXTENDER, QUEUE, SCHEDULER = "gpupack-extender", "gpupack-queue", "gpupack-scheduler"
+ELECTED = {EXTENDER: "gpupack-scheduler-extender", QUEUE: "gpupack-queue"}
+"""Deployments whose leader has a label, and their Leases."""
+DEPLOYED = {EXTENDER: 2, QUEUE: 2, SCHEDULER: 2, "gpupack-dashboard": 1}
+DEFAULT = "default-scheduler"
+
+
+class Installed:
+    """A cluster with both forms of the scheduler, each with its own node of cards, the queue, the dashboard.
+
+    Attributes:
+        cluster: The control plane.
+        cards: The node with cards, by the scheduler of the pods that come there.
+        nodes: Those of gpupack's own pods.
+        links: The Services that lead to a leader, by name.
+        deployments: As shipped, by name.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+        self.cards = {DEFAULT: self._make_cards(0), SCHEDULER: self._make_cards(1)}
+        self.nodes = ProcessNodes(cluster, "one", "two")
+        self.deployments: dict[str, Any] = {}
+        self.links = {name: ServiceLink(self.api, NAMESPACE, name) for name in ELECTED}
+        self._numbers = itertools.count()
+        self._arrived_at = float("-inf")
+        self._install()
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.stop()
+        self.nodes.close()
+
+    def _make_cards(self, index: int) -> str:
+        """Make a node with cards, which takes no other pods; returns its name."""
+        node = fake_node(index)
+        node["spec"] = {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}
+        self.api.post(NODES, node)
+        return str(node["metadata"]["name"])
+
+    def _install(self) -> None:
+        certificate = make_certificate(self.cluster)
+        configure_joined(
+            self.cluster, self.links[EXTENDER].url, certificate, profiles=[{"schedulerName": DEFAULT}]
+        )
+        self.cluster.control.start_scheduler()
+        objects = build(OVERLAY, COMPONENTS / "queue", COMPONENTS / "dashboard")
+        objects += build(MANIFESTS / "scheduler")
+        files = {"tls.crt": certificate, "tls.key": certificate.with_suffix(".key")}
+        data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()}
+        metadata = {"name": "gpupack-extender-tls", "namespace": NAMESPACE}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+        for one in [*objects, secret]:
+            if one["kind"] == "Deployment":
+                self.deployments[one["metadata"]["name"]] = one
+            elif one["metadata"]["name"] == "gpupack-admission":
+                one["data"]["schedulerNames"] = f"{DEFAULT},{SCHEDULER}"
+                apply_all(self.api, [one])
+            elif "AdmissionPolicy" not in one["kind"]:
+                apply_all(self.api, [one])
+        apply_all(self.api, [*self.deployments.values()])
+
+    def arrive(self) -> None:
+        """Let pods come, one of each kind a second."""
+        if time.monotonic() < self._arrived_at + 1:
+            return
+        self._arrived_at = time.monotonic()
+        number = next(self._numbers)
+        for kind, scheduler in (("joined", DEFAULT), ("queued", DEFAULT), ("own", SCHEDULER)):
+            name = f"{kind}-{number}"
+            selector = {"kubernetes.io/hostname": self.cards[scheduler]}
+            made = w.pod(name, w.container(gib=1), schedulerName=scheduler, nodeSelector=selector)
+            made["spec"]["tolerations"] = [{"operator": "Exists"}]
+            if kind == "queued":
+                made["metadata"]["labels"] = {QUEUE_NAME: "default"}
+                made["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+            self.cluster.create(made)
+
+    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = 90) -> None:
+        """Wait while pods arrive and nodes work."""
+
+        def arriving() -> object:
+            self.arrive()
+            return probe()
+
+        self.nodes.until(arriving, what, timeout_s)
+
+    def settled(self) -> bool:
+        """Whether every Deployment is what `kubectl rollout status` waits for."""
+        found = {each["metadata"]["name"]: each for each in self.api.get(DEPLOYMENTS)["items"]}
+        wrong = {}
+        for name, replicas in DEPLOYED.items():
+            one, status = found[name], found[name]["status"]
+            counts = [status.get(key, 0) for key in ("updatedReplicas", "replicas", "availableReplicas")]
+            is_seen = status.get("observedGeneration") == one["metadata"]["generation"]
+            if not (is_seen and counts == [replicas] * 3):
+                wrong[name] = counts
+        assert not wrong, f"updated, all, available: {wrong}"
+        return True
+
+    def leaders(self) -> dict[str, str]:
+        """The pod that leads, by Deployment, as its Service finds it."""
+        found = {}
+        for name, lease in ELECTED.items():
+            holder = self.api.get(f"{LEASES}/{lease}")["spec"]["holderIdentity"]
+            assert holder, f"nobody holds {lease}"
+            selector = f"app.kubernetes.io/name={name},{LEADER_LABEL}={lease}"
+            (pod,) = self.api.get(SYSTEM_PODS, labelSelector=selector)["items"]
+            assert "deletionTimestamp" not in pod["metadata"], f"{name}: the former leader still ends"
+            addresses = [address for address, _ in self.links[name].endpoints()]
+            assert addresses == [pod["status"]["podIP"]]
+            found[name] = str(pod["metadata"]["name"])
+        return found
+
+    def transitions(self) -> dict[str, int]:
+        """How often each leader has changed."""
+        return {
+            name: int(self.api.get(f"{LEASES}/{lease}")["spec"].get("leaseTransitions", 0))
+            for name, lease in ELECTED.items()
+        }
+
+    def all_started(self) -> bool:
+        """Whether every pod that arrived runs."""
+        pods = self.api.get(PODS)["items"]
+        waiting = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] != "Running"]
+        assert not waiting, waiting
+        return True
+
+    def waits(self) -> dict[str, float]:
+        """The longest time from a pod's creation to its binding, seconds, by kind."""
+        found: dict[str, float] = {}
+        for pod in self.api.get(PODS)["items"]:
+            kind = pod["metadata"]["name"].partition("-")[0]
+            (bound,) = [one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled"]
+            created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+            took = datetime.fromisoformat(bound["lastTransitionTime"]) - created
+            found[kind] = max(found.get(kind, 0.0), took.total_seconds())
+        return found
+
+
+@pytest.fixture(scope="module")
+def installed(make_cluster) -> Iterator[Installed]:
+    def start(cluster: Cluster) -> None:
+        cluster.control.start_etcd()
+        cluster.control.start_api_server()
+        cluster.control.start_controllers()
+        path = "/api/v1/namespaces/default/serviceaccounts/default"
+        until(lambda: cluster.api.get(path), "default service account")
+
+    made = Installed(make_cluster(with_node=False, start=start))
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def no_pod_fails_or_waits_longer_than_the_lease(installed: Installed) -> Iterator[None]:
+    """Look at all pods that came during a test, and let the next one begin with none."""
+    yield
+    installed.nodes.until(installed.all_started, "every pod runs", 60)
+    longest = installed.waits()
+    lease_s, queue_s = Settings().lease_s, QueueSettings(config="").lease_s
+    assert {kind for kind in longest if longest[kind] > (queue_s if kind == "queued" else lease_s)} == set()
+    assert longest.keys() == {"joined", "queued", "own"}
+    installed.api.delete(PODS, grace_s=0)
+    installed.nodes.until(lambda: not installed.api.get(PODS)["items"], "no pods")
+
+
+def change(installed: Installed, revision: str) -> None:
+    """Apply every Deployment with another pod template."""
+    for shipped in installed.deployments.values():
+        one = copy.deepcopy(shipped)
+        annotations = one["spec"]["template"]["metadata"].setdefault("annotations", {})
+        annotations["test/revision"] = revision
+        apply_all(installed.api, [one])
+
+
+def test_a_first_install_becomes_available(installed: Installed) -> None:
+    installed.nodes.until(installed.settled, "all replicas available", 90)
+    installed.nodes.until(installed.leaders, "both Services have one endpoint, the leader", 30)
+    installed.arrive()
+
+
+@pytest.mark.telling
+def test_an_update_ends_and_changes_the_leader_once(installed: Installed) -> None:
+    before, former = installed.transitions(), installed.leaders()
+    change(installed, "2")
+    installed.wait(installed.settled, "the update is through")
+    installed.wait(installed.leaders, "there is a leader")
+    assert installed.transitions() == {name: count + 1 for name, count in before.items()}
+    assert all(installed.leaders()[name] != former[name] for name in ELECTED)
+
+
+def test_a_rollback_ends(installed: Installed) -> None:
+    before = installed.transitions()
+    apply_all(installed.api, [*installed.deployments.values()])
+    installed.wait(installed.settled, "the rollback is through")
+    installed.wait(installed.leaders, "there is a leader")
+    assert installed.transitions() == {name: count + 1 for name, count in before.items()}
+
+
+@pytest.mark.parametrize("node", ["one", "two"])
+def test_a_drain_of_either_node(installed: Installed, node: str) -> None:
+    """Leaders and standbys are on both: what is on a node is evicted together, and comes up on the other."""
+    path = f"{NODES}/{node}"
+    installed.api.merge(path, {"spec": {"unschedulable": True}})
+    pods = installed.api.get(SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")["items"]
+    assert pods
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        installed.api.post(f"{SYSTEM_PODS}/{name}/eviction", eviction)
+
+    def is_empty() -> bool:
+        return not installed.api.get(SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")["items"]
+
+    installed.wait(is_empty, f"nothing is left on node {node}")
+    installed.wait(installed.settled, "all replicas available")
+    installed.wait(installed.leaders, "there is a leader")
+    installed.api.merge(path, {"spec": {"unschedulable": None}})

@@ -1,0 +1,106 @@
+"""Mutants that need not run: nothing that their failing histories depend on has changed since they failed.
+
+A model of random histories keeps a record beside it. The record has for each mutant the seed of a
+history that failed, and a digest of the shipped modules that the mutant changes, of the change,
+and of the model.
+
+`GPUPACK_MUTANTS=all` runs every mutant, as the nightly workflow does. `GPUPACK_MUTANTS=record` runs those
+whose digest differs and writes the record. What else a history runs through is left to the nightly run.
+"""
+
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+MODE: Final = os.environ.get("GPUPACK_MUTANTS", "")
+if MODE not in ("", "all", "record"):
+    raise ValueError(f"GPUPACK_MUTANTS={MODE}: allowed are all, record and nothing")
+
+
+class Change(Protocol):
+    """One rule of the shipped code taken out."""
+
+    @property
+    def name(self) -> str:
+        """Name of the rule."""
+
+    @property
+    def modules(self) -> Sequence[ModuleType]:
+        """Shipped modules that the mutant changes."""
+
+    @property
+    def definition(self) -> str:
+        """Text that differs whenever the mutant is another one."""
+
+
+C = TypeVar("C", bound=Change)
+
+
+class Proof(NamedTuple):
+    """A mutant that was seen to fail.
+
+    Attributes:
+        digest: Of all that the proof depends on.
+        seed: Of a history that failed.
+    """
+
+    digest: str
+    seed: int
+
+
+class Record(Generic[C]):
+    """Digests of the mutants that were seen to fail.
+
+    Args:
+        model: Folder of the model; the record is its file `proven.json`. Files that define mutants, named
+            `*mutants.py`, do not count as the model.
+        mutants: All of them.
+    """
+
+    def __init__(self, model: Path, mutants: Sequence[C]) -> None:
+        self._path = model / "proven.json"
+        self._mutants = mutants
+        files = sorted(path for path in model.glob("*.py") if not path.stem.endswith("mutants"))
+        self._model = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+    def pending(self) -> list[C]:
+        """List the mutants that must run."""
+        if MODE == "all":
+            return list(self._mutants)
+        proven = {name: proof.digest for name, proof in self._read().items()}
+        return [each for each in self._mutants if proven.get(each.name) != self._digest(each)]
+
+    def seeds(self, mutant: C) -> list[int]:
+        """List the seeds of histories that failed without the rule when it was last recorded: one or none."""
+        return [self._read()[mutant.name].seed] if mutant.name in self._read() else []
+
+    def add(self, mutant: C, seed: int) -> None:
+        """Record that a mutant has failed, in the mode `record`; several processes may do so at a time."""
+        if MODE != "record":
+            return
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            known = {each.name for each in self._mutants}
+            proofs = {name: proof for name, proof in self._read().items() if name in known}
+            proofs[mutant.name] = Proof(self._digest(mutant), seed)
+            lines = (f"{json.dumps(name)}: {json.dumps(proofs[name])}" for name in sorted(proofs))
+            self._path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        finally:
+            os.close(folder)
+
+    def _read(self) -> dict[str, Proof]:
+        if not self._path.exists():
+            return {}
+        return {name: Proof(*proof) for name, proof in json.loads(self._path.read_text()).items()}
+
+    def _digest(self, mutant: C) -> str:
+        sources = [inspect.getsource(module) for module in mutant.modules]
+        text = "\0".join([self._model, mutant.definition, *sources])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,136 @@
+"""Reclaim in random clusters, judged by what the queue releases: nobody goes in vain, and nobody too many."""
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
+from tests.cluster_builders import in_percent
+from tests.queue_world import QueueWorld
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster in which a and c have borrowed of what is b's, and a pod or a gang of b asks.
+
+    Attributes:
+        seed: Everything follows from it.
+    """
+
+    seed: int
+
+    def build(self) -> QueueWorld:
+        """Make the world anew, always the same."""
+        rng = random.Random(self.seed)
+        sizes = [
+            [rng.choice((16, 24, 32)) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 4))
+        ]
+        total = int(sum(map(sum, sizes)) * rng.choice((0.6, 0.8, 1, 1)))
+        own = rng.randint(4, max(5, total // 2))
+        a_own = rng.randint(0, total - own)
+        quotas = {"a": a_own, "c": total - own - a_own, "b": own}
+        lent = {name: rng.choice((None, 0, 6)) for name in quotas}
+        queues = ", ".join(
+            f"{{name: {name}, cohort: x, nominalQuota: {units}"
+            f"{'' if lent[name] is None else f', lendingLimit: {min(units, lent[name] or 0)}'}}}"
+            for name, units in quotas.items()
+        )
+        slots = "\nslots: {per: node, local: {count: 0}, free: {count: 5}}" if rng.random() < 0.2 else ""
+        world = QueueWorld(
+            f"queues: [{queues}]\nreclaim: evict{slots}", rng.choice(("best-fit", "least-requested"))
+        )
+        for number, cards in enumerate(sizes):
+            world.node(f"n{number}", cards, cpu=rng.choice(("8", "64")))
+        for number in range(30):
+            world.pod(
+                f"p{number:02}",
+                rng.choice((2, 3, 4, 5, 8, 12, 16)),
+                queue=rng.choice("ac"),
+                created=number,
+                spec={"priority": rng.choice((0, 0, 0, 3))},
+                cpu=rng.choice(("1", "2")),
+            )
+        running = [member.uid for release in world.decide() for member in release.members]
+        for uid in running:
+            world.bind(uid)
+        for uid in [uid for uid in world.objects if uid not in running]:
+            world.delete(uid)
+        if running and rng.random() < 0.3:
+            world.delete(rng.choice(running))
+        self._ask(world, rng, own)
+        return world
+
+    def _ask(self, world: QueueWorld, rng: random.Random, own: int) -> None:
+        spec = {"priority": rng.choice((0, 3))}
+        world.pod("older", 33, queue="b", created=400)
+        form = rng.choice(("pod", "pod", "percent", "gang"))
+        if form == "percent":
+            percent = rng.choice((25, 50, 75, 100))
+            asked = [in_percent(percent)]
+            world.pod("b0", queue="b", created=500, spec=spec, containers=asked)
+        elif form == "pod":
+            world.pod("b0", rng.randint(1, min(own, 32)), queue="b", created=500, spec=spec)
+        else:
+            size = rng.randint(2, 4)
+            for number in range(size):
+                units = max(1, own // size - rng.randint(0, 2))
+                world.pod(f"b{number}", units, queue="b", created=500, gang="g", size=size, spec=spec)
+
+    def starts_without(self, gone: set[str]) -> bool:
+        """Whether b's task is released when these pods are gone at once."""
+        world = self.build()
+        for uid in gone:
+            world.delete(uid)
+        return "b0" in world.released()
+
+
+def reclaimed(world: QueueWorld) -> Reclaim | None:
+    reclaimer = Reclaimer(world.queue)
+    found = [reclaim for _ in range(3) for reclaim in reclaimer.find(world.now)]
+    return found[0] if found else None
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
+    """Victims go one after the other and are made again meanwhile; one round is enough.
+
+    Where there are slots they are not made again: slots are not kept.
+    """
+    cluster = Cluster(seed)
+    world = cluster.build()
+    if "b0" in world.released():
+        return
+    reclaim = reclaimed(world)
+    if reclaim is None:
+        return
+    gone = {victim.uid for victim in reclaim.victims}
+    priority = world.queue.entries["uid-b0"].record.priority
+    assert all(victim.record.priority <= priority for victim in reclaim.victims)
+    # Pods of several sizes are placed one after the other, not in every way.
+    sizes = {entry.wants for entry in world.queue.entries.values() if entry.gang}
+    for uid in gone if len(sizes) <= 1 else ():
+        assert not cluster.starts_without(gone - {uid}), f"{uid} need not go"
+    reclaim.keep(world.queue)
+    world.queue.keep_room(world.now)
+    released = []
+    for number, victim in enumerate(reclaim.victims):
+        assert victim.wants is not None
+        world.delete(victim.uid)
+        if world.queue.config.slots is None:
+            world.pod(f"again{number}", victim.wants.units, queue=victim.ticket.queue, created=900)
+        released += world.released()
+    assert "b0" in released
+
+
+def test_it_happens_in_those_clusters() -> None:
+    """Often, and with several victims."""
+    victims = []
+    for seed in range(60):
+        world = Cluster(seed).build()
+        if "b0" not in world.released() and (found := reclaimed(world)) is not None:
+            victims.append(len(found.victims))
+    assert len(victims) >= 10
+    assert max(victims) >= 3

@@ -1,0 +1,162 @@
+"""`gpupack why` of a gang: whether all of its pods fit at once, and what would let all of them start."""
+
+import json
+
+import pytest
+
+from allocator.names import POD_GANG, POD_GANG_SIZE
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.gangs import gang_of
+from gpupack.ask.why import why
+from tests.ask_world import Node, Pod, World
+
+
+def member(name, units=30, *, gang="g", size=4, **more):
+    return Pod(name, units, policies=((POD_GANG, gang), (POD_GANG_SIZE, str(size))), **more)
+
+
+def gang(number=4, units=30, **more):
+    return tuple(member(f"g{at}", units, size=number, **more) for at in range(number))
+
+
+def ask(nodes, pods, name="g0"):
+    return why(World(tuple(nodes), tuple(pods)).cluster, "default", name)
+
+
+END_OF_ONE = (
+    "the end of one pod frees the cards for all 2 such pods of its gang on node a: default/other (10 GiB)"
+)
+
+
+def ways(answer):
+    return {way.kind: way.text for way in answer.ways_out}
+
+
+def test_of_a_gang_of_which_three_pods_can_ever_run_nothing_is_promised_for_one():
+    """It said that 13 GiB in place of 30 fit, and that the end of one pod frees the cards."""
+    nodes = (Node("a", (39, 39)), Node("b", (39, 16)))
+    other = Pod("other", 26, "a", (0,))
+
+    answer = ask(nodes, (*gang(), other))
+
+    assert (answer.state, answer.fits) == ("pending", ())
+    assert answer.text == (
+        "waits: its gang starts together, and 2 of its 4 pods fit at once now; "
+        "no more than 3 could even if all other pods ended, as nodes and cards are now"
+    )
+    assert set(ways(answer)) == {"smaller-request"}
+    # Two of 19 GiB share a card of 39.
+    assert answer.ways_out[0].units == 19
+    assert "fits for all 4 such pods of its gang at once now" in ways(answer)["smaller-request"]
+
+
+def test_a_gang_that_fits_at_once_fits():
+    answer = ask((Node("a", (39, 39)), Node("b", (39, 39))), gang())
+    assert (answer.state, answer.fits) == ("fits", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("blocker", "kind", "text"),
+    [
+        (
+            Pod("other", 10, "a", (0,), owned=False),
+            "pods-end",
+            END_OF_ONE,
+        ),
+        (
+            Pod("other", 10, "a", (0,)),
+            "moves",
+            "one move lets all 2 such pods of its gang start, the first on node a:",
+        ),
+    ],
+    ids=["ends", "moves"],
+)
+def test_ways_out_are_for_all_of_the_gang(blocker, kind, text):
+    nodes = (Node("a", (39, 39)), Node("b", (16,)))
+    assert ways(ask(nodes, (*gang(2), blocker)))[kind] == text
+
+
+def test_no_end_of_one_pod_is_told_where_it_lets_only_a_part_start():
+    nodes = (Node("a", (39,)), Node("b", (39,)))
+    pods = (Pod("x", 39, "a", (0,)), Pod("y", 39, "b", (0,)))
+    assert "pods-end" not in ways(ask(nodes, (*gang(2), *pods)))
+    assert "pods-end" in ways(ask(nodes, (*gang(1), *pods)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "fit"),
+    [
+        ((Node("a", (39, 39), cpu=5),), {"cpu": 4}, 1),
+        ((Node("a", (39, 39), cpu=8),), {"cpu": 4}, 2),
+        ((Node("a", (39, 39), taints=("t",)), Node("b", (39,))), {}, 1),
+    ],
+    ids=["processor", "enough-processor", "taint"],
+)
+def test_what_a_node_has_besides_cards_counts_for_each_pod(nodes, more, fit):
+    answer = ask(nodes, gang(2, **more))
+    if fit == 2:
+        assert answer.state == "fits"
+    else:
+        assert f"{fit} of its 2 pods fit at once now" in answer.text
+    if "t" in nodes[0].taints:
+        assert ways(answer)["toleration"].startswith("node a has the cards for all 2 such pods of its gang")
+
+
+def test_a_host_port_is_there_once_a_node():
+    def with_port(made):
+        made["spec"]["containers"][0]["ports"] = [{"hostPort": 80}]
+
+    answer = changed_ask((Node("a", (39, 39)),), gang(2), with_port)
+    assert "1 of its 2 pods fit at once now; no more than 1 could" in answer.text
+
+
+def test_pods_that_want_to_be_apart_are_one_a_node():
+    terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "g"}}}]
+    rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+    def apart(made):
+        made["spec"]["affinity"] = rule
+
+    pods = gang(2, labels=(("app", "g"),))
+    answer = changed_ask((Node("a", (39, 39)),), pods, apart)
+    assert "1 of its 2 pods fit at once now; no more than 1 could" in answer.text
+
+
+def changed_ask(nodes, pods, change):
+    raw = json.loads(World(tuple(nodes), tuple(pods)).text)
+    for item in raw["items"]:
+        if item["kind"] == "Pod":
+            change(item)
+    return why(Cluster.read(json.dumps(raw)), "default", "g0")
+
+
+def test_who_is_of_the_gang():
+    waiting = member("g0")
+    pods = (
+        waiting,
+        member("g1"),
+        member("g2", 8),
+        member("g3", node="a", cards=(0,)),
+        member("h", gang="h"),
+        member("far", namespace="other"),
+    )
+    cluster = World((Node("a", (39, 39)),), pods).cluster
+    found = gang_of(cluster, cluster.find("default", "g0"))
+    assert (found.size, found.pods, found.others) == (4, 2, 1)
+    # Pods that are not there yet ask for the same, as far as anybody knows.
+    missing = World((Node("a"),), (waiting,)).cluster
+    assert gang_of(missing, missing.find("default", "g0")).pods == 4
+    for odd in (member("g0", size="many"), member("g0", gang=""), member("g0", size=1)):
+        alone = World((Node("a"),), (odd,)).cluster
+        assert gang_of(alone, alone.find("default", "g0")) is None
+
+
+def test_a_mixed_gang_says_which_pods_it_counted():
+    answer = ask((Node("a", (39,)),), (*gang(3)[:2], member("g2", 100, size=3)))
+    assert "1 of its 2 pods like it fit at once now" in answer.text
+
+
+def test_what_cannot_be_read_is_alike_only_with_itself():
+    bad = Pod("g1", 30, policies=((POD_GANG, "g"), (POD_GANG_SIZE, "2"), ("gpupack.io/cards", "x")))
+    cluster = World((Node("a", (39, 39)),), (member("g0", size=2), bad)).cluster
+    assert gang_of(cluster, cluster.find("default", "g0")).others == 1

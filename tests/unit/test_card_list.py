@@ -1,0 +1,78 @@
+"""Cards that lose units while pods hold them: who is told, and how often."""
+
+from dataclasses import replace
+
+import pytest
+
+from allocator.ledger import Ledger
+from deviceplugin.gpus.source import GpuCard
+from deviceplugin.node.accounting.account import Account
+from deviceplugin.node.accounting.cardlist import CardList
+from deviceplugin.node.accounting.inventory import cards_in_units
+from deviceplugin.node.notices import Notices
+from tests.book_world import FakeBook
+from tests.ledger_world import RESOURCE, ids, pod
+
+GIB = 1024
+
+
+def gpu(number: int, gib: int = 8, error: str | None = None) -> GpuCard:
+    return GpuCard(number, f"c{number}", "M", gib * GIB, 0, None, "", number, error)
+
+
+class Node:
+    """Cards c0 and c1 of 8 units; pod a has 5 of c0, pod b 3 of c1."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, str]] = []
+        gpus = (gpu(0), gpu(1))
+        self.book = FakeBook()
+        ledger = Ledger(cards_in_units(gpus, GIB))
+        self.account = Account(ledger, self.book.read, RESOURCE)
+        notices = Notices(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
+        self.cards = CardList(self.account, gpus, GIB, notices, lambda: None)
+        ledger.pods_synced([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
+        self.book.write("a", ids("c0", *range(5)))
+        self.book.write("b", ids("c1", *range(3)))
+        self.account.refresh()
+
+    def take(self, *gpus: GpuCard) -> list[str]:
+        """Take a list; returns whose GPUGone Events there are for it."""
+        self.events.clear()
+        self.cards.take(gpus, lambda _: True)
+        return sorted(name for name, why, _ in self.events if why == "GPUGone")
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (gpu(0, error="MIG mode without instances"), ["n", "pod-a"]),
+        (gpu(0, error="the driver has lost it"), ["n", "pod-a"]),
+        (gpu(0, 4), ["n", "pod-a"]),
+        (gpu(0, 5), []),
+        (gpu(0, 16), []),
+        (replace(gpu(0), model="other"), []),
+    ],
+)
+def test_whose_card_has_less_than_they_hold_is_told(now: GpuCard, told: list[str]) -> None:
+    node = Node()
+    assert node.take(now, gpu(1)) == told
+    if told:
+        assert all((now.error or "4 units") in said for _, _, said in node.events)
+        assert node.events[-1][2].endswith("delete the pod")
+
+
+def test_nobody_is_told_twice_of_one_loss() -> None:
+    node = Node()
+    lost = gpu(0, error="lost")
+    assert node.take(lost, gpu(1)) == ["n", "pod-a"]
+    assert node.take(lost, replace(gpu(1), model="other")) == []
+    assert node.take(gpu(1)) == []
+    assert node.take(gpu(0), gpu(1)) == []
+    assert node.take(gpu(0, 2), gpu(1)) == ["n", "pod-a"]
+
+
+def test_a_card_without_pods_makes_no_event() -> None:
+    node = Node()
+    assert node.take(gpu(0), gpu(1), gpu(2)) == []
+    assert node.take(gpu(0), gpu(1), gpu(2, error="lost")) == []

@@ -1,0 +1,66 @@
+"""The dashboard's Pending view: pods that wait in the queue are told what the queue says of them."""
+
+import json
+
+import msgspec
+import pytest
+
+from allocator.names import QUEUE_GATE
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard import advice
+from gpupack.dashboard.board import Board
+from scheduler_plugin.queue.running.explain import Reason, Why
+from tests.ask_world import Node, Pod, World
+
+NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does not exist: allowed are a', 3.0)
+
+
+def board_of(world, gates=(QUEUE_GATE,)):
+    board = Board()
+    board.replace_nodes([msgspec.convert(node.object(world.pods), AskNode) for node in world.nodes])
+    for pod in world.pods:
+        made = json.loads(json.dumps(pod.object()))
+        made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        board.put_pod(msgspec.convert(made, AskPod))
+    return board
+
+
+def shown(board):
+    cluster = board.cluster()
+    return [each.text for each in advice.pending(cluster, advice.waiting(cluster), board.queued_as)]
+
+
+WORLD = World((Node("n1"),), (Pod("p", 8),))
+
+
+def test_a_pod_whose_queue_does_not_exist_is_not_told_that_a_node_would_take_it():
+    board = board_of(WORLD)
+    assert board.set_queued([NOBODY])
+    (text,) = shown(board)
+    assert text.endswith('; the queue says Refused: queue "nobody" does not exist: allowed are a')
+    assert "n1" not in text
+
+
+@pytest.mark.parametrize("queued", [None, ()], ids=["no-answer", "not-there-yet"])
+def test_where_the_queue_says_nothing_a_node_takes_it_only_once_it_is_released(queued):
+    board = board_of(WORLD)
+    board.set_queued(queued)
+    (text,) = shown(board)
+    assert text.endswith("node n1 would take it once it is released")
+    assert board.queued_as("default", "p") == queued
+
+
+def test_another_gate_is_not_the_queues():
+    board = board_of(WORLD, gates=("example.org/other",))
+    board.set_queued([NOBODY])
+    (text,) = shown(board)
+    assert "the queue says" not in text
+
+
+def test_only_what_the_queue_says_is_news_not_how_long_pods_wait():
+    board = Board()
+    assert not board.set_queued(None)
+    assert board.set_queued([NOBODY])
+    assert not board.set_queued([msgspec.structs.replace(NOBODY, waits_s=9.0)])
+    assert board.set_queued([msgspec.structs.replace(NOBODY, message="it needs 8 units")])
+    assert board.set_queued(None)

@@ -1,0 +1,161 @@
+"""Gangs of which a part was released: the rest goes first, or what was released is taken back in time."""
+
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_REQUEUED
+from scheduler_plugin.queue.entering.entries import Phase
+from tests.queue_world import QueueWorld, world
+
+__all__ = ["world"]
+
+WITHIN_S = 300.0
+OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
+
+
+def bound_at(second: int) -> dict[str, Any]:
+    """Status of a pod that was bound then."""
+    at = f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+    return {"conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]}
+
+
+def gang(world: QueueWorld, size: int, units: int = 4, *, owned: bool = True, **more: Any) -> list[str]:
+    """A gang that waits."""
+    uids = [world.pod(f"g{i}", units, gang="G", size=size, created=0, **more) for i in range(size)]
+    for uid in uids:
+        world.change(uid, metadata=OWNED if owned else {})
+    return uids
+
+
+def release(world: QueueWorld, *refused: str) -> list[str]:
+    """Let the queue decide; the API server refuses some of it."""
+    names = []
+    for each in list(world.queue.decide(world.now)):
+        for member in each.members:
+            if member.uid in refused:
+                world.queue.not_released(member.uid, world.now, "no")
+            else:
+                world.objects[member.uid]["metadata"]["annotations"].pop(POD_REQUEUED, None)
+                world.change(member.uid, spec={"schedulingGates": []})
+                names.append(world.name(member.uid))
+    return sorted(names)
+
+
+def bind(world: QueueWorld, *uids: str) -> None:
+    for uid in uids:
+        world.bind(uid)
+        world.change(uid, status=bound_at(int(world.now)))
+
+
+def half_released(world: QueueWorld, units: int, bound: int = 2) -> list[str]:
+    """A gang of four, two of which another process has released, as its pods are known after that."""
+    before = QueueWorld()
+    before.node("n1", (16, 16))
+    uids = gang(before, 4, units)
+    list(before.queue.decide(0))
+    for uid in uids[:2]:
+        before.change(uid, spec={"schedulingGates": []})
+    bind(before, *uids[:bound])
+    for uid in uids:
+        world.objects[uid] = before.objects[uid]
+        world.change(uid)
+    return uids
+
+
+def test_one_refused_release_of_four_is_tried_again_before_others_go(world: QueueWorld) -> None:
+    uids = gang(world, 4, 8)
+    assert release(world, uids[2]) == ["g0", "g1", "g3"]
+    for number in range(4):
+        world.pod(f"small{number}", 4, created=1)
+    assert release(world) == ["small0", "small1"]
+    bind(world, uids[0], uids[1], uids[3])
+    for name in ("small0", "small1"):
+        world.bind(f"uid-{name}")
+    assert not world.queue.gangs.get("gang default/G").whole, "one of them is gated"  # type: ignore[union-attr]
+    world.now = 1
+    assert release(world) == [], "there is no room"
+    for name in ("small0", "small1"):
+        world.delete(f"uid-{name}")
+    assert release(world) == ["g2"]
+    bind(world, uids[2])
+    assert world.queue.gangs.get("gang default/G").whole  # type: ignore[union-attr]
+    world.now = 5000
+    assert world.take_back() == []
+
+
+def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> None:
+    """However often it is tried meanwhile."""
+    uids = gang(world, 4)
+    others = [uids[0], uids[1], uids[3]]
+    while world.now < WITHIN_S:
+        release(world, uids[2])
+        bind(world, *(uid for uid in others if world.queue.entries[uid].phase is Phase.RELEASED))
+        assert world.take_back() == []
+        world.now += 1
+    back = world.take_back()
+    assert sorted((each.entry.uid, each.remove) for each in back) == [(uid, True) for uid in others]
+    assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its release"
+    for uid in others:
+        world.delete(uid)
+        world.pod(f"again-{uid[4:]}", 4, gang="G", size=4)
+    world.now += 400
+    assert release(world) == ["again-g0", "again-g1", "again-g3", "g2"]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_a_gang_that_another_process_released_in_part_is_completed(world: QueueWorld, bound: int) -> None:
+    """It ended between two writes. Its pods are known one after the other, those that are bound first."""
+    uids = half_released(world, 4, bound)
+    assert release(world) == ["g2", "g3"]
+    bind(world, *uids[bound:])
+    world.now = 5000
+    assert world.take_back() == []
+
+
+def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueWorld) -> None:
+    """Also after another process has released it."""
+    uids = half_released(world, 8)
+    world.pod("other", 16, queue="", gates=())
+    world.change("uid-other", spec={"nodeName": "n1"})
+    for world.now in (0, 100, 299):
+        assert release(world) == []
+        assert world.take_back() == []
+    world.now = WITHIN_S
+    back = world.take_back()
+    assert sorted((each.entry.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
+
+
+def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_stay(
+    world: QueueWorld,
+) -> None:
+    """It was created after the others were bound."""
+    uids = gang(world, 2, gates=())
+    for uid in uids:
+        world.bind_to(uid, "n1")
+        world.change(uid, status=bound_at(10))
+    world.delete(uids[1])
+    fresh = QueueWorld()
+    fresh.node("n1", (16,))
+    fresh.objects[uids[0]] = world.objects[uids[0]]
+    fresh.change(uids[0])
+    fresh.pod("blocks", 12, queue="", gates=())
+    fresh.change("uid-blocks", spec={"nodeName": "n1"})
+    fresh.pod("again", 8, gang="G", size=2, created=60)
+    for fresh.now in (0, 300, 600, 900):
+        assert release(fresh) == []
+        assert fresh.take_back() == []
+    fresh.delete("uid-blocks")
+    assert release(fresh) == ["again"]
+
+
+def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world: QueueWorld) -> None:
+    """The bound one would be lost; its room is its own."""
+    uids = gang(world, 2, 16, owned=False)
+    assert release(world) == ["g0", "g1"]
+    bind(world, uids[0])
+    world.now = WITHIN_S
+    assert [(back.entry.uid, back.requeue) for back in world.take_back()] == [(uids[1], True)]
+    assert world.queue.tenants["a"].units == 16
+    world.pod("small", 8, created=1)
+    assert release(world) == ["g1"]

@@ -1,0 +1,357 @@
+"""Reclaim evicts the fewest that let the asking pod start, at once and not in two rounds."""
+
+import random
+from collections.abc import Iterable
+from itertools import combinations
+
+import pytest
+
+from scheduler_plugin.queue.deciding.reclaim import LOOKED_AT, Reclaim, Reclaimer
+from tests.cluster_builders import in_percent
+from tests.queue_world import QueueWorld
+
+
+def world_of(own_a: int, own_b: int, more_a: str = "", more: str = "") -> QueueWorld:
+    """Two queues of one cohort; a borrows, b asks."""
+    queues = f"{{name: a, cohort: x, nominalQuota: {own_a}{more_a}}}, "
+    queues += f"{{name: b, cohort: x, nominalQuota: {own_b}{more}}}"
+    return QueueWorld(f"queues: [{queues}]\nreclaim: evict")
+
+
+def run(world: QueueWorld, units: Iterable[int], queue: str = "a") -> list[str]:
+    """Let pods run, each created after the one before; their names."""
+    names = []
+    for number, each in enumerate(units):
+        names.append(f"{queue}{number}")
+        uid = world.pod(names[-1], each, queue=queue, created=number)
+        assert world.released() == [names[-1]]
+        world.bind(uid)
+    return names
+
+
+def find(world: QueueWorld, reclaimer: Reclaimer | None = None) -> Reclaim | None:
+    found = (reclaimer or Reclaimer(world.queue)).find(world.now)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def names(reclaim: Reclaim | None) -> list[str]:
+    return [] if reclaim is None else sorted(victim.record.name for victim in reclaim.victims)
+
+
+def carry_out(world: QueueWorld, reclaim: Reclaim) -> list[str]:
+    """Evict one victim after the other, each made again at once; names of all that are released meanwhile."""
+    reclaim.keep(world.queue)
+    world.queue.keep_room(world.now)
+    released = []
+    for number, victim in enumerate(reclaim.victims):
+        assert victim.wants is not None
+        world.delete(victim.uid)
+        world.pod(f"again{number}", victim.wants.units, queue=victim.ticket.queue, created=5000)
+        released += world.released()
+    return released
+
+
+def test_quota_is_topped_up_where_room_needs_fewer_units() -> None:
+    """One pod of 30 leaves room for 40 on its card, and 40 units of quota are missing: two go."""
+    world = world_of(60, 60)
+    for name in ("n0", "n1"):
+        world.node(name, (70,))
+    run(world, (30, 30, 30, 30))
+    world.pod("b0", 40, queue="b", created=50)
+    assert world.released() == []
+    reclaim = find(world)
+    assert len(names(reclaim)) == 2
+    assert reclaim is not None
+    assert "b0" in carry_out(world, reclaim)
+
+
+@pytest.mark.parametrize(
+    ("running", "lacks", "gone"),
+    [
+        ((3, 3, 8), 10, ["a1", "a2"]),
+        ((8, 3, 3), 10, ["a0", "a2"]),
+        ((12, 3, 3, 3), 10, ["a0"]),
+        ((12, 3, 3, 3), 3, ["a3"]),
+        ((5, 5, 5), 10, ["a1", "a2"]),
+        ((3, 3, 3, 3), 10, ["a0", "a1", "a2", "a3"]),
+    ],
+    ids=["8 first", "8 last", "one large one", "the youngest", "equal ones", "all"],
+)
+def test_the_fewest_go_where_only_quota_is_missing(
+    running: tuple[int, ...], lacks: int, gone: list[str]
+) -> None:
+    """Cards are more than the quotas count; each victim is needed, and they are enough."""
+    world = world_of(0, sum(running))
+    for number in range(4):
+        world.node(f"n{number}", (32,))
+    run(world, running)
+    world.pod("b0", lacks, queue="b", created=50)
+    assert world.released() == []
+    reclaim = find(world)
+    assert names(reclaim) == gone
+    assert reclaim is not None
+    assert "b0" in carry_out(world, reclaim)
+
+
+def test_the_card_on_which_the_pod_fits_is_kept_until_the_quota_is_there() -> None:
+    """A pod of a third queue would take it while the victim ends, and another round would come."""
+    queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 16}, {name: c}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict")
+    world.node("n0", (16,))
+    world.node("n1", (16,))
+    run(world, (16,))
+    world.pod("b0", 16, queue="b", created=50)
+    assert world.released() == []
+    reclaim = find(world)
+    assert reclaim is not None
+    reclaim.keep(world.queue)
+    world.queue.keep_room(world.now)
+    world.pod("c0", 16, queue="c", created=1)
+    assert world.released() == []
+    world.delete("uid-a0")
+    assert sorted(world.released()) == ["b0", "c0"]
+
+
+def test_freed_quota_that_its_owner_does_not_lend_is_not_counted() -> None:
+    """Each pod of 8 brings the 4 units that its queue had borrowed; 8 are missing, so two go at once."""
+    queues = ", ".join(f"{{name: {name}, cohort: x, nominalQuota: 12, lendingLimit: 0}}" for name in "ac")
+    world = QueueWorld(f"queues: [{queues}, {{name: b, cohort: x, nominalQuota: 12}}]\nreclaim: evict")
+    for number in range(4):
+        world.node(f"n{number}", (16,))
+    run(world, (8, 8))
+    run(world, (8, 8), queue="c")
+    world.pod("b0", 12, queue="b", created=50)
+    assert world.released() == []
+    reclaim = find(world)
+    assert names(reclaim) == ["a1", "c1"]
+    assert reclaim is not None
+    assert "b0" in carry_out(world, reclaim)
+
+
+def test_an_older_pod_that_can_never_run_does_not_switch_reclaim_off() -> None:
+    """Its model does not exist; another one is larger than its quota; a gang is too large. Others go on."""
+    world = world_of(16, 16)
+    world.node("n", (16, 16))
+    run(world, (8, 8, 8, 8))
+    misspelt = {"gpupack.io/gpu-model": "*H10*"}
+    for number in range(3 * LOOKED_AT):
+        world.pod(f"never{number}", 1 + number, queue="b", created=10 + number, annotations=misspelt)
+    world.pod("large", 17, queue="b", created=30)
+    for number in range(2):
+        world.pod(f"g{number}", 9, queue="b", created=31, gang="g", size=2)
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    reclaimer = Reclaimer(world.queue)
+    found = [names(find(world, reclaimer)) for _ in range(5)]
+    assert found.count(["a3"]) == 1
+    assert found.count([]) == 4
+
+
+def test_of_a_strict_queue_only_the_oldest_is_looked_at() -> None:
+    """Others are not released before it, so whoever went for them would go in vain."""
+    world = world_of(16, 16, more=", strategy: StrictFIFO")
+    world.node("n", (16, 16))
+    run(world, (8, 8, 8, 8))
+    world.pod("never", 17, queue="b", created=30)
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    assert find(world) is None
+
+
+def test_what_is_kept_for_others_does_not_become_room() -> None:
+    """Evicting from a card that is kept for another queue's pod lets nobody start."""
+    queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 8}, {name: c}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict")
+    world.node("n0", (16,))
+    world.pod("c-runs", 8, queue="c", created=0)
+    assert world.released() == ["c-runs"]
+    world.bind("uid-c-runs")
+    run(world, (8,))
+    world.pod("c-waits", 16, queue="c", created=1)
+    world.now = 700
+    assert [node for _, node in world.queue.keep_room(world.now)] == ["n0"]
+    world.pod("b0", 8, queue="b", created=600)
+    assert world.released() == []
+    assert find(world) is None
+
+
+def test_a_node_without_a_slot_for_the_pod_is_left_alone() -> None:
+    """Both places of the node have pods of c; of a's no pod goes, since b's would not get a place by that."""
+    queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 16}, {name: c}"
+    slots = "\nslots: {per: node, local: {count: 0}, free: {count: 3}}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
+    world.node("n0", (16,))
+    run(world, (8,))
+    run(world, (1, 1), queue="c")
+    world.configure(f"queues: [{queues}]\nreclaim: evict" + slots.replace("3", "2"))
+    world.pod("b0", 12, queue="b", created=600)
+    assert world.released() == []
+    assert find(world) is None
+    world.configure(f"queues: [{queues}]\nreclaim: evict{slots}")
+    assert names(find(world)) == ["a0"]
+
+
+def test_a_slot_is_reclaimed_where_only_that_is_missing() -> None:
+    """The card has room and the quota is there, but no place on the node is left."""
+    queues = "{name: a, cohort: x, nominalQuota: 2}, {name: b, cohort: x, nominalQuota: 14}"
+    slots = "\nslots: {per: node, local: {count: 0}, free: {count: 2}}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{slots}")
+    world.node("n0", (16,))
+    run(world, (2, 2))
+    world.pod("b0", 4, queue="b", created=600)
+    assert world.released() == []
+    assert names(find(world)) == ["a1"]
+    world.delete("uid-a1")
+    assert world.released() == ["b0"]
+
+
+def test_a_share_goes_where_the_fewest_must_go_for_its_quota() -> None:
+    """Half of the large card, which is empty, is 16 units; half of the small one is 8."""
+    world = world_of(0, 18)
+    world.node("tiny", (12,))
+    world.node("small", (16,), used=(16,))
+    run(world, (4, 4, 4))
+    world.node("small", (16,), used=(8,))
+    world.node("large", (32,))
+    world.pod("b0", queue="b", created=50, containers=[in_percent(50)])
+    assert world.released() == []
+    reclaim = find(world)
+    assert names(reclaim) == ["a2"]
+    assert reclaim is not None
+    assert reclaim.kept["uid-b0"].node == "small"
+
+
+def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place() -> None:
+    """Their room is kept for the lender; where one does not end, others go after all."""
+    world = world_of(16, 16)
+    world.node("n", (16, 16))
+    run(world, (8, 8, 8, 8))
+    world.change(
+        "uid-a3", metadata={"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
+    )
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    reclaimer = Reclaimer(world.queue)
+    reclaim = find(world, reclaimer)
+    assert reclaim is not None
+    assert names(reclaim) == []
+    reclaim.keep(world.queue)
+    world.pod("a4", 8, created=40)
+    assert [names(find(world, reclaimer)) for world.now in (1.0, 89.0, 103.0)] == [[], [], []]
+    world.now = 104.0
+    assert names(find(world, reclaimer)) == ["a2"]
+    world.delete("uid-a3")
+    assert world.released() == ["b0"]
+
+
+def test_a_victim_that_never_ends_does_not_stop_reclaim_for_good() -> None:
+    """Its node is dead, perhaps; after its grace period and a minute others go."""
+    world = world_of(16, 16)
+    world.node("n", (16, 16))
+    run(world, (8, 8, 8, 8))
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.released() == []
+    reclaimer = Reclaimer(world.queue)
+    assert names(find(world, reclaimer)) == ["a3"]
+    world.change(
+        "uid-a3", metadata={"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
+    )
+    found = {}
+    for second in range(200):
+        world.now = float(second)
+        if reclaim := find(world, reclaimer):
+            found[second] = names(reclaim)
+    assert found == {104: ["a2"]}
+
+
+def test_a_task_that_is_not_released_after_two_rounds_is_left_for_a_while() -> None:
+    """Its node says never that cards are free; pods must not go for it again and again."""
+    world = world_of(0, 64)
+    world.node("n", (64,))
+    held = [f"uid-{name}" for name in run(world, [2] * 32)]
+    world.node("n", (64,), [64], holds=held)
+    world.pod("b0", 2, queue="b", created=50)
+    reclaimer = Reclaimer(world.queue)
+    found = []
+    for second in range(1000):
+        world.now = float(second)
+        if reclaim := find(world, reclaimer):
+            found.append(second)
+            (victim,) = reclaim.victims
+            world.delete(victim.uid)
+    assert found == [0, 15, 90, 225, 480, 975]
+
+
+def units_of(world: QueueWorld) -> dict[str, int]:
+    """Units of the pods that run or are released, by UID."""
+    return {uid: units for tenant in world.queue.tenants for uid, units in tenant.released.items()}
+
+
+def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:
+    """Whether b's pod could start with these pods gone, by simple sums over cards and the cohort."""
+    gone = set(gone)
+    free = {}
+    for node, book in world.state.books.items():
+        row = world.state.nodes.rows[node]
+        for card, uuid in enumerate(book.uuids):
+            used = sum(
+                share
+                for uid, record in book.pods.items()
+                if uid not in gone
+                for shares in (record.assigned or {}).values()
+                for at, share in shares
+                if at == uuid
+            )
+            free[uuid] = int(world.state.nodes.size[row, card]) - used
+    cohort = world.queue.tenants.cohort("b")
+    assert cohort is not None
+    used_units = sum(account.used for account in cohort.accounts.values())
+    total = sum(account.quota.nominal or 0 for account in cohort.accounts.values())
+    quota = used_units - sum(units_of(world)[uid] for uid in gone) + units <= total
+    return quota and any(each >= units for each in free.values())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
+    """Every smaller set is tried; and what is evicted and made again does not get in between."""
+    rng = random.Random(seed)
+    cards = [rng.choice((16, 24)) for _ in range(rng.randint(1, 4))]
+    total = int(sum(cards) * rng.choice((0.7, 1, 1)))
+    own = rng.randint(4, min(total, 24))
+    queues = (
+        f"{{name: a, cohort: x, nominalQuota: {total - own}}}, {{name: b, cohort: x, nominalQuota: {own}}}"
+    )
+    world = QueueWorld(
+        f"queues: [{queues}]\nreclaim: evict", policy=rng.choice(("best-fit", "least-requested"))
+    )
+    for number, size in enumerate(cards):
+        world.node(f"n{number}", (size,))
+    for number in range(30):
+        world.pod(f"a{number:02}", rng.choice((3, 4, 5, 8, 16)), created=number)
+    running = [member.uid for release in world.decide() for member in release.members]
+    for uid in running:
+        world.bind(uid)
+    for uid in [uid for uid in world.objects if uid not in running]:
+        world.delete(uid)
+    units = rng.randint(1, min(own, max(cards)))
+    world.pod("b0", units, queue="b", created=500)
+    if world.released():
+        return
+    cohort = world.queue.tenants.cohort("b")
+    assert cohort is not None
+    left, borrowed = cohort.accounts["a"].borrowed, []
+    for uid in sorted(running, reverse=True):
+        if left > 0:
+            borrowed.append(uid)
+            left -= units_of(world)[uid]
+    reclaim = find(world)
+    if reclaim is None:
+        assert not starts(world, borrowed, units)
+        return
+    gone = {victim.uid for victim in reclaim.victims}
+    assert gone <= set(borrowed)
+    assert starts(world, gone, units)
+    for count in range(len(gone)):
+        assert not any(starts(world, some, units) for some in combinations(borrowed, count))
+    assert "b0" in carry_out(world, reclaim)

@@ -1,0 +1,71 @@
+"""Reclaim: for what kube-scheduler cannot place others are not evicted again and again."""
+
+from typing import Any
+
+from scheduler_plugin.queue.deciding.reclaim import Reclaimer
+from tests.queue_world import TWO_QUEUES, QueueWorld
+
+
+class Lender:
+    """Queue b has lent what it has; whatever a loses of it a borrows again, and kube-scheduler refuses b."""
+
+    def __init__(self) -> None:
+        self.world = QueueWorld(f"{TWO_QUEUES}\nreclaim: evict\ngangWithin: 60s")
+        self.world.node("n1", (16, 16))
+        self.reclaimer = Reclaimer(self.world.queue)
+        self.made = 0
+        self.lends = True
+        self.refuses = True
+
+    def borrow(self) -> None:
+        """Pods of a take what is free, those of b what is theirs, as far as kube-scheduler lets them."""
+        world = self.world
+        for name in world.released():
+            if name.startswith("b") and self.refuses:
+                condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                world.change(f"uid-{name}", status={"conditions": [{**condition, "message": str(world.now)}]})
+            else:
+                world.bind(f"uid-{name}")
+
+    def second(self) -> int:
+        """Let a second pass; how many were evicted in it."""
+        world = self.world
+        world.now += 1
+        world.take_back()
+        evicted = [victim.uid for each in self.reclaimer.find(world.now) for victim in each.victims]
+        for uid in evicted:
+            world.delete(uid)
+        self.borrow()
+        while self.lends and sum(pod.startswith("uid-a") for pod in world.objects) < 4:
+            world.pod(f"a{self.made}", 8, created=0)
+            self.made += 1
+        self.borrow()
+        return len(evicted)
+
+
+def evictions(lender: Lender, seconds: int) -> int:
+    return sum(lender.second() for _ in range(seconds))
+
+
+def check(**more: Any) -> None:
+    """What b has is of a gang, or not."""
+    lender = Lender()
+    evictions(lender, 2)
+    lender.world.pod("b0", 8, queue="b", created=10, **more)
+    assert evictions(lender, 300) == 1
+    assert evictions(lender, 3600) <= 2, "fewer and fewer"
+    lender.refuses = False
+    assert evictions(lender, 1500) <= 1
+    assert lender.world.objects["uid-b0"]["spec"].get("nodeName") == "n1"
+    lender.world.delete("uid-b0")
+    evictions(lender, 10)
+    lender.world.pod("b1", 8, queue="b", created=20, **more)
+    assert evictions(lender, 60) == 1, "one like it was bound: others are evicted at once again"
+
+
+def test_a_pod_that_kube_scheduler_refuses_costs_others_less_and_less() -> None:
+    check()
+
+
+def test_so_does_a_gang() -> None:
+    check(gang="G", size=1)

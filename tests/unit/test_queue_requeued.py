@@ -1,0 +1,194 @@
+"""Releases that kube-scheduler cannot place: the pods are requeued, and their turn comes again."""
+
+from typing import Any
+
+import pytest
+
+from allocator.names import POD_REQUEUED, QUEUE_GATE
+from scheduler_plugin.placement.reasons import REQUEUED
+from scheduler_plugin.queue.entering.entries import Phase
+from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.running.explain import Reason
+from scheduler_plugin.queue.running.writing import release_patch, requeue_patch
+from tests.queue_world import TWO_QUEUES, QueueWorld, world
+
+__all__ = ["world"]
+
+
+def refused(message: str = "0/1 nodes are available", at: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    """Status of a pod for which kube-scheduler found no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return {"conditions": [{**condition, "message": message, "lastTransitionTime": at}]}
+
+
+def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
+    """Otherwise both queues are full for ever, and the cards idle."""
+    world = QueueWorld(TWO_QUEUES)
+    world.node("n1", (16, 16))
+    lost = [world.pod("a0", 16), world.pod("b0", 16, queue="b")]
+    assert len(world.decide()) == 2
+    world.pod("a1", 8)
+    world.pod("b1", 8, queue="b")
+    for uid in lost:
+        world.change(uid, status=refused())
+    assert world.released() == [], "kube-scheduler may bind them yet: their quota is their own"
+    assert {(back.entry.uid, back.requeue) for back in world.take_back()} == {(uid, True) for uid in lost}
+    assert [world.queue.tenants[name].units for name in "ab"] == [0, 0]
+    assert sorted(world.released()) == ["a1", "b1"]
+    why = explain.why(world.queue, world.queue.entries[lost[0]], world.now)
+    assert (why.reason, why.message) == (
+        Reason.HELD,
+        "it could not be bound when it was released; it is tried again after a pause",
+    )
+
+
+def test_what_is_not_bound_in_time_gives_its_quota_back(world: QueueWorld) -> None:
+    """Whatever the reason, within bindWithin."""
+    uid = world.pod("p", 16)
+    world.decide()
+    world.now = 120
+    assert [back.requeue for back in world.take_back()] == [True]
+    assert world.queue.tenants["a"].units == 0
+    assert world.queue.entries[uid].phase is Phase.GATED
+
+
+def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
+    """Small pods that keep coming do not starve it: it has its old place, and room is kept for it."""
+    world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 60s")
+    world.node("n1", (16,))
+    large = world.pod("large", 16, created=0)
+    assert world.released() == ["large"]
+    world.pod("foreign", 4, queue="", gates=())
+    world.change("uid-foreign", spec={"nodeName": "n1"})
+    world.change(large, status=refused())
+    started, running, bound_at = 0, {"uid-foreign": 30.0}, 0.0
+    for second in range(1, 600):
+        world.now = second
+        world.pod(f"s{second}", 4, created=second)
+        for uid in [uid for uid, end in running.items() if end <= second]:
+            del running[uid]
+            world.delete(uid)
+        world.take_back()
+        world.queue.keep_room(world.now)
+        for name in world.released():
+            world.bind(f"uid-{name}")
+            if name == "large":
+                bound_at = second
+            else:
+                started += 1
+                running[f"uid-{name}"] = second + 20
+        if bound_at:
+            break
+    assert 0 < bound_at <= 60 + 20 + 1, f"{started} small pods started meanwhile"
+
+
+def test_a_requeued_pod_is_found_again_after_a_restart(world: QueueWorld) -> None:
+    """The annotation says it, whoever reads it."""
+    uid = world.pod("p", 16, gates=(), annotations={POD_REQUEUED: "true"})
+    entry = world.queue.entries[uid]
+    assert entry.phase is Phase.GATED
+    assert world.queue.tenants["a"].units == 0
+    assert world.released() == ["p"]
+
+
+def test_what_is_known_of_a_requeued_pod_may_be_old(world: QueueWorld) -> None:
+    """Of its second release it is not told what was said of its first one, nor by a version before that."""
+    uid = world.pod("p", 16)
+    world.decide()
+    world.change(uid, status=refused("first"))
+    world.take_back()
+    world.now = 10
+    assert len(list(world.queue.decide(world.now))) == 1
+    world.change(uid, metadata={"labels": {"gpupack.io/queue-name": "a", "new": "label"}})
+    assert world.queue.entries[uid].phase is Phase.RELEASED, "the release is not seen yet"
+    assert world.take_back() == []
+    del world.objects[uid]["metadata"]["annotations"][POD_REQUEUED]
+    world.change(uid)
+    assert world.take_back() == [], "kube-scheduler has said nothing new"
+    world.change(uid, status=refused(f"0/1 nodes are available: 1 {REQUEUED}."))
+    assert world.take_back() == [], "said while it was requeued"
+    world.change(uid, status=refused("second"))
+    assert [back.why for back in world.take_back()] == ["kube-scheduler found no node for it"]
+
+
+def test_the_same_words_are_new_after_other_ones(world: QueueWorld) -> None:
+    uid = world.pod("p", 16)
+    world.decide()
+    world.change(uid, status=refused("no card"))
+    world.take_back()
+    world.change(uid, status=refused(f"0/1 nodes are available: 1 {REQUEUED}."))
+    world.now = 10
+    assert world.released() == ["p"]
+    world.change(uid, status=refused("no card"))
+    assert [back.requeue for back in world.take_back()] == [True]
+
+
+def test_a_pod_that_is_bound_after_all_is_not_requeued(world: QueueWorld) -> None:
+    uid = world.pod("p", 16)
+    world.decide()
+    world.change(uid, status=refused())
+    (back,) = world.queue.expire(world.now)
+    world.bind_to(uid, "n1")
+    assert world.queue.entries[uid].phase is Phase.BOUND
+    assert world.queue.tenants["a"].units == 16
+    world.now = 500
+    assert back.requeue
+    assert world.queue.expire(world.now) == []
+
+
+def test_it_is_asked_again_while_the_api_server_refuses(world: QueueWorld) -> None:
+    """Its quota is its own as long."""
+    uid = world.pod("p", 16)
+    world.decide()
+    world.change(uid, status=refused())
+    found = []
+    for world.now in range(40):
+        found += [(world.now, back.again) for back in world.queue.expire(world.now)]
+    assert found == [(0, False), (5, True), (15, True), (35, True)]
+    assert world.queue.tenants["a"].units == 16
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
+    """One marks a pod that is as it was seen, the other takes mark and gate away."""
+    uid = world.pod("p", annotations={"note": "x"} if annotated else None)
+    world.decide()
+    entry = world.queue.entries[uid]
+    add: dict[str, Any] = {"op": "add", "path": "/metadata/annotations/gpupack.io~1requeued", "value": "true"}
+    if not annotated:
+        add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
+    assert requeue_patch(entry) == [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        add,
+    ]
+    world.requeue(uid)
+    take_off = [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "remove", "path": "/metadata/annotations/gpupack.io~1requeued"},
+    ]
+    assert release_patch(entry, "n1") == take_off, "the affinity of a pod without a gate cannot be changed"
+    world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    assert release_patch(entry) == [
+        *take_off,
+        {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
+        {"op": "remove", "path": "/spec/schedulingGates"},
+    ]
+
+
+def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> None:
+    """Its affinity cannot be loosened; one with a controller is removed, and placed anew."""
+    world = QueueWorld("mode: batch\nqueues: [{name: a}]")
+    world.node("n1", (16,))
+    world.node("n2", (16,))
+    uid = world.pod("p", 16)
+    (release,) = world.decide()
+    node = release.members[0].node
+    pinned = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [pinned]}}
+    world.change(uid, spec={"affinity": {"nodeAffinity": required}}, status=refused())
+    assert [(back.remove, back.requeue) for back in world.take_back()] == [(False, True)]
+    assert world.released() == [], "like others it is tried again after a pause"
+    world.now = 10
+    (again,) = world.decide()
+    assert again.members[0].node == node
