@@ -62,7 +62,6 @@ class KubeClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=keepalive_socket),
             headers=headers,
-            trust_env=credentials.trust_env,
             read_bufsize=2**18,
         )
 

@@ -1,18 +1,15 @@
 """Where the API server is and how to prove who we are: read by the `kubernetes` package, kept fresh here."""
 
 import asyncio
-import ipaddress
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
-
-from yarl import URL
 
 from kubeapi.errors import ConfigError
 from kubeapi.loading import without_models
+from kubeapi.urls import check_url, is_host, proxy_for
 
 with without_models():
     from kubernetes.aio import config as k8s_config
@@ -39,7 +36,7 @@ class Credentials:
         server: URL without a trailing slash.
         tls: context for https, None for http; another object when certificates have changed.
         tls_server_name: name expected in the server's certificate, None for the host's own.
-        proxy: proxy URL from the kubeconfig, None to let the environment decide.
+        proxy: proxy URL of the kubeconfig, else of the environment, None for a direct connection.
     """
 
     def __init__(self, configuration: Configuration, loader: object, clock: Callable[[], float]) -> None:
@@ -52,7 +49,7 @@ class Credentials:
         self._tls_made_of: tuple[bytes, ...] = ()
         self._follow_certificates()
         self.tls_server_name: str | None = configuration.tls_server_name
-        self.proxy: str | None = configuration.proxy
+        self.proxy: str | None = configuration.proxy or proxy_for(self.server, os.environ)
 
     @classmethod
     async def load(
@@ -96,15 +93,6 @@ class Credentials:
             return ""
         context: Any = self._loader.current_context.get("context") or {}
         return str(context.get("namespace") or "")
-
-    @property
-    def trust_env(self) -> bool:
-        """Whether proxy variables of the environment count; they never do for this machine itself."""
-        host = urlsplit(self.server).hostname or ""
-        try:
-            return not ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host != "localhost"
 
     async def authorization(self) -> str | None:
         """Value of the Authorization header, None where none is needed; re-reads what may have changed.
@@ -271,49 +259,16 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
     """
     cluster: Any = loader._cluster  # noqa: SLF001 (the loader keeps it to itself)
     server, proxy, name = (cluster.safe_get(key) for key in ("server", "proxy-url", "tls-server-name"))
-    _check_url(f"{source}: server", server)
+    check_url(f"{source}: server", server)
     if proxy is not None:
-        _check_url(f"{source}: proxy-url", proxy)
-    if name is not None and not _is_host(name):
+        check_url(f"{source}: proxy-url", proxy)
+    if name is not None and not is_host(name):
         raise ConfigError(f"{source}: tls-server-name {name!r}: allowed is a host name")
     if server.startswith("https") and loader._user is None:  # noqa: SLF001 (as above)
         raise ConfigError(
             f"{source}: server {server!r} and a context without user: "
             "allowed with https is a user that the file has"
         )
-
-
-def _check_url(name: str, value: object) -> None:
-    """Check the URL of a server.
-
-    Raises:
-        ConfigError: it is none that can be asked; the message begins with `name`.
-    """
-    if not _is_url(value):
-        shown = "missing" if value is None else repr(value)
-        raise ConfigError(f"{name} {shown}: allowed are http://HOST[:PORT] and https://HOST[:PORT]")
-
-
-def _is_url(value: object) -> bool:
-    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
-        return False
-    if not value.isascii() or not value.isprintable() or any(sign in value for sign in " ?#"):
-        return False
-    try:
-        url = URL(value, encoded=True)
-        return _is_host(url.raw_host) and url.port is not None
-    except ValueError:
-        return False
-
-
-def _is_host(value: object) -> bool:
-    """Whether a name can be looked up: text, no label empty or longer than 63."""
-    if not isinstance(value, str) or not value:
-        return False
-    try:
-        return ":" in value or bool(value.encode("idna"))
-    except UnicodeError:
-        return False
 
 
 def _existing(named: str) -> str:
@@ -333,7 +288,7 @@ def _is_file(path: str) -> bool:
 def _load_in_cluster(configuration: Configuration) -> None:
     try:
         k8s_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        _check_url("server of $KUBERNETES_SERVICE_HOST and _PORT", configuration.host)
+        check_url("server of $KUBERNETES_SERVICE_HOST and _PORT", configuration.host)
     except ConfigError:
         raise
     except (k8s_config.ConfigException, OSError, ValueError) as error:

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
-from urllib.request import getproxies
 
 import httptools
 from yarl import URL
@@ -139,8 +138,7 @@ def make_posts(
     credentials: Credentials, headers: Mapping[str, str], most: int, connect_s: float
 ) -> Posts | None:
     """Make `Posts`, None where a proxy or a password in the URL is left to aiohttp; arguments as there."""
-    proxied = credentials.proxy or (credentials.trust_env and getproxies())
-    if proxied or URL(credentials.server).user is not None:
+    if credentials.proxy is not None or URL(credentials.server).user is not None:
         return None
     return Posts(credentials, headers, most, connect_s)
 

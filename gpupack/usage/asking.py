@@ -1,5 +1,6 @@
 """Reports from where somebody says that they are: Prometheus, a history, a running dashboard."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, step_of
 from gpupack.usage.report import By, Report, report
 from gpupack.usage.store import read
-from kubeapi.errors import cut, printable, unreachable_because
+from kubeapi.errors import ConfigError, cut, printable, unreachable_because
+from kubeapi.urls import proxy_for
 
 
 async def from_prometheus(url: str, token: str, by: By, since: float, until: float) -> Report:
@@ -20,8 +22,8 @@ async def from_prometheus(url: str, token: str, by: By, since: float, until: flo
     Raises:
         InputError: it does not answer, knows nothing of gpupack, or answers something else.
     """
-    _check_url("--prometheus", url)
-    async with aiohttp.ClientSession() as session:
+    proxy = _way_to("--prometheus", url)
+    async with aiohttp.ClientSession(proxy=proxy) as session:
         prometheus = Prometheus(session, url, token)
         periods = [
             period async for period in prometheus.periods(since, until, step_of(since, until), by.label)
@@ -49,11 +51,11 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
     Raises:
         InputError: none runs there, or it has no report; with its own sentence then.
     """
-    _check_url("--dashboard", url)
+    proxy = _way_to("--dashboard", url)
     params = {"by": str(by), "since": _written(since), "until": _written(until)}
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), proxy=proxy) as session,
             session.get(f"{url.rstrip('/')}/api/usage", params=params) as answer,
         ):
             body = await answer.read()
@@ -88,6 +90,17 @@ def _written(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).isoformat()
 
 
-def _check_url(option: str, url: str) -> None:
+def _way_to(option: str, url: str) -> str | None:
+    """Find the proxy on the way to a URL; None for a direct connection.
+
+    Raises:
+        InputError: the URL, or what the environment says of proxies, cannot be used.
+    """
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{option} {shown(url)}: allowed is http://HOST:PORT")
+    try:
+        return proxy_for(url, os.environ)
+    except ValueError as error:
+        raise InputError(f"{option} {shown(url)}: {error}") from error
+    except ConfigError as error:
+        raise InputError(str(error)) from error

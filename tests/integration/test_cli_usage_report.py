@@ -113,6 +113,30 @@ async def test_prometheus_is_asked_for_our_own_metrics(prometheus, tmp_path):
     assert "secret" not in out
 
 
+async def test_prometheus_is_asked_through_the_proxy_of_the_environment(prometheus, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", prometheus.url)
+    status, _, err = await usage("--prometheus", "http://prometheus.invalid:9090")
+    assert (status, err) == (0, "")
+
+
+async def test_prometheus_in_a_network_of_no_proxy_is_asked_directly(prometheus, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    port = prometheus.url.rpartition(":")[2]
+    status, _, err = await usage("--prometheus", f"http://0.0.0.0:{port}")
+    assert status == 2
+    assert "does not answer" in err
+    monkeypatch.setenv("NO_PROXY", "0.0.0.0/8")
+    assert (await usage("--prometheus", f"http://0.0.0.0:{port}"))[0] == 0
+
+
+async def test_a_proxy_that_cannot_be_used_is_said_in_a_line(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "socks5://user:secret@h:1")
+    for option in ("--prometheus", "--dashboard"):
+        status, out, err = await usage(option, "http://h:1")
+        assert (status, out) == (2, "")
+        assert err.startswith("gpupack: HTTP_PROXY '...@h:1': allowed are http://HOST[:PORT]")
+
+
 async def test_labels_come_from_kube_state_metrics(prometheus):
     status, out, _ = await usage(
         "--prometheus", prometheus.url, "--since", "1h", "--by", "label:team", "-o", "csv"
@@ -155,6 +179,7 @@ async def test_other_mistakes(tmp_path):
     for arguments, said in (
         (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
         (("--prometheus", "localhost:9090"), "allowed is http://HOST:PORT"),
+        (("--prometheus", "http://h:99999"), '--prometheus "http://h:99999": '),
         (("--dashboard", "http://127.0.0.1:1"), "no dashboard answers at http://127.0.0.1:1"),
         (("--history", tmp_path / "none"), "No such file"),
         (("--history", "x", "--prometheus", "y"), "are two sources: give one of them"),

@@ -202,7 +202,9 @@ def test_every_environment_variable_has_its_line(page: str) -> None:
             continue  # what others set, and what messages name
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                used |= set(re.findall(r"^(?:GPUPACK|CUDA_MPS|TF|XLA)_[A-Z_]+$", node.value))
+                used |= set(
+                    re.findall(r"^(?:(?:GPUPACK|CUDA_MPS|TF|XLA)_[A-Z_]+|(?:HTTPS?|NO)_PROXY)$", node.value)
+                )
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.environ.get", "os.getenv"}:
                 used.add(ast.literal_eval(node.args[0]))
     chart = ROOT / "manifests" / "helm"  # leads to the same files

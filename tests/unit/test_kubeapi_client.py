@@ -380,3 +380,30 @@ def test_the_models_of_the_kubernetes_package_stay_on_disk() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("posts", [None, make_posts])
+async def test_requests_go_through_the_proxy_of_the_environment(server, tmp_path, monkeypatch, posts) -> None:
+    monkeypatch.setenv("HTTP_PROXY", server.url.replace("://", "://user:secret@"))
+    config = kubeconfig(tmp_path / "kc", "http://api.invalid:1")
+    async with await KubeClient.connect(config, posts=posts) as client:
+        await client.post("/x", {})
+    assert str(server.last.url) == "http://api.invalid:1/x"
+    assert server.last.headers["Proxy-Authorization"] == "Basic dXNlcjpzZWNyZXQ="
+
+
+@pytest.mark.parametrize("posts", [None, make_posts])
+async def test_a_server_in_a_network_of_no_proxy_is_asked_directly(
+    server, tmp_path, monkeypatch, posts
+) -> None:
+    """0.0.0.0 is this machine, and by the rules of proxies another one."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    config = kubeconfig(tmp_path / "kc", server.url.replace("127.0.0.1", "0.0.0.0"))
+    async with await KubeClient.connect(config, posts=posts) as client:
+        with pytest.raises(errors.Unreachable):
+            await client.post("/x", {})
+    monkeypatch.setenv("NO_PROXY", "0.0.0.0/8")
+    async with await KubeClient.connect(config, posts=posts) as client:
+        await client.post("/x", {})
+        await client.get("/x")
+    assert len(server.requests) == 2

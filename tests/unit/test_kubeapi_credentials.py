@@ -7,6 +7,7 @@ import pytest
 
 from kubeapi import errors
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
+from kubeapi.posting import make_posts
 from tests.credentials_world import Clock, outside_a_cluster, plugin, service_account, write
 
 
@@ -329,18 +330,34 @@ async def test_a_token_that_vanishes_later(in_cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "trusted"),
+    ("server", "cluster", "proxy"),
     [
-        ("http://127.0.0.1:1", False),
-        ("http://[::1]:1", False),
-        ("http://localhost:1", False),
-        ("http://10.0.0.1:1", True),
-        ("http://api.example:1", True),
+        ("http://127.0.0.1:1", {}, None),
+        ("http://api.example:1", {}, "http://env:1"),
+        ("http://10.0.0.1:1", {}, None),
+        ("http://api.example:1", {"proxy-url": "http://kc:1"}, "http://kc:1"),
+        ("http://10.0.0.1:1", {"proxy-url": "http://kc:1"}, "http://kc:1"),
+    ],
+    ids=[
+        "this machine",
+        "the environment's",
+        "in a network of NO_PROXY",
+        "the kubeconfig's",
+        "it knows best",
     ],
 )
-async def test_proxies_are_not_for_this_machine(tmp_path, server, trusted) -> None:
-    credentials = await Credentials.load(write(tmp_path / "kc", {"server": server}, {}))
-    assert credentials.trust_env is trusted
+async def test_the_proxy_on_the_way_to_the_server(tmp_path, monkeypatch, server, cluster, proxy) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://env:1")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": server, **cluster}, {}))
+    assert credentials.proxy == proxy
+    assert (make_posts(credentials, {}, 1, 1.0) is None) is (proxy is not None)
+
+
+async def test_a_proxy_that_cannot_be_used(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "socks5://h:1")
+    with pytest.raises(errors.ConfigError, match="HTTP_PROXY 'socks5://h:1': allowed are http://HOST"):
+        await Credentials.load(write(tmp_path / "kc", {"server": "http://api.example:1"}, {}))
 
 
 async def test_broken_tls_files_are_a_configuration_error(tmp_path) -> None:
