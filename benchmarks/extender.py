@@ -132,7 +132,9 @@ class FakeCluster:
         index = self.random.randrange(len(self.names))
         self.used[index][self.random.randrange(CARDS)] = self._some_units()
         self.version += 1
-        line = json.dumps({"type": "MODIFIED", "object": self.node(index)}).encode() + b"\n"
+        node = json.dumps(self.node(index))
+        self.listed["nodes"][index] = node
+        line = f'{{"type":"MODIFIED","object":{node}}}\n'.encode()
         for queue in self.watchers:
             queue.put_nowait(line)
 
@@ -163,7 +165,9 @@ class FakeCluster:
         count = len(items)
         first = int(request.query.get("continue", 0))
         last = min(count, first + int(request.query.get("limit", count)))
-        meta = json.dumps({"resourceVersion": "10", "continue": str(last) if last < count else ""})
+        meta = json.dumps(
+            {"resourceVersion": str(self.version), "continue": str(last) if last < count else ""}
+        )
         body = f'{{"metadata":{meta},"items":[{",".join(items[first:last])}]}}'
         return web.Response(text=body, content_type="application/json")
 

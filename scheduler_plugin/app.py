@@ -30,7 +30,7 @@ from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.secondlook import SecondLooks
 from scheduler_plugin.http.server import MAX_BODY, Service, make_app
 from scheduler_plugin.http.tls import ServerTls
-from scheduler_plugin.memory import collect_rarely, settle
+from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
@@ -70,7 +70,7 @@ async def run(
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         watcher = Watcher(client, state, clock, settings.stale_s)
-        watcher.filled.connect(settle)
+        _bound_memory(watcher)
         news = News()
         watcher.changed.connect(news.note)
         elector = elector_of(settings, client)
@@ -138,6 +138,11 @@ async def run(
             await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
             collect_as_before()
+
+
+def _bound_memory(watcher: Watcher) -> None:
+    watcher.filled.connect(settle)
+    watcher.after_each_list(release)
 
 
 async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:

@@ -27,12 +27,13 @@ def collect_rarely() -> Callable[[], None]:
 
 
 def settle() -> None:
-    """Once the caches are full, keep the garbage collector from walking them at every turn.
-
-    What the lists' JSON took goes back to the system, where the C library can do that.
-    """
+    """Keep the garbage collector from walking the caches at every turn, once they are full."""
     # Without a collection first: it would walk over all of the caches to find next to nothing.
     gc.freeze()
+
+
+def release() -> None:
+    """Give back to the system what a list's JSON took, where the C library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

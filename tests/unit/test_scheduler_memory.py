@@ -2,7 +2,9 @@
 
 import gc
 
-from scheduler_plugin.memory import COLLECT_AFTER, collect_rarely, settle
+from pytest_mock import MockerFixture
+
+from scheduler_plugin.memory import COLLECT_AFTER, collect_rarely, release, settle
 
 
 def test_it_is_undone_at_the_end() -> None:
@@ -15,3 +17,14 @@ def test_it_is_undone_at_the_end() -> None:
     finally:
         undo()
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_what_a_list_took_goes_back_where_the_c_library_can_do_that(mocker: MockerFixture) -> None:
+    library = mocker.patch("scheduler_plugin.memory.ctypes.CDLL").return_value
+    release()
+    library.malloc_trim.assert_called_once_with(0)
+
+
+def test_a_c_library_that_cannot_is_left_alone(mocker: MockerFixture) -> None:
+    mocker.patch("scheduler_plugin.memory.ctypes.CDLL", return_value=object())
+    release()

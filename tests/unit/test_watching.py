@@ -133,3 +133,30 @@ async def test_a_refresh_lists_pods_and_then_nodes() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert api.listed[2:] == ["/api/v1/pods", "/api/v1/nodes"]
+
+
+async def test_after_each_list_somebody_is_called_once_the_reflector_is_done_with_it() -> None:
+    """The reflector has the list in its hands while the state takes it."""
+    api = Restored()
+    api.versions = {"/api/v1/nodes": ["50"], "/api/v1/pods": ["100"]}
+    watcher = Watcher(cast("Any", api), ClusterState(), lambda: 0.0, 180)
+    done: list[int] = []
+    enough = asyncio.Event()
+
+    def act() -> None:
+        done.append(watcher.nodes.lists + watcher.pods.lists)
+        if len(done) == 4:
+            enough.set()
+
+    watcher.after_each_list(act)
+    filled = asyncio.Event()
+    watcher.filled.connect(filled.set)
+    task = asyncio.create_task(watcher.run())
+    async with asyncio.timeout(30):
+        await filled.wait()
+        await watcher.refresh()
+        await enough.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert all(lists >= count for count, lists in enumerate(done, 1))

@@ -15,7 +15,7 @@ from kubeapi.posting import make_posts
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.memory import collect_rarely, settle
+from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.configuration.config import QueueConfig
@@ -66,6 +66,7 @@ async def run(
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         watcher.filled.connect(settle)
+        watcher.after_each_list(release)
         QueueFeed(queue, watcher, clock)
         elector = elector_of(settings, client)
         label = leader_label_of(settings, client, elector)
