@@ -169,9 +169,13 @@ class Watcher:
 
     def after_each_list(self, act: Callable[[], None]) -> None:
         """Call `act` after each complete list, once what the list itself took is free."""
-        for sink in (self.node_sink, self.pod_sink):
+
+        def soon(_restored: bool) -> None:
             # The reflector still has the list in its hands.
-            sink.listed.connect(lambda _restored: asyncio.get_running_loop().call_soon(act))
+            asyncio.get_running_loop().call_soon(act)
+
+        for sink in (self.node_sink, self.pod_sink):
+            sink.listed.connect(soon)
 
     def _nodes_listed(self, restored: bool) -> None:
         self._nodes_anew.set()
