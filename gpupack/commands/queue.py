@@ -38,7 +38,7 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
 )
 @click.option(
-    "--http", default="127.0.0.1:8911", show_default=True, help="HOST:PORT of health, metrics, status."
+    "--http", default="127.0.0.1:8914", show_default=True, help="HOST:PORT of health, metrics, status."
 )
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the scheduler.")
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="As of the scheduler.")

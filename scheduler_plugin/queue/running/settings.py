@@ -39,7 +39,7 @@ class QueueSettings(HttpAddress):
 
     config: str
     kubeconfig: str | None = None
-    http: str = "127.0.0.1:8911"
+    http: str = "127.0.0.1:8914"
     node_policy: str = DEFAULT_NODE_POLICY
     card_policy: str = DEFAULT_CARD_POLICY
     unit_mib: int = MIB_PER_GIB
