@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from kubeapi.credentials import Credentials
+from kubeapi.credentials import Credentials, Proof
 from kubeapi.errors import (
     UNREADABLE,
     Conflict,
@@ -57,7 +57,8 @@ class KubeClient:
     ) -> None:
         self._credentials = credentials
         # Identity: compressing tens of MiB of nodes costs the API server more than the network saves.
-        headers = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
+        told = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
+        headers = (*told.items(), *credentials.headers)
         self._posts = posts(credentials, headers, CONNECTIONS, CONNECT_TIMEOUT_S) if posts else None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=keepalive_socket),
@@ -93,6 +94,7 @@ class KubeClient:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._credentials.close()
         if self._posts is not None:
             self._posts.close()
         await self._session.close()
@@ -277,14 +279,15 @@ class KubeClient:
             **params,
         }
         silent_s = timeout_s + WATCH_GRACE_S if idle_s is None else idle_s
+        proof = await self._credentials.proof()
         try:
-            async with self._answer("GET", path, query, within_s=silent_s) as response:
+            async with self._answer("GET", path, query, proof, within_s=silent_s) as response:
                 if opened:
                     opened()
                 async for line in lines(path, response.content.iter_any()):
                     yield line
         except Unauthorized:
-            await self._credentials.renew()
+            await self._credentials.renew(proof)
             raise
 
     async def _request(
@@ -300,32 +303,36 @@ class KubeClient:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         ends = asyncio.get_running_loop().time() + timeout_s
 
-        async def once() -> bytes:
+        async def once(proof: Proof) -> bytes:
             if self._posts is not None and method in self._posts.methods:
-                full = with_query(path, params)
+                where = method, with_query(path, params)
                 return await self._posts.send(
-                    method, full, data or b"", content_type, within_s=timeout_s, ends=ends
+                    *where, data or b"", content_type, proof, within_s=timeout_s, ends=ends
                 )
             async with self._answer(
-                method, path, params, within_s=timeout_s, ends=ends, data=data, content_type=content_type
+                method,
+                path,
+                params,
+                proof,
+                within_s=timeout_s,
+                ends=ends,
+                data=data,
+                content_type=content_type,
             ) as response:
                 return await response.read()
 
-        try:
-            return await once()
-        except Unauthorized:
-            # Refused before anything was done: with new credentials it is safe to ask again, whatever verb.
-            if not await self._renewed(ends):
-                raise
-        return await once()
-
-    async def _renewed(self, ends: float) -> bool:
-        """Fetch credentials again, until `ends` at most; tell whether they differ now."""
-        try:
-            async with asyncio.timeout_at(ends):
-                return await self._credentials.renew()
-        except TimeoutError:
-            return False
+        again = False
+        while True:
+            proof = await self._credentials.within(ends, f"{method} {path}", timeout_s)
+            try:
+                return await once(proof)
+            except Unauthorized as error:
+                # Refused before anything was done: with new credentials it is safe to ask again, any verb.
+                if again:
+                    raise error.after_renewal() from error
+                again = await self._credentials.renew(proof, ends)
+                if not again:
+                    raise
 
     @asynccontextmanager
     async def _answer(
@@ -333,6 +340,7 @@ class KubeClient:
         method: str,
         path: str,
         params: Mapping[str, str | int],
+        proof: Proof,
         *,
         within_s: float,
         ends: float | None = None,
@@ -347,9 +355,8 @@ class KubeClient:
         what = f"{method} {path}"
         url = URL(self.server + with_query(path, params), encoded=True)
         headers = {"Content-Type": content_type} if data is not None else {}
-        token = await self._credentials.within(ends, what, within_s)
-        if token:
-            headers["Authorization"] = token
+        if proof.authorization:
+            headers["Authorization"] = proof.authorization
         try:
             async with self._session.request(
                 method,
@@ -359,7 +366,7 @@ class KubeClient:
                 timeout=_timeout(within_s, ends),
                 allow_redirects=False,
                 # Another context means other connections: those there are have shown the old certificate.
-                ssl=self._credentials.tls or True,
+                ssl=proof.tls or True,
                 server_hostname=self._credentials.tls_server_name,
                 proxy=self._credentials.proxy,
             ) as response:

@@ -4,10 +4,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubeapi.errors import ConfigError
+from kubeapi.impersonation import Headers, impersonation_headers
 from kubeapi.loading import without_models
 from kubeapi.urls import check_url, is_host, proxy_for
 
@@ -29,6 +31,18 @@ FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
 
 
+class Proof(NamedTuple):
+    """What a request shows of who sends it.
+
+    Attributes:
+        authorization: Value of the header, None for none.
+        tls: Context of its connection, which may have a client's certificate; None for http.
+    """
+
+    authorization: str | None
+    tls: "ssl.SSLContext | None"
+
+
 class Credentials:
     """Address, TLS context and the current bearer token of one API server.
 
@@ -37,19 +51,28 @@ class Credentials:
         tls: context for https, None for http; another object when certificates have changed.
         tls_server_name: name expected in the server's certificate, None for the host's own.
         proxy: proxy URL of the kubeconfig, else of the environment, None for a direct connection.
+        headers: of every request, apart from Authorization: as whom the kubeconfig's user acts.
     """
 
-    def __init__(self, configuration: Configuration, loader: object, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        loader: object,
+        clock: Callable[[], float],
+        headers: Headers,
+    ) -> None:
         self._configuration = configuration
         self._loader = loader
         self._clock = clock
-        self._loaded_at = clock()
+        self._loaded_at = self._forced_at = clock()
+        self._reloading: asyncio.Task[None] | None = None
         self.server: str = configuration.host.rstrip("/")
         self.tls: ssl.SSLContext | None = None
         self._tls_made_of: tuple[bytes, ...] = ()
         self._follow_certificates()
         self.tls_server_name: str | None = configuration.tls_server_name
         self.proxy: str | None = configuration.proxy or proxy_for(self.server, os.environ)
+        self.headers = headers
 
     @classmethod
     async def load(
@@ -79,7 +102,7 @@ class Credentials:
         else:
             source = f"kubeconfig {named or HOME_CONFIG}"
             loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration, context)
-        credentials = cls(configuration, loader, clock)
+        credentials = cls(configuration, loader, clock, impersonation_headers(source, _user(loader)))
         try:
             await credentials.authorization()
         except ConfigError as error:
@@ -103,6 +126,9 @@ class Credentials:
         """
         if self._clock() - self._loaded_at >= REFRESH_S and self._renewable():
             await self._reload()
+        return await self._token()
+
+    async def _token(self) -> str | None:
         try:
             value: str | None = await self._configuration.get_api_key_with_prefix(
                 "BearerToken", alias="authorization"
@@ -118,11 +144,19 @@ class Credentials:
             )
         return value
 
-    async def within(self, ends: float | None, what: str, within_s: float) -> str | None:
-        """Value of the Authorization header, or an error once `ends` has come on the event loop's clock.
+    async def proof(self) -> Proof:
+        """What the next request shows.
+
+        Raises:
+            ConfigError: as of `authorization`.
+        """
+        return Proof(await self.authorization(), self.tls)
+
+    async def within(self, ends: float, what: str, within_s: float) -> Proof:
+        """What the next request shows, or an error once `ends` has come on the event loop's clock.
 
         Args:
-            ends: None waits for ever.
+            ends: When to wait no longer.
             what: The request in words, for the error, as `within_s`.
             within_s: Seconds that there were.
 
@@ -131,39 +165,78 @@ class Credentials:
         """
         try:
             async with asyncio.timeout_at(ends):
-                return await self.authorization()
+                return await self.proof()
         except TimeoutError as error:
             raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
 
-    async def renew(self) -> bool:
-        """After a 401: fetch credentials again.
+    async def renew(self, refused: Proof, ends: float | None = None) -> bool:
+        """After a 401: fetch credentials again, once for all requests that were refused with the same ones.
+
+        Args:
+            refused: What the request has shown.
+            ends: When to wait no longer, on the event loop's clock; None waits for ever.
 
         Returns:
             True when token or certificates differ now, so that asking once more makes sense.
+
+        Raises:
+            ConfigError: as of `authorization`.
         """
-        if self._clock() - self._loaded_at < FORCED_GAP_S:
-            return False
-        token, tls = self._configuration.api_key.get("BearerToken"), self.tls
-        if hasattr(self._loader, "exec_plugin_expiry"):
-            del self._loader.exec_plugin_expiry  # else the loader keeps a refused token until its expiry
-        await self._reload()
-        return self.tls is not tls or bool(self._configuration.api_key.get("BearerToken") != token)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(ends):
+                if not await self._differ(refused) and self._reloading is not None:
+                    # For another request, or because it was time: that asks no plugin before its expiry.
+                    await asyncio.shield(self._reloading)
+                if not await self._differ(refused) and self._clock() - self._forced_at >= FORCED_GAP_S:
+                    await self._reload(forced=True)
+                return await self._differ(refused)
+        return False
+
+    async def _differ(self, refused: Proof) -> bool:
+        return Proof(await self._token(), self.tls) != refused
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        if self._reloading is not None:
+            self._reloading.cancel()
 
     def _renewable(self) -> bool:
         """A plugin whose credentials carry no expiry is asked again after a 401 only, as kubectl does."""
         return _exec_command(self._loader) is None or hasattr(self._loader, "exec_plugin_expiry")
 
-    async def _reload(self) -> None:
+    async def _reload(self, *, forced: bool = False) -> None:
+        """Load again in a task of its own: a request that is given up meanwhile takes it from no other.
+
+        Args:
+            forced: A 401 asks for it, so what a plugin gave is not good until its expiry.
+        """
         self._loaded_at = self._clock()
+        self._reloading = asyncio.get_running_loop().create_task(self._load_again(forced))
+        self._reloading.add_done_callback(self._reloaded)
+        await asyncio.shield(self._reloading)
+
+    def _reloaded(self, task: asyncio.Task[None]) -> None:
+        self._reloading = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it, too; perhaps nobody does any more
+
+    async def _load_again(self, forced: bool) -> None:
+        if forced:
+            self._forced_at = self._clock()
+            if hasattr(self._loader, "exec_plugin_expiry"):
+                del self._loader.exec_plugin_expiry  # else the loader keeps a refused token until its expiry
         try:
             if self._loader is None:
                 _load_in_cluster(self._configuration)
             else:
                 await self._loader.load_and_set(self._configuration)  # type: ignore[attr-defined]
-        except Exception as error:  # as above; the old token may still do
+        except Exception as error:  # the old token may still do
             raise ConfigError(
                 f"credentials cannot be read again: {str(error) or type(error).__name__}"
             ) from error
+        finally:
+            if forced:
+                self._forced_at = self._clock()
         self._follow_certificates()
 
     def _follow_certificates(self) -> None:
@@ -295,9 +368,13 @@ def _load_in_cluster(configuration: Configuration) -> None:
         raise ConfigError(f"no usable service account in this pod: {error}") from error
 
 
+def _user(loader: object) -> dict[str, Any]:
+    """The kubeconfig's user, empty where the context has none."""
+    user = getattr(loader, "_user", None)
+    return {} if user is None else user.value
+
+
 def _exec_command(loader: object) -> str | None:
     """Command of the kubeconfig's credential plugin, None where there is none."""
-    user = getattr(loader, "_user", None)
-    if user is None or "exec" not in user:
-        return None
-    return str(user["exec"].safe_get("command"))
+    user = _user(loader)
+    return str(user["exec"].get("command")) if "exec" in user else None

@@ -72,6 +72,11 @@ class TimedOut(KubeApiError):
 class Unauthorized(KubeApiError):
     """401: credentials missing, wrong or expired."""
 
+    def after_renewal(self) -> "Unauthorized":
+        """Make the error of a request that was sent again with other credentials."""
+        message = f"{self.message}; credentials that were fetched anew are refused, too"
+        return Unauthorized(message, status=self.status, reason=self.reason)
+
 
 class Forbidden(KubeApiError):
     """403: RBAC or an admission policy says no."""

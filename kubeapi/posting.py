@@ -6,15 +6,16 @@ made for it alone. Here it is one write, and httptools reads the answer. No prox
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 from yarl import URL
 
-from kubeapi.credentials import Credentials
+from kubeapi.credentials import Credentials, Proof
 from kubeapi.errors import TimedOut, Unreachable, from_answer, unreachable_because
+from kubeapi.impersonation import Headers
 from kubeapi.streams import keep_alive
 
 if TYPE_CHECKING:
@@ -75,18 +76,24 @@ class Posts:
 
     methods: Final = frozenset({"POST", "PATCH"})
 
-    def __init__(
-        self, credentials: Credentials, headers: Mapping[str, str], most: int, connect_s: float
-    ) -> None:
+    def __init__(self, credentials: Credentials, headers: Headers, most: int, connect_s: float) -> None:
         self._credentials = credentials
         self._url = URL(credentials.server)
         # An IPv6 address keeps its brackets.
-        headers = {"Host": self._url.raw_authority, **headers}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        headers = (("Host", self._url.raw_authority), *headers)
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers)
         self._connections = Connections(most, connect_s)
 
     async def send(
-        self, method: str, path: str, data: bytes, content_type: str, *, within_s: float, ends: float
+        self,
+        method: str,
+        path: str,
+        data: bytes,
+        content_type: str,
+        proof: Proof,
+        *,
+        within_s: float,
+        ends: float,
     ) -> bytes:
         """Send one request.
 
@@ -95,6 +102,7 @@ class Posts:
             path: From the root, with the query, encoded.
             data: Its body.
             content_type: Of the body.
+            proof: Of who sends it.
             within_s: How long it may take, for errors.
             ends: When it has to be over, on the event loop's clock.
 
@@ -105,16 +113,15 @@ class Posts:
             KubeApiError: as of `KubeClient`.
         """
         what = f"{method} {path}"
-        token = await self._credentials.within(ends, what, within_s)
-        proof = f"Authorization: {token}\r\n" if token else ""
+        token = f"Authorization: {proof.authorization}\r\n" if proof.authorization else ""
         request = (
-            f"{method} {self._url.raw_path.rstrip('/')}{path} HTTP/1.1\r\n{self._headers}{proof}"
+            f"{method} {self._url.raw_path.rstrip('/')}{path} HTTP/1.1\r\n{self._headers}{token}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
-        ).encode("ascii")
+        ).encode()
         target = Target(
             self._url.host or "",
             self._url.port or 0,
-            self._credentials.tls,
+            proof.tls,
             self._credentials.tls_server_name,
         )
         try:
@@ -134,16 +141,14 @@ class Posts:
         self._connections.close()
 
 
-def make_posts(
-    credentials: Credentials, headers: Mapping[str, str], most: int, connect_s: float
-) -> Posts | None:
+def make_posts(credentials: Credentials, headers: Headers, most: int, connect_s: float) -> Posts | None:
     """Make `Posts`, None where a proxy or a password in the URL is left to aiohttp; arguments as there."""
     if credentials.proxy is not None or URL(credentials.server).user is not None:
         return None
     return Posts(credentials, headers, most, connect_s)
 
 
-MakePosts = Callable[[Credentials, Mapping[str, str], int, float], Posts | None]
+MakePosts = Callable[[Credentials, Headers, int, float], Posts | None]
 
 
 class Connections:

@@ -198,9 +198,13 @@ async def test_a_second_try_has_the_time_that_the_first_left(server, client, moc
     assert first.ceil_threshold > 7.5  # above it aiohttp would round up to whole seconds
 
 
+async def _never(_) -> None:
+    await asyncio.Event().wait()
+
+
 async def test_credentials_are_renewed_within_the_time_of_the_request(server, client, mocker) -> None:
     refuse_first(server)
-    mocker.patch.object(client._credentials, "renew", side_effect=asyncio.Event().wait)
+    mocker.patch.object(client._credentials, "_differ", side_effect=_never)
     with pytest.raises(errors.Unauthorized) as caught:
         await client.bind("ns", "p", "u", "n", {}, timeout_s=0.05)
     assert not caught.value.maybe_done

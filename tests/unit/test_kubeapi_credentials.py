@@ -216,7 +216,7 @@ async def test_a_plugin_without_expiry_is_asked_again_after_a_401_only(tmp_path)
     )
     clock.now += 10 * REFRESH_S
     assert await credentials.authorization() == "Bearer token-1"
-    assert await credentials.renew()
+    assert await credentials.renew(await credentials.proof())
     assert await credentials.authorization() == "Bearer token-2"
 
 
@@ -236,7 +236,7 @@ async def test_a_401_overrules_a_plugins_expiry(tmp_path) -> None:
     user = plugin(tmp_path, expirationTimestamp="2999-01-01T00:00:00Z")
     credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, user), clock)
     clock.now += FORCED_GAP_S
-    assert await credentials.renew()
+    assert await credentials.renew(await credentials.proof())
     assert await credentials.authorization() == "Bearer token-2"
 
 
@@ -245,7 +245,7 @@ async def test_401s_do_not_run_a_plugin_in_a_hot_loop(tmp_path) -> None:
     credentials = await Credentials.load(
         write(tmp_path / "kc", {"server": "http://h:1"}, plugin(tmp_path)), clock
     )
-    assert not await credentials.renew()
+    assert not await credentials.renew(await credentials.proof())
     assert (tmp_path / "count").read_text() == "1"
 
 
@@ -273,7 +273,7 @@ async def test_in_cluster(in_cluster) -> None:
     assert await credentials.authorization() == "bearer sa-1"
     in_cluster.write_text("sa-2")
     clock.now += FORCED_GAP_S
-    assert await credentials.renew()
+    assert await credentials.renew(await credentials.proof())
     assert await credentials.authorization() == "bearer sa-2"
 
 
@@ -325,7 +325,7 @@ async def test_a_token_that_vanishes_later(in_cluster) -> None:
     in_cluster.unlink()
     clock.now += FORCED_GAP_S
     with pytest.raises(errors.ConfigError, match="cannot be read again"):
-        await credentials.renew()
+        await credentials.renew(await credentials.proof())
     assert await credentials.authorization() == "bearer sa-1"
 
 
@@ -351,7 +351,7 @@ async def test_the_proxy_on_the_way_to_the_server(tmp_path, monkeypatch, server,
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
     credentials = await Credentials.load(write(tmp_path / "kc", {"server": server, **cluster}, {}))
     assert credentials.proxy == proxy
-    assert (make_posts(credentials, {}, 1, 1.0) is None) is (proxy is not None)
+    assert (make_posts(credentials, (), 1, 1.0) is None) is (proxy is not None)
 
 
 async def test_a_proxy_that_cannot_be_used(tmp_path, monkeypatch) -> None:

@@ -155,4 +155,4 @@ async def test_a_proxy_is_left_to_aiohttp(
     server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client._credentials, "proxy", "http://127.0.0.1:1")
-    assert make_posts(client._credentials, {}, 1, 1.0) is None
+    assert make_posts(client._credentials, (), 1, 1.0) is None

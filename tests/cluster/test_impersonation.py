@@ -1,0 +1,65 @@
+"""A kubeconfig with `as`: the real API server counts the rights of the user acted as, and records both."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.daemons import REPOSITORY
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+GROUP = "rbac.authorization.k8s.io"
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    cluster = make_cluster(w.cards(8192))
+    # The real user may act as anybody, and nothing else. Whoever is in the group may cordon.
+    rules = {
+        "actor": [{"apiGroups": [""], "resources": ["users", "groups"], "verbs": ["impersonate"]}],
+        "cordoner": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]}],
+    }
+    subjects = {
+        "actor": {"kind": "ServiceAccount", "name": "actor", "namespace": "default"},
+        "cordoner": {"kind": "Group", "apiGroup": GROUP, "name": "gpu-admins"},
+    }
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "actor"}})
+    for name, allowed in rules.items():
+        metadata = {"metadata": {"name": name}}
+        role = {"apiGroup": GROUP, "kind": "ClusterRole", "name": name}
+        cluster.api.post(f"{RBAC}/clusterroles", {**metadata, "rules": allowed})
+        binding = {**metadata, "roleRef": role, "subjects": [subjects[name]]}
+        cluster.api.post(f"{RBAC}/clusterrolebindings", binding)
+    return cluster
+
+
+def acting(cluster: Cluster, tmp_path: Path, **user: object) -> Path:
+    """A kubeconfig of the real user that acts as another one."""
+    config = cluster.use_identity("actor", cluster.token("default", "actor")).read_text()
+    kubeconfig = json.loads(config)
+    kubeconfig["users"][0]["user"].update(user)
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+    return tmp_path / "kubeconfig"
+
+
+def gpupack(kubeconfig: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "gpupack", *arguments, f"--kubeconfig={kubeconfig}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_rights_are_those_of_the_group_acted_as(cluster: Cluster, tmp_path: Path) -> None:
+    name = cluster.node_object()["metadata"]["name"]
+    status, said = gpupack(acting(cluster, tmp_path), "cordon", name, "--all")
+    assert status != 0
+    assert "system:serviceaccount:default:actor" in said
+    status, said = gpupack(acting(cluster, tmp_path, **{"as": "bob"}), "cordon", name, "--all")
+    assert status != 0
+    assert '"bob" cannot' in said
+    bob = {"as": "bob", "as-groups": ["gpu-admins", "system:authenticated"]}
+    status, said = gpupack(acting(cluster, tmp_path, **bob), "cordon", name, "--all")
+    assert status == 0, said
