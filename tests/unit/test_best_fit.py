@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.best_fit import CPU, GPU, MEMORY, BestFit, Settings, dominant
+from scheduler_plugin.placement.policies.best_fit import BestFit, Settings
 from scheduler_plugin.placement.policies.registry import by_row
+from scheduler_plugin.placement.policies.remaining import CPU, GPU, MEMORY, dominant
 from tests.policy_view import ask, place, view
 
 ABC = {
@@ -165,3 +168,115 @@ def test_bad_parameters(parameters, message):
 def test_a_negative_bound_is_refused():
     with pytest.raises(PolicyError, match="lower is -1"):
         Settings(lower=-1)
+
+
+GOLDEN = [
+    # Free units of the cards by node, selectors by (node, card) or None, units, cards -> node.
+    ({"a": [16, 2], "b": [3, 3]}, None, 2, 1, "a"),
+    ({"a": [16, 2], "b": [3, 3]}, None, 3, 1, "b"),
+    ({"a": [16, 2], "b": [3, 3]}, None, 4, 1, "a"),
+    ({"a": [16, 16, 4, 4], "b": [5, 5, 0, 0]}, None, 4, 2, "a"),
+    ({"a": [16, 4], "b": [6, 6]}, None, 4, 2, "b"),
+    ({"a": [8, 0], "b": [3, 16]}, {("a", 0), ("b", 0)}, 2, 1, "b"),
+    ({"a": [8, 3], "b": [16, 3]}, {("a", 0), ("b", 0)}, 2, 1, "a"),
+]
+
+
+@pytest.mark.parametrize("mode", ["pick", "candidates"])
+@pytest.mark.parametrize(("free", "admitted", "units", "cards", "expected"), GOLDEN)
+def test_the_tightest_admitted_set_of_cards(mode, free, admitted, units, cards, expected):
+    """The issue's: request 2, free [16, 2] and [3, 3]; the first one's 2 fits exactly."""
+    arrays = view({name: (0, 0, [16] * len(cs), 0, 0, [16 - c for c in cs]) for name, cs in free.items()})
+    admits = None
+    if admitted is not None:
+        admits = np.zeros(arrays.size.shape, dtype=bool)
+        for name, card in admitted:
+            admits[arrays.rows[name], card] = True
+    rows = rows_of(arrays)
+    scores = make("best-fit", {"mode": mode}).score(arrays, ask(0, 0, (units, cards), admits=admits), rows)
+    assert winner(arrays, scores, rows) == expected
+
+
+@st.composite
+def clusters(draw):
+    """Cards free by node, twice: before and after somebody else's changes; and which are admitted."""
+    nodes = draw(st.integers(1, 6))
+    free = st.lists(st.integers(0, 9), min_size=3, max_size=3)
+    drawn = [draw(st.lists(free, min_size=nodes, max_size=nodes)) for _ in range(2)]
+    return drawn, draw(st.none() | st.lists(st.booleans(), min_size=nodes * 3, max_size=nodes * 3))
+
+
+def by_hand(free, admits, units, cards, policy):
+    """The method read literally: sums of the tightest sets, in rings; None where nothing fits."""
+    items = []
+    for row, of in enumerate(free):
+        fitting = sorted(
+            f for card, f in enumerate(of) if f >= units and (admits is None or admits[row, card])
+        )
+        if len(fitting) >= cards:
+            items.append((sum(fitting[:cards]), row))
+    (index,) = policy._indexes.values()
+    buckets, limit = index.buckets, policy.settings.limit
+    amount = units * cards
+    first = max(1, buckets.bucket_of(amount))
+    upper = max(first, min(limit or buckets.count, buckets.count))
+    near = [item for item in items if first <= buckets.bucket_of(item[0]) <= upper]
+    if near:
+        return min(near)[1]
+    top = max((buckets.bucket_of(left) for left, _ in items), default=0)
+    far = [item for item in items if buckets.bucket_of(item[0]) == top > upper]
+    if not far:
+        return None
+    return min(
+        far, key=lambda item: (-item[0] if policy.settings.fallback == "largest" else item[0], item[1])
+    )[1]
+
+
+@settings(max_examples=200)
+@given(clusters(), st.integers(1, 9), st.integers(1, 3), st.sampled_from([None, 1, 2]), st.booleans())
+def test_index_arrays_and_the_method_agree(drawn, units, cards, limit, largest):
+    (before, after), mask = drawn
+    arrays = view({f"n{row}": (0, 0, [9] * 3, 0, 0, [9 - f for f in of]) for row, of in enumerate(before)})
+    rows = rows_of(arrays)
+    admits = None
+    if mask is not None:
+        admits = np.zeros(arrays.size.shape, dtype=bool)
+        admits[rows, :3] = np.array(mask).reshape(-1, 3)
+    policy = BestFit(Settings("pick", 4, limit, fallback="largest" if largest else "closest"))
+    wanted = ask(0, 0, (units, cards), admits=admits)
+    everything = np.ones(arrays.size.shape, dtype=bool)
+    for free in (before, after):
+        for row, of in zip(rows, free, strict=True):
+            arrays.set_cards(row, [9] * 3, [9 - f for f in of])
+        found = policy.pick(arrays, wanted)
+        by_row_of = [free[row] for row in range(len(free))]
+        expected = by_hand(by_row_of, None if admits is None else admits[rows], units, cards, policy)
+        assert found.key == (None if expected is None else rows[expected])
+        if admits is None:
+            # A selector that admits all goes over arrays, and finds the same in the same buckets.
+            same = policy.pick(arrays, ask(0, 0, (units, cards), admits=everything))
+            assert (same.key, same.probes) == (found.key, found.probes)
+
+
+def test_a_search_that_looks_at_too_many_goes_over_arrays():
+    """Hundreds of nodes with the tightest cards have no processor left."""
+    full = {f"a{number:03}": (1000, 0, [16], 1000, 0, [8]) for number in range(600)}
+    arrays = view(full | {"b": (9000, 0, [16], 0, 0, [4])})
+    policy = BestFit(Settings(mode="pick"))
+    found = policy.pick(arrays, ask(500, 0, (8, 1)))
+    assert (arrays.names[found.key], found.touched) == ("b", 512 + 601)
+    rows = rows_of(arrays)
+    scores = policy.score(arrays, ask(500, 0, (8, 1)), rows[-1:])
+    assert scores.tolist() == [0.0]
+
+
+def test_ranks_that_move_reach_the_index():
+    """Names between names: a tie goes to the first name, also where its rank was given anew."""
+    arrays = view({"a": (0, 0, [16], 0, 0, [8]), "c": (0, 0, [16], 0, 0, [8])})
+    policy = BestFit(Settings(mode="pick"))
+    assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "a"
+    for number in range(40):
+        arrays.add("b" * (40 - number))
+    arrays.set_cards(arrays.rows["b"], [16], [8])
+    arrays.remove("a")
+    assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "b"

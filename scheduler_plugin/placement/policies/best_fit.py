@@ -2,35 +2,48 @@
 
 The request's dominant class is the one of which it takes the largest share of the cluster:
 argmax(request_c / total_c), ties in the order gpu-memory, cpu, memory. Its remaining amount on a node is
-compared: of gpu-memory what the card has that would be used, the c-th largest free amount for c cards.
+compared: of gpu-memory what the cards have that would be used, the tightest set of admitted cards
+(`remaining.tightest`).
 
 Mode `pick` searches the buckets of the dominant class (`buckets.Buckets.find`) and names one node; mode
 `candidates` scores every feasible node by `remaining - request`, the order in which the buckets K..M would
-be read without a limit.
+be read without a limit. Where a pod has selectors, or the first hundreds in the index lack
+something else, the same search is made over arrays.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final, Literal, cast
 
 import numpy as np
 
 from allocator.registry import Entry, Parameters
-from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, IntArray, LongArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies.buckets import Buckets, Fallback, Found
+from scheduler_plugin.placement.policies.buckets import Buckets, Fallback, Found, find_in_arrays
 from scheduler_plugin.placement.policies.fractions import DECIMALS
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.placement.policies.remaining import (
+    CLASSES,
+    CPU,
+    GPU,
+    MEMORY,
+    NO_SET,
+    Search,
+    card_sets,
+    feasible_rows,
+    host_left,
+    search_for,
+)
 
 NAME: Final = "best-fit"
-GPU: Final = "gpu-memory"
-CPU: Final = "cpu"
-MEMORY: Final = "memory"
-CLASSES: Final = (GPU, CPU, MEMORY)
 
 SCALES: Final = {GPU: 1, CPU: 1000, MEMORY: 1 << 30}
 """What parameters count in: units of a card, cores, GiB of host memory."""
+
+MOST_ITEMS: Final = 512
+"""Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
 
 Mode = Literal["pick", "candidates"]
 
@@ -82,6 +95,67 @@ class Settings:
             Buckets(bounds)
 
 
+class _Index:
+    """The buckets of one class: nodes by cpu or memory left, sets of cards by what they have free.
+
+    Args:
+        view: The cluster as it is.
+        search: Whose class and number of cards the index is for.
+        buckets: Empty.
+    """
+
+    def __init__(self, view: ClusterView, search: Search, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self._name, self._cards = search.name, search.demand.cards
+        self._width = view.free_order.shape[0]
+        self._items: dict[int, list[int]] = {}
+        self.insert(view, np.flatnonzero(view.usable))
+
+    def insert(self, view: ClusterView, rows: RowArray) -> None:
+        """Move rows to where they belong by now."""
+        usable, ranks = view.usable[rows].tolist(), view.name_rank[rows].tolist()
+        left = host_left(view, self._name, rows).tolist() if self._name != GPU else None
+        orders = view.free_order[:, rows].T.tolist() if left is None else None
+        for at, row in enumerate(rows.tolist()):
+            items: dict[int, int] = {}
+            if usable[at] and left is not None:
+                items = {row * self._width: left[at]}
+            elif usable[at] and orders is not None:
+                items = {
+                    row * self._width + first: amount for first, amount in card_sets(orders[at], self._cards)
+                }
+            for item in self._items.pop(row, ()):
+                if item not in items:
+                    self.buckets.drop(item)
+            for item, amount in items.items():
+                self.buckets.put(item, amount, ranks[at])
+            if items:
+                self._items[row] = list(items)
+
+    def find(
+        self,
+        view: ClusterView,
+        search: Search,
+        fits: Callable[[int], bool],
+        limit: int,
+        fallback: Fallback,
+    ) -> Found:
+        """Search a row; given up after `MOST_ITEMS`."""
+        units = search.demand.units
+
+        def suits(item: int) -> bool:
+            row, first = divmod(item, self._width)
+            if self._name == GPU:
+                free = view.free_order[:, row]
+                # A node with smaller cards that fit would use those: it does not stand here.
+                if free[first] < units or (first + 1 < self._width and free[first + 1] >= units):
+                    return False
+            return fits(row)
+
+        found = self.buckets.find(max(1, search.amount), limit, suits, fallback, MOST_ITEMS)
+        return found if found.key is None else replace(found, key=found.key // self._width)
+
+
 class BestFit:
     """The node policy; see the module's text."""
 
@@ -89,8 +163,10 @@ class BestFit:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = Settings() if settings is None else settings
-        self._indexes: dict[tuple[str, int], Buckets] = {}
+        self._indexes: dict[tuple[str, int], _Index] = {}
         self._versions: LongArray = np.zeros(0, dtype=np.int64)
+        self._ranks: LongArray = np.zeros(0, dtype=np.int64)
+        self._width = 0
 
     @property
     def by_row(self) -> bool:
@@ -100,110 +176,80 @@ class BestFit:
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by what the dominant class has left after it; `pick`: 0 for the node, else inf."""
         if self.settings.mode == "candidates":
-            name, cards, amount = self._search(view, ask)
-            left: FloatArray = (_remaining(view, ask, name, cards, rows) - amount).astype(np.float64)
+            search = search_for(view, ask, self.settings.order)
+            left: FloatArray = (search.left(view, ask, rows) - search.amount).astype(np.float64)
             left += _others(view, rows)
             return left
         member = np.zeros(len(view.names), dtype=np.bool_)
         member[rows] = True
-        picked = self.pick(view, ask, lambda row: bool(member[row])).key
+        picked = self.pick(view, ask, member).key
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
         scores[rows == picked] = 0.0
         return scores
 
-    def pick(self, view: ClusterView, ask: Ask, fits: Callable[[int], bool] | None = None) -> Found:
+    def pick(self, view: ClusterView, ask: Ask, fits: BoolArray | None = None) -> Found:
         """Search the index of the dominant class.
 
         Args:
             view: The cluster now.
             ask: What the pod asks for; a pod with several demands is searched by its largest.
-            fits: Tells whether a row can take the pod; None: cpu, memory and cards decide.
+            fits: bool[R], rows that can take the pod; None: cpu, memory and cards decide.
         """
-        name, cards, amount = self._search(view, ask)
+        search = search_for(view, ask, self.settings.order)
         self._follow(view)
-        index = self._index(view, name, cards)
-        limit = index.count if self.settings.limit is None else self.settings.limit
+        key = (search.name, search.demand.cards)
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._indexes[key] = _Index(view, search, self._empty(view, search))
+        limit = index.buckets.count if self.settings.limit is None else self.settings.limit
+        touched = 0
+        if ask.admits is None or search.name != GPU:
+            may = _feasible(view, ask) if fits is None else lambda row: bool(fits[row])
+            found = index.find(view, search, may, limit, self.settings.fallback)
+            if found.complete:
+                return found
+            touched = found.touched
+        rows = np.flatnonzero(view.usable if fits is None else fits)
+        left = search.left(view, ask, rows)
+        suits = left < NO_SET
         if fits is None:
-            fits = _feasible(view, ask)
-        return index.find(max(1, amount), limit, fits, self.settings.fallback)
-
-    def _search(self, view: ClusterView, ask: Ask) -> tuple[str, int, int]:
-        """Dominant class, cards and amount to search for."""
-        demand = max(ask.demands, key=lambda d: (d.units, d.cards), default=CardDemand(0, 1))
-        asked = {GPU: ask.gpu_units, CPU: ask.cpu_milli, MEMORY: ask.memory_bytes}
-        totals = {
-            GPU: int(view.gpu_capacity.sum()),
-            CPU: int(view.cpu_capacity.sum()),
-            MEMORY: int(view.memory_capacity.sum()),
-        }
-        name = dominant(asked, totals, self.settings.order)
-        return (GPU, demand.cards, demand.units) if name == GPU else (name, 1, asked[name])
+            suits &= feasible_rows(view, ask, rows)
+        found = find_in_arrays(
+            index.buckets.bounds,
+            *(left, view.name_rank[rows], suits),
+            *(max(1, search.amount), limit, self.settings.fallback),
+        )
+        row = None if found.key is None else int(rows[found.key])
+        return replace(found, key=row, touched=touched + found.touched)
 
     def _follow(self, view: ClusterView) -> None:
         """Move the rows that changed, in every index."""
-        rows = len(view.names)
-        if rows != len(self._versions):
+        rows, width = len(view.names), view.free_order.shape[0]
+        if rows != len(self._versions) or width != self._width:
             self._versions = np.full(rows, -1, dtype=np.int64)
+            self._ranks = np.zeros(rows, dtype=np.int64)
+            self._width = width
             self._indexes.clear()
-        changed = np.flatnonzero(view.version != self._versions)
-        for (name, cards), index in self._indexes.items():
-            _insert(index, view, name, cards, changed)
+        # A node that joins may move the ranks of others, whose versions stay.
+        changed = np.flatnonzero((view.version != self._versions) | (view.name_rank != self._ranks))
+        for index in self._indexes.values():
+            index.insert(view, changed)
         self._versions[changed] = view.version[changed]
+        self._ranks[changed] = view.name_rank[changed]
 
-    def _index(self, view: ClusterView, name: str, cards: int) -> Buckets:
-        index = self._indexes.get((name, cards))
-        if index is None:
-            rows = np.arange(len(view.names))
-            largest = int(_left(view, name, cards, rows).max(initial=0))
-            index = self._indexes[name, cards] = self._empty(name, largest)
-            _insert(index, view, name, cards, rows)
-        return index
-
-    def _empty(self, name: str, largest: int) -> Buckets:
-        settings, scale = self.settings, SCALES[name]
+    def _empty(self, view: ClusterView, search: Search) -> Buckets:
+        """Make the buckets for a class; of sets of cards bounds are those of one card times the cards."""
+        settings, name, cards = self.settings, search.name, search.demand.cards
+        scale = SCALES[name] * cards
         if name in settings.bounds:
             return Buckets([bound * scale for bound in settings.bounds[name]])
+        rows = np.arange(len(view.names))
+        if name != GPU:
+            largest = int(host_left(view, name, rows).max(initial=0))
+        else:
+            largest = cards * int(view.free_order[cards - 1].max(initial=0)) if cards <= self._width else 0
         width = settings.widths.get(name, max(1, ceil(largest / scale / settings.buckets)))
         return Buckets.equal(settings.lower * scale, width * scale, settings.buckets)
-
-
-def dominant(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
-    """Find the class of which the request takes the largest share; classes that nobody has are left out.
-
-    Args:
-        asked: Request by class.
-        totals: The cluster's capacity by class.
-        order: Decides between equal shares.
-    """
-    best = order[0]
-    for name in order:
-        # asked / total as a comparison of products: exact.
-        if totals[name] > 0 and (
-            totals[best] <= 0 or asked[name] * totals[best] > asked[best] * totals[name]
-        ):
-            best = name
-    return best
-
-
-def _left(view: ClusterView, name: str, cards: int, rows: RowArray) -> LongArray | IntArray:
-    """What rows have left of a class."""
-    if name == CPU:
-        return view.cpu_capacity[rows] - view.cpu_used[rows]
-    if name == MEMORY:
-        return view.memory_capacity[rows] - view.memory_used[rows]
-    if cards > view.free_order.shape[0]:
-        return np.zeros(len(rows), dtype=np.int64)
-    free: IntArray = view.free_order[cards - 1][rows]
-    return free
-
-
-def _remaining(view: ClusterView, ask: Ask, name: str, cards: int, rows: RowArray) -> LongArray | IntArray:
-    """The same, but of gpu-memory only cards that the pod admits."""
-    if name != GPU or ask.admits is None:
-        return _left(view, name, cards, rows)
-    free = np.where(ask.admits[rows], view.free[rows], 0)
-    result: IntArray = np.sort(free, axis=1)[:, -min(cards, free.shape[1])]
-    return result
 
 
 def _others(view: ClusterView, rows: RowArray) -> FloatArray:
@@ -217,16 +263,6 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         share += (capacity[rows] - used[rows]) / (3.1 * max(1, int(capacity.max())))
     np.clip(share, 0.0, 0.999, out=share)
     return np.round(share, DECIMALS, out=share)
-
-
-def _insert(index: Buckets, view: ClusterView, name: str, cards: int, rows: RowArray) -> None:
-    left = _left(view, name, cards, rows).tolist()
-    usable, ranks = view.usable[rows].tolist(), view.name_rank[rows].tolist()
-    for row, amount, in_use, rank in zip(rows.tolist(), left, usable, ranks, strict=True):
-        if in_use:
-            index.put(row, amount, rank)
-        else:
-            index.drop(row)
 
 
 def _feasible(view: ClusterView, ask: Ask) -> Callable[[int], bool]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
+
+from scheduler_plugin.cluster.arrays import BoolArray, LongArray
 from scheduler_plugin.errors import PolicyError
 
 Fallback = Literal["closest", "largest"]
@@ -24,11 +27,13 @@ class Found:
         key: The item, None when there is none.
         probes: Buckets that were looked into, in order, empty ones included.
         touched: Items that were looked at.
+        complete: False where the search was given up because it had looked at too many items.
     """
 
     key: int | None
     probes: tuple[int, ...]
     touched: int
+    complete: bool = True
 
 
 class Buckets:
@@ -93,7 +98,12 @@ class Buckets:
             del ring[bisect_left(ring, entry)]
 
     def find(
-        self, amount: int, limit: int, fits: Callable[[int], bool], fallback: Fallback = "closest"
+        self,
+        amount: int,
+        limit: int,
+        fits: Callable[[int], bool],
+        fallback: Fallback = "closest",
+        most: int | None = None,
     ) -> Found:
         """Search an item with at least `amount` left that fits.
 
@@ -105,17 +115,12 @@ class Buckets:
             limit: N, at least 1.
             fits: Tells whether an item can be taken otherwise.
             fallback: What to take in buckets beyond the limit.
+            most: Items to look at before the search is given up; None: all.
 
         Raises:
             PolicyError: amount or limit below 1.
         """
-        if amount < 1:
-            raise PolicyError(f"search for {amount}: allowed is 1 or more")
-        if limit < 1:
-            raise PolicyError(f"scan limit {limit}: allowed is 1 or more")
-        first = max(1, self.bucket_of(amount))
-        near = range(first, max(first, min(limit, self.count)) + 1)
-        far = range(self.count, max(first, limit), -1)
+        near, far = _search_order(self.bounds, amount, limit)
         probes: list[int] = []
         touched = 0
         for bucket in (*near, *far):
@@ -124,10 +129,66 @@ class Buckets:
             start = bisect_left(ring, (amount, -1, -1))
             downwards = fallback == "largest" and bucket in far
             for at in _from_largest(ring, start) if downwards else range(start, len(ring)):
+                if touched == most:
+                    return Found(None, tuple(probes), touched, complete=False)
                 touched += 1
                 if fits(ring[at][2]):
                     return Found(ring[at][2], tuple(probes), touched)
         return Found(None, tuple(probes), touched)
+
+
+def find_in_arrays(
+    bounds: Sequence[int],
+    amounts: LongArray,
+    ranks: LongArray,
+    fits: BoolArray,
+    amount: int,
+    limit: int,
+    fallback: Fallback = "closest",
+) -> Found:
+    """Find what `Buckets.find` finds, of items that stand in arrays and in no index.
+
+    Args:
+        bounds: As `Buckets` takes them.
+        amounts: int64[m], what each item has left.
+        ranks: int64[m].
+        fits: bool[m], the item can be taken otherwise.
+        amount: As for `Buckets.find`.
+        limit: As for `Buckets.find`.
+        fallback: As for `Buckets.find`.
+
+    Returns:
+        The key is a position in the arrays; every item counts as touched.
+
+    Raises:
+        PolicyError: amount or limit below 1.
+    """
+    near, far = _search_order(bounds, amount, limit)
+    buckets = np.searchsorted(np.asarray(bounds), amounts, side="right")
+    fits = fits & (amounts >= amount) & (buckets >= near.start)
+    probes: list[int] = []
+    for part in (near, far):
+        found = np.flatnonzero(fits & (buckets >= min(part)) & (buckets <= max(part))) if part else ()
+        if not len(found):
+            probes += part
+            continue
+        bucket = int(buckets[found].min() if part is near else buckets[found].max())
+        found = found[buckets[found] == bucket]
+        downwards = fallback == "largest" and part is far
+        order = np.lexsort((ranks[found], -amounts[found] if downwards else amounts[found]))
+        probes += [number for number in part if (number <= bucket if part is near else number >= bucket)]
+        return Found(int(found[order[0]]), tuple(probes), len(amounts))
+    return Found(None, tuple(probes), len(amounts))
+
+
+def _search_order(bounds: Sequence[int], amount: int, limit: int) -> tuple[range, range]:
+    """Order the buckets of a search: those up to the limit upwards, and those beyond it downwards."""
+    if amount < 1:
+        raise PolicyError(f"search for {amount}: allowed is 1 or more")
+    if limit < 1:
+        raise PolicyError(f"scan limit {limit}: allowed is 1 or more")
+    first = max(1, bisect_right(bounds, amount))
+    return range(first, max(first, min(limit, len(bounds))) + 1), range(len(bounds), max(first, limit), -1)
 
 
 def _from_largest(ring: list[tuple[int, int, int]], start: int) -> Iterator[int]:
