@@ -14,13 +14,13 @@ from typing import Final, Literal
 import msgspec
 
 from deviceplugin.daemon import gpu_source
-from deviceplugin.errors import BookError, DevicePluginError, ProfileError
+from deviceplugin.errors import BookError, DevicePluginError, ProfileError, is_gone
 from deviceplugin.gpus.limits import Support
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.kubelet.book import BookReader
 from deviceplugin.mps.service import MpsService
-from deviceplugin.node.host.cgroups import in_host_pid_namespace, is_gone, pod_parents
+from deviceplugin.node.host.cgroups import in_host_pid_namespace, pod_parents
 from deviceplugin.node.host.inotify import probe_watch
 from deviceplugin.node.limiting.cgroup_watch import describe_watch_problem
 from deviceplugin.node.limiting.limits import BLIND_RESCAN_S
@@ -137,7 +137,10 @@ def _limits(support: Support, uuids: list[str], settings: Settings) -> Finding:
 
 def _mps(uuids: Sequence[str], settings: Settings) -> Finding:
     service = MpsService(settings.mps_root)
-    answers = sum(service.state(uuid) is not None for uuid in uuids)
+    try:
+        answers = sum(service.state(uuid) is not None for uuid in uuids)
+    except OSError as error:
+        return Finding("MPS", "less", str(error), "whether it answers cannot be read")
     found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"
     if answers < len(uuids):
         return Finding("MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md")
@@ -160,7 +163,11 @@ def _cgroups(settings: Settings) -> Iterator[Finding]:
         dmem = "dmem" in controllers
         uses = "limits by the kernel" if dmem else "limits inside the driver; the kernel has it from 6.14 on"
         yield Finding("dmem controller", "ok", "there" if dmem else "none", uses)
-    parents = list(pod_parents(root))
+    try:
+        parents = list(pod_parents(root))
+    except OSError as error:
+        yield Finding("pods' cgroups", "bad", str(error), "no charge of a pod would end")
+        return
     if not parents:
         yield Finding(
             "pods' cgroups", "less", "no kubepods folder", "none yet, or the host's cgroups are not here"

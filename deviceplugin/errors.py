@@ -2,7 +2,8 @@
 
 DevicePluginError
 ├── GpuError                     the GPU source as a whole cannot work (one card's trouble is data, no error)
-│   └── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
+│   ├── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
+│   └── UnaskedError             a question to MPS could not be put, so nothing is known of it
 ├── LimitError                   a memory limit that does not hold; `kind` says what to do
 ├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
 ├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
@@ -13,10 +14,19 @@ DevicePluginError
     └── TornBookError            it is no whole JSON
 """
 
-from typing import Literal
+import errno
+from typing import Final, Literal
 
 LimitFault = Literal["gone", "unsupported", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
+
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+"""What the kernel says of a file or cgroup that was removed: of its path, and of its files that are open."""
+
+
+def is_gone(error: OSError) -> bool:
+    """Tell whether a file or cgroup that cannot be read is gone; any other error says nothing about it."""
+    return error.errno in _GONE
 
 
 class DevicePluginError(Exception):
@@ -25,6 +35,10 @@ class DevicePluginError(Exception):
 
 class GpuError(DevicePluginError):
     """The GPU source as a whole cannot work: no driver, no right to use it, no such card."""
+
+
+class UnaskedError(GpuError):
+    """A question to a control daemon of MPS could not be put, so nothing is known of it."""
 
 
 class ProfileError(GpuError):

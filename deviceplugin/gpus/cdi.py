@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from deviceplugin.errors import is_gone
 from deviceplugin.gpus.nodes import DEVICES, node_paths
 from deviceplugin.gpus.source import GpuCard
 from deviceplugin.gpus.vendor import Vendor
@@ -85,15 +86,25 @@ class CdiNames:
         self._names = names
 
     def _devices_in(self, folder: Path) -> Devices:
-        """The vendor's devices that a folder's specifications have."""
+        """The vendor's devices that a folder's specifications have.
+
+        What cannot be read now, as without a file descriptor left, has what was read of it last.
+        """
         found: dict[str, frozenset[str]] = {}
-        for path in sorted(folder.glob("*")):
+        try:
+            paths = sorted(folder.iterdir())
+        except OSError as error:
+            self._tell(str(folder), f"CDI folder {folder} cannot be read: {error}")
+            paths = sorted(path for path in self._read if path.parent == folder)
+        for path in paths:
             if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
                 continue
             try:
                 found.update(self._devices_of(path))
             except (OSError, ValueError) as error:
                 self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
+                if isinstance(error, OSError) and not is_gone(error) and path in self._read:
+                    found.update(self._read[path][1])
         return found
 
     def _devices_of(self, path: Path) -> Devices:
@@ -106,8 +117,9 @@ class CdiNames:
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._read.get(path)
         if known is None or known[0] != signature:
+            text = path.read_text("utf-8", "replace")
             known = self._read[path] = (signature, {})
-            known = self._read[path] = signature, devices_of(path.read_text("utf-8"), self._vendor.cdi_kind)
+            known = self._read[path] = signature, devices_of(text, self._vendor.cdi_kind)
         return known[1]
 
     def _write(self, path: Path, spec: Mapping[str, Any]) -> None:

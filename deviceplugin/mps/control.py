@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import GpuError, UnaskedError
 from deviceplugin.mps.folder import CardFolder, State
 from kubeapi.backoff import Backoff
 
@@ -128,14 +128,27 @@ class ControlDaemon:
     async def _watch(self) -> None:
         """Ask whether it answers, and tell, until it does not.
 
+        Without a file descriptor or memory left it cannot be asked. That says nothing of it, and to end it
+        would end the programs of its clients.
+
         Raises:
             GpuError: it does not answer.
+            OSError: it was never said that it answers, because that cannot be written.
         """
-        silent, answered = 0, False
+        silent, answered, unasked = 0, False, ""
         deadline_s = asyncio.get_running_loop().time() + PATIENCE * self._ask_s
         while True:
             try:
                 servers = await self.ask("get_server_list")
+                told = self._folder.serve(State(self._clients, _pids(servers)))
+            except (UnaskedError, OSError) as error:
+                if not answered and asyncio.get_running_loop().time() > deadline_s:
+                    raise
+                if answered and not unasked:
+                    log.warning(
+                        "MPS control daemon cannot be asked", card=self._folder.uuid, error=str(error)
+                    )
+                unasked = str(error)
             except GpuError as error:
                 silent += 1
                 late = asyncio.get_running_loop().time() > deadline_s
@@ -143,11 +156,10 @@ class ControlDaemon:
                     raise
                 log.debug("MPS control daemon", card=self._folder.uuid, error=str(error))
             else:
-                told = self._folder.serve(State(self._clients, _pids(servers)))
                 if told and not answered:
                     answered = True
                     log.info("MPS control daemon answers", card=self._folder.uuid, clients=self._clients)
-                silent = 0
+                silent, unasked = 0, ""
             await asyncio.sleep(self._ask_s if answered else BEGIN_S)
 
     async def ask(self, command: str) -> str:
@@ -158,6 +170,7 @@ class ControlDaemon:
 
         Raises:
             GpuError: nothing answers in time.
+            UnaskedError: it cannot be asked.
         """
         try:
             asking = await asyncio.create_subprocess_exec(
@@ -169,7 +182,7 @@ class ControlDaemon:
                 start_new_session=True,
             )
         except OSError as error:
-            raise GpuError(f"{self._program} cannot be started: {error.strerror or error}") from error
+            raise UnaskedError(f"{self._program} cannot be started: {error.strerror or error}") from error
         try:
             async with asyncio.timeout(self._ask_s):
                 said, _ = await asking.communicate(f"{command}\n".encode())

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from allocator.ids import is_card_uuid
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import GpuError, is_gone
 
 SHM: Final = "shm"
 
@@ -108,15 +108,23 @@ class CardFolder:
     # What the node daemon reads.
 
     def state(self) -> State | None:
-        """Read what the control daemon says; None where none answers."""
+        """Read what the control daemon says; None where none answers.
+
+        Raises:
+            OSError: it cannot be read, which says nothing: this process may have no file descriptor left.
+        """
         try:
             free = _locked(self._lock, fcntl.LOCK_SH, make=False)
             if free is not None:
                 os.close(free)
                 return None
             found = msgspec.json.decode(self._state.read_bytes(), type=_State)
-        except (OSError, msgspec.MsgspecError, UnicodeError):
+        except (msgspec.MsgspecError, UnicodeError):
             return None
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
         return State(found.clients, found.servers)
 
 

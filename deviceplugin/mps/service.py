@@ -21,7 +21,11 @@ class MpsService:
         self._threads = threads
 
     def state(self, uuid: str) -> State | None:
-        """Tell what a card's control daemon says; None where none answers."""
+        """Tell what a card's control daemon says; None where none answers.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
         try:
             return CardFolder(self._root, uuid).state()
         except GpuError:

@@ -1,6 +1,7 @@
 """`gpupack mps` with a program in the place of nvidia-cuda-mps-control: started, missed, started again."""
 
 import asyncio
+import errno
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from allocator.records import load_cards
 from deviceplugin.gpus.profile import load_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.mps.cards import Modern
-from deviceplugin.mps.control import ControlDaemon
+from deviceplugin.mps.control import PATIENCE, ControlDaemon
 from deviceplugin.mps.folder import CardFolder, State
 from deviceplugin.mps.service import MpsService
 from deviceplugin.mps.supervisor import Options, Supervisor
@@ -100,6 +101,33 @@ async def test_one_that_hangs_is_ended_and_started_again(root):
         hangs.unlink()
         await until(lambda: service.state(CARDS[0]))
         assert daemon.starts > 1
+
+
+@pytest.mark.parametrize("what", ["ask", "write"])
+async def test_one_that_cannot_be_asked_runs_on_and_its_clients_with_it(root, monkeypatch, capsys, what):
+    """A supervisor without a file descriptor left must not end programs for it."""
+    service = MpsService(root)
+    daemon = control(root, make_program(root))
+    failed = []
+
+    def fails(*_args, **_more):
+        failed.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with running(daemon.run()):
+        await until(lambda: service.state(CARDS[0]))
+        with monkeypatch.context() as patch:
+            if what == "ask":
+                patch.setattr(asyncio, "create_subprocess_exec", fails)
+            else:
+                patch.setattr(CardFolder, "serve", fails)
+            await until(lambda: len(failed) > PATIENCE)
+            assert service.state(CARDS[0])
+        assert daemon.starts == 1
+        assert capsys.readouterr().out.count("cannot be asked") == 1
+        serving = pid_of(root, CARDS[0])
+        end(serving, signal.SIGKILL)
+        await until(lambda: daemon.starts > 1)
 
 
 async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):

@@ -1,11 +1,12 @@
 """CDI names of cards: the vendor's where its specification has them, else those of one that we write."""
 
 import asyncio
+import errno
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from pytest_mock import MockerFixture
@@ -204,6 +205,34 @@ def test_rubbish_in_the_folders_is_passed_over(folders: tuple[Path, Path], text:
     (folders[0] / "folder.yaml").mkdir()
     (folders[0] / "notes.txt").write_text("x")
     assert names(folders).names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+
+
+@pytest.mark.parametrize("call", ["read_text", "iterdir"])
+def test_what_cannot_be_read_now_has_what_was_read_of_it_last(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Without a file descriptor left; and what was never read is read as soon as it can be."""
+
+    def fails(path: Path, *_args: object, **_more: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    by_index = (f"{KIND}=0", f"{KIND}=1")
+    toolkit(folders[0], "0", "1")
+    found = CdiNames(NVIDIA, folders, Path("/nowhere"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, fails)
+        found.refresh(CARDS)
+        assert found.names(UUIDS) != by_index
+    found.refresh(CARDS)
+    assert found.names(UUIDS) == by_index
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, fails)
+        toolkit(folders[0], "0", "1", "all")
+        found.refresh(CARDS)
+        assert found.names(UUIDS) == by_index
+    (folders[0] / "nvidia.yaml").unlink()
+    found.refresh(CARDS)
+    assert found.names(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
 
 
 def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> None:

@@ -128,6 +128,16 @@ def test_cgroups_that_cannot_be_read(settings: Settings) -> None:
     assert (finding.verdict, finding.uses) == ("bad", "no charge of a pod would end")
 
 
+def test_folders_of_cgroups_that_cannot_be_read(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("deviceplugin.node.host.cgroups.os.scandir", fails)
+    finding = found(settings)["pods' cgroups"]
+    assert (finding.verdict, finding.uses) == ("bad", "no charge of a pod would end")
+    assert "Permission denied" in finding.found
+
+
 def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: Settings) -> NoReturn:
         raise GpuError("NVML cannot start")

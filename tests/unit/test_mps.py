@@ -1,9 +1,10 @@
 """MPS on the node: which container becomes a client, with what, and what counts as held meanwhile."""
 
 import asyncio
+import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pynvml
 import pytest
@@ -104,6 +105,22 @@ def test_rubbish_is_no_state(tmp_path: Path, text: str) -> None:
     folder.serve(State(48))
     (tmp_path / "GPU-a" / "state.json").write_text(text, "latin-1")
     assert folder.state() is None
+
+
+def no_descriptors(*_args: object, **_more: object) -> NoReturn:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("name", ["lock", "state.json"])
+def test_a_state_that_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
+    folder = CardFolder(tmp_path, "GPU-a")
+    folder.make()
+    folder.serve(State(48))
+    (tmp_path / "GPU-a" / name).unlink()
+    assert folder.state() is None
+    (tmp_path / "GPU-a" / name).mkdir()
+    with pytest.raises(IsADirectoryError):
+        folder.state()
 
 
 @pytest.mark.parametrize("uuid", ["", "../x", "MIG-GPU-1/2/0", "..", "a b"])
@@ -231,6 +248,29 @@ def test_a_service_that_dies_is_missed_at_once_and_told(tmp_path: Path) -> None:
     world.folders["c0"].serve(State(48))
     world.sharing.look()
     assert world.sharing.enforcement("c0") is Enforcement.MPS
+
+
+def test_who_cannot_read_whether_a_service_answers_forgets_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon without a file descriptor left; a card with all its clients stays full, too."""
+    world = World(tmp_path, 16, 16, clients=1)
+    world.folders["c1"].end()
+    world.sharing.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", no_descriptors)
+        assert client_envs(world.allocate(*ids("c0", 0)))
+        world.hold(0, ids("c0", 0))
+        for _ in range(2):
+            world.sharing.look()
+        assert world.sharing.enforcement("c0") is Enforcement.MPS
+        assert world.sharing.enforcement("c1") is Enforcement.ACCOUNTED
+        assert world.node.ledger.used() == (16, 0)
+        assert client_envs(world.allocate(*ids("c1", 0))) == {}
+    world.folders["c0"].end()
+    world.sharing.look()
+    assert world.sharing.enforcement("c0") is Enforcement.ACCOUNTED
+    assert capsys.readouterr().out.count("what they said last stays") == 1
 
 
 def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Works with cgroup v1 and v2, and with both of the kubelet's ways to name cgroups
 any parent. Pids are those of the host, so the daemon needs the host's pid namespace.
 """
 
-import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from deviceplugin.errors import is_gone
+
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
 _CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _MAX_DEPTH = 5
 _HOST_PID_NAMESPACE: Final = 4026531836  # the inode of the first one, the same on every Linux
 _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""What the kernel says of a cgroup that was removed: of its path, and of its files that are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +173,6 @@ def folders(path: Path) -> list[Path]:
         if is_gone(error):
             return []
         raise
-
-
-def is_gone(error: OSError) -> bool:
-    """Tell whether a cgroup that cannot be read is gone; any other error says nothing about it."""
-    return error.errno in _GONE
 
 
 def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:

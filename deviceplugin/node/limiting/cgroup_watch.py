@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.node.host.cgroups import is_gone
+from deviceplugin.errors import is_gone
 from deviceplugin.node.host.inotify import Inotify
 
 log = structlog.get_logger(__name__)

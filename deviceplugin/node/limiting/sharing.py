@@ -39,7 +39,11 @@ class Service(Protocol):
     """The service. Its methods take well under a millisecond."""
 
     def state(self, uuid: str) -> Clients | None:
-        """Tell whether it answers for a card; None: it does not."""
+        """Tell whether it answers for a card; None: it does not.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
 
     def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
         """Describe a share of a card to a container, in MiB; and what containers can have of it in all."""
@@ -71,6 +75,7 @@ class Sharing:
         self._unit_mib = unit_mib
         self._look_s = look_s
         self._states: dict[str, Clients] = {}
+        self._unread = ""
         account.grants.append(self.grant)
         account.follow(self._close)
 
@@ -99,7 +104,10 @@ class Sharing:
         uuid, mib = next(iter(shares_mib.items()))
         if self._driver_holds(uuid) or not self.covers(uuid, mib, len(shares_mib)):
             return ContainerGrant()
-        state = self._service.state(uuid)
+        try:
+            state = self._service.state(uuid)
+        except OSError:
+            state = self._states.get(uuid)
         if state is None:
             log.warning("container without memory limit: the card's service does not answer", card=uuid)
             return ContainerGrant()
@@ -117,10 +125,22 @@ class Sharing:
             await asyncio.sleep(self._look_s)
 
     def look(self) -> None:
-        """Ask the service about every card, and tell everybody what is new."""
-        cards = [card.uuid for card in self._account.ledger.installed]
-        found = {uuid: state for uuid in cards if (state := self._service.state(uuid)) is not None}
-        before, self._states = self._states, found
+        """Ask the service about every card, and tell everybody what is new.
+
+        Where that cannot be found out, what it said last stays true: its clients run on.
+        """
+        found: dict[str, Clients] = {}
+        before, unread = self._states, ""
+        for card in self._account.ledger.installed:
+            try:
+                state = self._service.state(card.uuid)
+            except OSError as error:
+                state, unread = before.get(card.uuid), str(error)
+            if state is not None:
+                found[card.uuid] = state
+        if unread and not self._unread:
+            log.warning("whether services answer cannot be read, what they said last stays", error=unread)
+        self._states, self._unread = found, unread
         for uuid in found.keys() - before.keys():
             log.info("card has a service that holds its clients", card=uuid, clients=found[uuid].clients)
         for uuid in before.keys() - found.keys():
