@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -83,7 +84,7 @@ class Cluster:
         Args:
             nodes: All nodes.
             pods: All pods of all namespaces.
-            unit_mib: MiB of a unit; None: what most nodes publish.
+            unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
             budgets: All PodDisruptionBudgets; None where they were not read.
             source: What was asked, for messages.
         """
@@ -96,7 +97,7 @@ class Cluster:
         if budgets is not None:
             known = Budgets()
             known.replace(budgets, "")
-        return cls(by_name, by_uid, unit_mib or usual_unit(by_name.values()), known, source)
+        return cls(by_name, by_uid, unit_mib or UsualUnit(by_name.values()).mib or MIB_PER_GIB, known, source)
 
     @classmethod
     def read(cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file") -> "Cluster":
@@ -268,17 +269,36 @@ def _at(now: float | None) -> float:
     return time.monotonic() if now is None else now
 
 
-def usual_unit(nodes: Iterable[AskNode]) -> int:
-    """MiB of the unit that most nodes publish; 1024 where none does."""
-    counts: Counter[int] = Counter()
-    for node in nodes:
+class UsualUnit:
+    """Counts the nodes that publish their words in each unit."""
+
+    def __init__(self, nodes: Iterable[AskNode] = ()) -> None:
+        self._of: dict[str, int] = {}
+        self._counts: Counter[int] = Counter()
+        for node in nodes:
+            self.put(node)
+
+    def put(self, node: AskNode) -> None:
+        """Take a node that is new or has changed."""
+        self.drop(node.metadata.name)
         text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
         if text is not None:
-            try:
-                counts[Layout.from_header(parse_integer(text)).unit_mib] += 1
-            except AllocatorError:
-                continue
-    return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=MIB_PER_GIB)
+            with suppress(AllocatorError):
+                unit = Layout.from_header(parse_integer(text)).unit_mib
+                self._of[node.metadata.name] = unit
+                self._counts[unit] += 1
+
+    def drop(self, name: str) -> None:
+        """Take a node away."""
+        unit = self._of.pop(name, None)
+        if unit is not None:
+            self._counts[unit] -= 1
+
+    @property
+    def mib(self) -> int | None:
+        """MiB of the unit that most nodes publish; None where none does."""
+        counts = +self._counts
+        return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=None)
 
 
 def unit_asked(pod: AskPod) -> int | None:

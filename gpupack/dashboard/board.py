@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpupack.ask import Cluster
+from gpupack.ask.cluster import Cluster, UsualUnit
 from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.records import NodeDetail, NodeTile, Sums, node_detail, node_tile, sums_of
 from gpupack.top.objects import Cluster as TopCluster
@@ -41,6 +41,8 @@ class Board:
         self._on_node: dict[str, dict[PodKey, AskPod]] = {}
         self._dirty: set[str] = set()
         self._cluster: Cluster | None = None
+        self._usual_unit = UsualUnit()
+        self._unit_mib: int | None = None
 
     def replace_nodes(self, nodes: Iterable[AskNode]) -> None:
         """Take a complete list."""
@@ -48,12 +50,16 @@ class Board:
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
         self._cluster = None
+        self._usual_unit = UsualUnit(self.nodes.values())
+        self._follow_unit()
 
     def put_node(self, node: AskNode) -> None:
         """Take one that is new or has changed."""
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
         self._dirty.add(node.metadata.name)
+        self._usual_unit.put(node)
+        self._follow_unit()
         if self._cluster is not None:
             self._cluster.put_node(node)
 
@@ -62,8 +68,16 @@ class Board:
         name = node.metadata.name
         (self.nodes or {}).pop(name, None)
         self._dirty.add(name)
+        self._usual_unit.drop(name)
+        self._follow_unit()
         if self._cluster is not None:
             self._cluster.drop_node(name, node.metadata.resource_version)
+
+    def _follow_unit(self) -> None:
+        """Build the cluster anew where most nodes publish another unit, as when the first daemon starts."""
+        unit_mib = self._usual_unit.mib
+        if unit_mib not in {None, self._unit_mib}:
+            self._unit_mib, self._cluster = unit_mib, None
 
     def replace_pods(self, pods: Iterable[AskPod]) -> None:
         """Take a complete list."""
@@ -153,9 +167,10 @@ class Board:
         return sum(self.sums.values(), Sums())
 
     def cluster(self) -> Cluster:
-        """Everything as it is now, to be asked about; built once, and then kept current."""
+        """Everything as it is now, to be asked about; built once for a unit, and then kept current."""
         if self._cluster is None:
-            self._cluster = Cluster.of((self.nodes or {}).values(), (self.pods or {}).values())
+            nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
+            self._cluster = Cluster.of(nodes, pods, unit_mib=self._unit_mib)
         return self._cluster
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:

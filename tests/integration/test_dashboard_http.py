@@ -14,6 +14,7 @@ from gpupack.dashboard.app import run
 from gpupack.dashboard.live import MAX_PAGES
 from gpupack.dashboard.settings import Settings
 from standins.apiserver.server import ApiServer
+from tests.cluster_builders import container, node_object
 
 
 @pytest.fixture
@@ -104,6 +105,21 @@ async def test_everything_comes_first_and_then_only_what_changes(api, session):
         api.delete_node(fleet.nodes[0].name)
         _, news = await until(stream, lambda message: message.get("gone"))
         assert news["gone"] == [fleet.nodes[0].name]
+
+
+async def test_a_page_that_is_open_before_the_first_daemon_takes_its_unit_up(api, session):
+    cards = node_object("a", [128, 128], unit_mib=512, allocatable_units=256)
+    metadata, amounts = cards["metadata"], cards["status"]["allocatable"]
+    api.add_node("a")
+    api.add_pod({"metadata": {"name": "early"}, "spec": {"containers": [container(units=8)]}})
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        stream = messages(answer)
+        await until(stream, lambda message: message.get("pending", {}).get("pods"))  # in GiB, so far
+        api.patch_node("a", {"metadata": {"annotations": metadata["annotations"]}})
+        api.patch_node("a", {"status": {"capacity": amounts, "allocatable": amounts}})
+        _, news = await until(stream, lambda message: message.get("fits"))
+        assert {each["unit"] for each in news["fits"]} == {512}
+        assert max(each["units"] for each in news["fits"]) == 128
 
 
 async def test_why_and_what_fits_are_those_of_the_commands(api, session):

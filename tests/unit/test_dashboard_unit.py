@@ -1,0 +1,103 @@
+"""The dashboard started before the daemons: it takes the unit up that nodes publish, then and later."""
+
+import msgspec
+import pytest
+
+from allocator.names import resource_name
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.dashboard import advice
+from gpupack.dashboard.board import Board
+from tests.cluster_builders import node_object, pod_object
+
+
+def node(name, unit_mib=None, version=1):
+    """A node with two cards of 64 GiB; None: no daemon has published them yet."""
+    sizes = None if unit_mib is None else [65536 // unit_mib] * 2
+    made = node_object(
+        name,
+        sizes,
+        unit_mib=unit_mib or 1024,
+        version=version,
+        allocatable_units=sum(sizes) if sizes else None,
+    )
+    return msgspec.convert(made, AskNode)
+
+
+def waiting(unit_mib, units):
+    amounts = {resource_name(unit_mib): str(units)}
+    containers = [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
+    return msgspec.convert(pod_object("p", containers=containers), AskPod)
+
+
+def board_of(*nodes, pods=()):
+    board = Board()
+    board.replace_nodes(nodes)
+    board.replace_pods(pods)
+    board.cluster()  # from now on it is kept current
+    return board
+
+
+def text(board):
+    cluster = board.cluster()
+    (one,) = advice.pending(cluster, advice.waiting(cluster), board.queued_as)
+    return one.text
+
+
+def largest(board):
+    """GiB of the largest pod that fits."""
+    found = [each for each in advice.sizes(board.cluster()) if each.largest]
+    return found[0].units * found[0].unit / 1024 if found else None
+
+
+def test_the_unit_is_taken_up_when_the_first_daemon_publishes_it():
+    board = board_of(node("a"), node("b"), pods=[waiting(512, 100)])
+    assert largest(board) is None
+    board.put_node(node("a", 512, version=2))
+    assert board.cluster().unit_mib == 512
+    assert largest(board) == 64
+    assert "node a would take it now" in text(board)
+
+
+def test_a_list_brings_it_too():
+    board = board_of(node("a"))
+    board.replace_nodes([node("a", 256, version=2)])
+    assert board.cluster().unit_mib == 256
+
+
+def test_the_unit_changes_once_most_nodes_have_another():
+    board = board_of(*(node(name, 1024) for name in "abc"), pods=[waiting(512, 100)])
+    board.put_node(node("a", 512, version=2))
+    assert board.cluster().unit_mib == 1024
+    board.put_node(node("b", 512, version=3))
+    assert board.cluster().unit_mib == 512
+    assert "would take it now" in text(board)
+    board.drop_node(node("a", 512, version=4))
+    assert board.cluster().unit_mib == 1024  # one of each: GiB
+
+
+def test_a_node_that_ends_takes_its_unit_along():
+    board = board_of(node("a", 1024), node("b", 512))
+    board.drop_node(node("a", 1024, version=2))
+    assert board.cluster().unit_mib == 512
+    assert largest(board) == 64
+
+
+@pytest.mark.parametrize("end", ["drops", "is silent"])
+def test_where_nobody_publishes_any_more_the_last_unit_stays(end):
+    board = board_of(node("a", 512))
+    board.cluster()
+    if end == "drops":
+        board.drop_node(node("a", 512, version=2))
+    else:
+        board.put_node(node("a", version=2))
+    assert board.cluster().unit_mib == 512
+    board.put_node(node("b", 256, version=3))
+    assert board.cluster().unit_mib == 256
+
+
+def test_nothing_is_built_anew_while_the_unit_stays():
+    board = board_of(node("a", 1024), node("b"))
+    cluster = board.cluster()
+    board.put_node(node("b", 1024, version=2))
+    board.put_node(node("a", 1024, version=3))
+    assert board.cluster() is cluster
