@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from allocator.cards import Card
+from allocator.exact import place_exactly
 from allocator.policy import Asked, choose, units_asked
 from allocator.request import PodRequest
 from allocator.selector import ANY_CARD, Selector
@@ -27,7 +28,7 @@ class Placement:
 
 
 def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement | None:
-    """Choose cards for every container, each by the card policy on what the ones before left.
+    """Choose cards for every container, by the card policy; see `choose_each`.
 
     Args:
         cards: all cards of one node, in the order of its words.
@@ -35,7 +36,7 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
         policy: the cluster's card policy.
 
     Returns:
-        The placement, with positions in `cards`, or None when some container does not fit.
+        The placement, with positions in `cards`, or None when the containers do not fit.
 
     Raises:
         PolicyError: there is no such policy.
@@ -50,6 +51,9 @@ def choose_each(
 ) -> list[tuple[int, ...]] | None:
     """Choose cards for one demand after the other, on what the ones before left.
 
+    Where that leaves one of them no cards, each gets what the policy prefers of the cards that leave the rest
+    room: a pod of several containers fits wherever there is any way to place it. See `exact` for the limit.
+
     Args:
         cards: all cards of one node, in the order of its words.
         demands: units on each card, or units by the card's size, and number of cards.
@@ -57,11 +61,21 @@ def choose_each(
         selector: cards that it refuses are left out.
 
     Returns:
-        Positions in `cards` for each demand, or None when one does not fit.
+        Positions in `cards` for each demand, or None when they do not fit.
 
     Raises:
         PolicyError: there is no such policy.
     """
+    demands = list(demands)
+    chosen = _one_after_the_other(cards, demands, policy, selector)
+    if chosen is None and len(demands) > 1:
+        return place_exactly(cards, demands, policy, selector)
+    return chosen
+
+
+def _one_after_the_other(
+    cards: Sequence[Card], demands: Iterable[tuple[Asked, int]], policy: str, selector: Selector
+) -> list[tuple[int, ...]] | None:
     left = list(cards)
     near: set[int] = set()
     result = []

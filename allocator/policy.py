@@ -60,6 +60,38 @@ def choose(
         PolicyError: there is no such policy.
         RequestError: units or count are below 1.
     """
+    costs = costs_of_fitting(cards, units, policy, selector, count)
+    if not costs:
+        return None
+    last = sorted(costs.values())[count - 1]
+    groups = (
+        [i for i, cost in costs.items() if cost < last],
+        [i for i, cost in costs.items() if cost == last],
+    )
+    sure = len(groups[0])
+    chosen = nearest(cards, [(groups[0], sure), (groups[1], count - sure)], near)
+    return tuple(sorted(chosen, key=lambda i: (costs[i], cards[i].numa not in near, i)))
+
+
+def costs_of_fitting(
+    cards: Sequence[Card], units: Asked, policy: str, selector: Selector = ANY_CARD, count: int = 1
+) -> dict[int, float]:
+    """Ask a policy what the cards cost that have the units free and that the selector admits.
+
+    Args:
+        cards: as of `choose`, like the others.
+        units: see there.
+        policy: see there.
+        selector: see there.
+        count: see there.
+
+    Returns:
+        Costs by position in `cards`, ascending; empty where fewer than `count` cards fit.
+
+    Raises:
+        PolicyError: there is no such policy.
+        RequestError: units or count are below 1.
+    """
     costs_of = card_policy(policy).costs
     needs = [units_asked(units, card.size_units) for card in cards]
     if count < 1 or min(needs, default=1) < 1 or (isinstance(units, int) and units < 1):
@@ -70,18 +102,10 @@ def choose(
         if card.free_units >= need and selector.admits(card)
     ]
     if len(fitting) < count:
-        return None
+        return {}
     # A policy is asked about one amount; where it depends on the card, once for each.
     by_need = {need: costs_of(cards, need) for need in {needs[i] for i in fitting}}
-    costs = {i: by_need[needs[i]][i] for i in fitting}
-    last = sorted(costs.values())[count - 1]
-    groups = (
-        [i for i in fitting if costs[i] < last],
-        [i for i in fitting if costs[i] == last],
-    )
-    sure = len(groups[0])
-    chosen = nearest(cards, [(groups[0], sure), (groups[1], count - sure)], near)
-    return tuple(sorted(chosen, key=lambda i: (costs[i], cards[i].numa not in near, i)))
+    return {i: by_need[needs[i]][i] for i in fitting}
 
 
 def units_asked(units: Asked, size: int) -> int:

@@ -7,7 +7,7 @@ from allocator.errors import LedgerError, shown
 from allocator.ledger import charges
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add
-from allocator.policy import choose
+from allocator.place import choose_each
 from allocator.request import ContainerRequest, Demand, PodRequest
 
 
@@ -157,8 +157,17 @@ class Ask:
     def _by_policy(
         self, one: PodFacts | None, room: Units, request: PodRequest, demand: Demand
     ) -> tuple[str, ...]:
-        """Choose cards by the scheduler's policy beside what other bound pods wait for; none if none fit."""
+        """Choose cards by the scheduler's policy beside what other bound pods wait for; none if none fit.
+
+        Of the cards that leave the pod's other containers room, as the kubelet asks for those later.
+        """
         facts, expected = self.facts, Units()
+        has = {} if one is None else one.has
+        later = [
+            other
+            for other in request.demands
+            if other is not demand and has.keys().isdisjoint(other.containers)
+        ]
         for pod in facts.pods.values():
             if pod is not one and pod.bound and not pod.complete:
                 add(expected, pod.pod.assigned_costs or {})
@@ -172,9 +181,11 @@ class Ask:
                 for uuid, card in facts.cards.items()
             ]
             policy = request.card_policy or facts.policy
-            chosen = choose(cards, demand.asked, demand.cards, policy, request.selector)
-            if chosen is not None:
-                return tuple(cards[position].uuid for position in chosen)
+            for demands in ((demand, *later), (demand,)) if later else ((demand,),):
+                asked = [(each.asked, each.cards) for each in demands]
+                chosen = choose_each(cards, asked, policy, request.selector)
+                if chosen is not None:
+                    return tuple(cards[position].uuid for position in chosen[0])
         return ()
 
     def _on(self, uuid: str) -> list[str]:

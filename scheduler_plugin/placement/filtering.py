@@ -1,17 +1,17 @@
 """Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
-Card choice matters only to pods with several demands: what the first container leaves depends on the card
-it gets. Card policies that can tell for arrays are placed on all nodes at once, others one node at a time
-after a check that rules most nodes out; so are pods with several cards for a demand, of which whole sets are
-compared.
+A pod with one demand fits where enough cards are free. One with several is placed by the card policy, on
+all nodes at once where the policy can tell for arrays and each demand is for one card. Where that fails, or
+cannot be done, sums rule most nodes out, and the others are searched exactly, once for nodes that are alike.
 """
 
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.selector import Selector
 from scheduler_plugin.cluster.arrays import BoolArray, LongArray, RowArray
@@ -21,12 +21,12 @@ from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.query import Query, by_size, in_units, units_by_card
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 _NUMA_BITS: Final = 62
+
+_SIZE: Final = 1 << 32
+"""Factor of a card's size where size and free units are one number."""
 
 
 class Misfit(IntEnum):
@@ -139,7 +139,7 @@ def _mixed(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = F
         fits &= np.count_nonzero(there, axis=1) >= demand.cards
     left = np.flatnonzero(fits)
     if len(query.request.demands) > 1 and left.size:
-        fits[left] = _one_by_one(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
     return fits
 
 
@@ -165,42 +165,68 @@ def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
     return sure
 
 
-def _together(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
-    """Place all demands in order on every row."""
-    return _placed_each(nodes, query, rows, emptied=False)
+def _together(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell where all demands fit together; `query` is in units, and each of them fits by itself."""
+    ask = query.ask
+    costs = card_costs(ask.card_policy)
+    fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
+    if costs is not None and all(demand.cards == 1 for demand in ask.demands):
+        fits = place_many(nodes, ask, rows, costs, emptied=emptied)
+    left = np.flatnonzero(~fits)
+    if left.size:
+        left = left[_could_by_sums(nodes, ask, rows[left], emptied=emptied)]
+        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
+    return fits
 
 
-def _placed_each(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool) -> BoolArray:
-    costs = card_costs(query.ask.card_policy)
-    if costs is None or any(demand.cards > 1 for demand in query.ask.demands):
-        return _one_by_one(nodes, query, rows, emptied=emptied)
-    return place_many(nodes, query.ask, rows, costs, emptied=emptied)
+def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+    """Rule out nodes by what is free in all, and by how many demands of each amount the cards can hold."""
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    if ask.admits is not None:
+        free = np.where(ask.admits[rows], free, 0)
+    could: BoolArray = free.sum(axis=1) >= ask.gpu_units
+    for units in {demand.units for demand in ask.demands}:
+        larger = [demand.cards for demand in ask.demands if demand.units >= units]
+        # No card is two of one demand's cards.
+        could &= np.minimum(free // units, len(larger)).sum(axis=1) >= sum(larger)
+    return could
 
 
-def _one_by_one(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
-    """Do what `place_many` does, one node at a time; nodes that are alike are placed on once."""
-    selector = query.request.selector
-    by_name = card_costs(query.ask.card_policy) is None or selector.uuids or selector.excluded_uuids
-    known: dict[Hashable, bool] = {}
+def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[rows], free, 0)
+    # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
+    sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
+    kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
+    demands = [(demand.asked, demand.cards) for demand in query.request.demands]
+    known: dict[bytes, bool | None] = {}
     fits = []
-    for row in rows.tolist():
-        free = (nodes.evictable if emptied else nodes.free)[row]
-        arrays = (nodes.size[row], free, nodes.model[row], nodes.numa[row])
-        kind = row if by_name else (*(array.tobytes() for array in arrays), nodes.links[row])
-        if kind not in known:
-            left = free.tolist()
-            cards = [
-                replace(card, used_units=card.size_units - left[card.index]) for card in cards_of(nodes, row)
-            ]
-            known[kind] = place(cards, query.request, query.ask.card_policy) is not None
-        fits.append(known[kind])
+    for row, kind in zip(rows.tolist(), kinds, strict=True):
+        key = kind.tobytes()
+        if key not in known:
+            found = fit_together([divmod(card, _SIZE) for card in kind[kind > 0].tolist()], demands)
+            known[key] = found.picks is not None if found.complete else None
+        fit = known[key]
+        # What a search that was cut off did not find the policy may find on this node's own cards.
+        fits.append(_placed(nodes, query, row, emptied=emptied) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
+
+
+def _placed(nodes: NodeArrays, query: Query, row: int, *, emptied: bool) -> bool:
+    """Do what `place_many` does, on one node."""
+    left = (nodes.evictable if emptied else nodes.free)[row].tolist()
+    cards = [replace(card, used_units=card.size_units - left[card.index]) for card in cards_of(nodes, row)]
+    return place(cards, query.request, query.ask.card_policy) is not None
 
 
 def place_many(
     nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
 ) -> BoolArray:
-    """Do what `allocator.place` does, for many nodes at once.
+    """Take one card for each demand in turn, for many nodes at once.
+
+    So does `allocator.place` at first. Where this fails the demands may still fit together.
 
     A card is chosen by the smallest (cost, not near, position); near means on a NUMA node that the pod's
     earlier cards are on, kept as a bit set.
@@ -314,5 +340,5 @@ def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough)
-        enough[left] = _placed_each(nodes, query, rows[left], emptied=True)
+        enough[left] = _together(nodes, query, rows[left], emptied=True)
     return enough

@@ -1,6 +1,6 @@
 """Asking the policies: scores of nodes, and a pod's cards on one node.
 
-Cards are chosen by the node policy where that knows better, else by the card policy.
+Cards are chosen by the node policy where that knows better and finds any, else by the card policy.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,10 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
         return place_on(nodes, row, query)
     ask = in_units(query, max(sizes, default=0)).ask
     chosen = policy.choose_cards(nodes, ask, row)
-    return None if chosen is None else placed(query.request, _near(nodes, row, ask, chosen), sizes)
+    if chosen is None:
+        # It takes one card after the other, which may leave a later container none.
+        return place_on(nodes, row, query)
+    return placed(query.request, _near(nodes, row, ask, chosen), sizes)
 
 
 def _near(nodes: NodeArrays, row: int, ask: Ask, chosen: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:

@@ -1,5 +1,7 @@
 """Placement: never over a card, never a card out of play, and the policy's order against a plain sort."""
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,6 +111,47 @@ def test_one_container_is_placed_whenever_enough_cards_fit(cards, request, polic
         return
     fitting = [c for c in cards if c.free_units >= demand.per_card and request.selector.admits(c)]
     assert (place(cards, request, policy) is not None) == (len(fitting) >= demand.cards)
+
+
+def anyhow(free, needs):
+    """Whether demands fit in any way, tried out: for each its units by card, and how many cards."""
+    if not needs:
+        return True
+    (units, count), *rest = needs
+    for chosen in combinations(range(len(free)), count):
+        left = [each - (units[at] if at in chosen else 0) for at, each in enumerate(free)]
+        if min(left) >= 0 and anyhow(left, rest):
+            return True
+    return False
+
+
+@st.composite
+def crowded(draw):
+    """A few cards, and a pod of several containers that hardly fits on them."""
+    sizes = draw(st.lists(st.sampled_from([4, 5, 10, 12]), min_size=1, max_size=4))
+    cards = [Card(i, f"GPU-{i}", "A100", size, draw(st.integers(0, size // 2)), numa=draw(NUMA))
+             for i, size in enumerate(sizes)]  # fmt: skip
+    count, percent = draw(st.integers(1, 2)), draw(st.booleans())
+    units = draw(st.lists(st.integers(1, 100 if percent else 9), min_size=2, max_size=5 - count))
+    containers = tuple(ContainerRequest(f"c{i}", count * each, "main") for i, each in enumerate(units))
+    return cards, PodRequest(containers, count, percent=percent)
+
+
+@given(crowded(), POLICIES | st.just("fragmentation"))
+def test_several_containers_are_placed_whenever_there_is_a_way(drawn, policy):
+    cards, request = drawn
+    needs = [
+        ([demand.units_on(card.size_units) for card in cards], demand.cards) for demand in request.demands
+    ]
+    placement = place(cards, request, policy)
+    assert (placement is not None) == anyhow([card.free_units for card in cards], needs)
+    if placement is None:
+        return
+    left = [card.free_units - placement.charge.get(at, 0) for at, card in enumerate(cards)]
+    assert min(left) >= 0
+    for (_, shares), (units, count) in zip(placement.containers, needs, strict=True):
+        assert len({at for at, _ in shares}) == count
+        assert all(given == units[at] for at, given in shares)
 
 
 @given(pods())

@@ -1,4 +1,5 @@
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,26 +78,56 @@ def first() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("first")
-def test_a_card_policy_of_others_is_placed_node_by_node() -> None:
+def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     nodes = NodeArrays()
     for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
         nodes.set_cards(nodes.add(name), (8, 8), used)
-    # First 3, then 6: on "a" the first card keeps 5 and the other has 4; on "b" the 8 are left alone.
+    # First 3, then 6: on "a" the policy prefers the card that only the 6 can have.
     query = Policies().query(nodes, request(3, 6, policy="first"), 0, 0)
     rows = rows_of(*nodes.rows.values())
-    assert fitting(nodes, query, rows).tolist() == [False, True, False, True]
-    assert misfits(nodes, query, rows_of(nodes.rows["a"])).tolist() == [Misfit.NOT_FREE]
+    assert fitting(nodes, query, rows).tolist() == [True, True, False, True]
+    assert misfits(nodes, query, rows_of(nodes.rows["c"])).tolist() == [Misfit.NOT_FREE]
+    placement = place_on(nodes, nodes.rows["a"], query)
+    assert placement is not None
+    assert placement.containers == (("c0", ((1, 3),)), ("c1", ((0, 6),)))
 
 
-def test_what_evicting_pods_could_cure_is_asked_of_the_pod_s_own_card_policy() -> None:
+def test_what_evicting_pods_could_cure_does_not_depend_on_what_a_policy_prefers() -> None:
     nodes = NodeArrays()
     nodes.set_cards(nodes.add("n"), (16, 8), (16, 8))
-    # With all evicted, 8 on the first card leave nothing for 16; least-used would do the same. 8 on the last
-    # card leave it.
+    # With all evicted, 8 on the first card would leave nothing for 16: the other card is left.
     with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
-        for policy, found in (("first", Misfit.TOO_SMALL), ("last", Misfit.NOT_FREE)):
-            query = Policies().query(nodes, request(8, 16, policy=policy), 0, 0)
-            assert misfits(nodes, query, rows_of(0)).tolist() == [found]
+        for policy in ("first", "last", "least-used"):
+            for asked, found in (((8, 16), Misfit.NOT_FREE), ((9, 16), Misfit.TOO_SMALL)):
+                query = Policies().query(nodes, request(*asked, policy=policy), 0, 0)
+                assert misfits(nodes, query, rows_of(0)).tolist() == [found]
+
+
+@pytest.mark.parametrize("policy", ["first", "least-used", "most-used", "fragmentation"])
+@pytest.mark.parametrize(
+    ("used", "asked", "fits"),
+    [
+        pytest.param((0, 0), (40, 40, 80), True, id="two small ones share a card"),
+        pytest.param((0, 0), (60, 60, 60), False, id="each needs most of a card"),
+        pytest.param((1, 0), (20, 100), True, id="only one card is whole"),
+        pytest.param((1, 0), (100, 100), False, id="two whole cards"),
+    ],
+)
+@pytest.mark.usefixtures("first")
+def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
+    policy: str, used: tuple[int, int], asked: tuple[int, ...], fits: bool
+) -> None:
+    nodes = NodeArrays()
+    nodes.set_cards(nodes.add("even"), (5, 5), used)
+    # Cards that differ in size are looked at one by one.
+    nodes.set_cards(nodes.add("mixed"), (5, 10), (used[0], used[1] * 2))
+    shares = replace(request(*asked, policy=policy), percent=True)
+    units = request(*(part * 5 // 100 for part in asked), policy=policy)
+    for node, pod in (("even", shares), ("even", units), ("mixed", shares)):
+        row = nodes.rows[node]
+        query = Policies().query(nodes, pod, 0, 0)
+        assert fitting(nodes, query, rows_of(row)).tolist() == [fits]
+        assert (place_on(nodes, row, query) is not None) == fits
 
 
 def test_nothing_is_placed_on_an_unusable_node() -> None:

@@ -204,6 +204,19 @@ def test_a_cordoned_card_is_not_chosen(asks):
     assert by_card(world.choose(3, asks)) == {"c1": 3}
 
 
+def test_a_container_leaves_the_pods_other_containers_room():
+    """Least-used alone takes card 1 for the second, and the third finds none."""
+    world = World.of(5, 5)
+    world.bind(pod("a", [("one", 2, "main"), ("two", 2, "main"), ("three", 4, "main")]))
+    assert world.admit("a") == [{"c0": 2}, {"c0": 2}, {"c1": 4}]
+
+
+def test_a_container_is_served_where_the_others_have_no_room_in_any_case():
+    world = World.of(5, 5)
+    world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main"), ("three", 3, "main")]))
+    assert world.hand(3, "a", "one") == {"c0": 3}
+
+
 def test_several_cards_are_chosen_together_or_refused():
     world = World.of(8, 4, 8)
     world.bind(pod("a", 12, count=2))

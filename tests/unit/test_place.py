@@ -3,6 +3,7 @@
 import pytest
 
 from allocator.cards import Card
+from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
@@ -36,6 +37,51 @@ def chosen(placement):
 def test_two_containers(free, pack, spread):
     assert chosen(place(node(free), pod(20, 40), "most-used")) == pack
     assert chosen(place(node(free), pod(20, 40), "least-used")) == spread
+
+
+@pytest.mark.parametrize(
+    ("free", "units", "cards"),
+    [
+        pytest.param([5, 5], (2, 2, 4), [0, 0, 1], id="the second small one beside the first"),
+        pytest.param([5, 4], (2, 5), [1, 0], id="the emptiest card is for who needs all of it"),
+        pytest.param([9, 7, 5], (5, 4, 4, 9), [None], id="too much in all"),
+        pytest.param([9, 7, 5], (4, 3, 5, 9), [1, 1, 2, 0], id="all full"),
+    ],
+)
+def test_what_the_policy_prefers_is_left_where_a_later_container_needs_it(free, units, cards):
+    expected = None if None in cards else cards
+    assert chosen(place(node(free), pod(*units), "least-used")) == expected
+
+
+def test_of_what_leaves_the_others_room_the_policy_has_its_choice():
+    """Two of 3, and 5: only card 0 has 5 free. The small ones go where the policy likes it, of the others."""
+    cards = node([5, 3, 4, 4])
+    assert chosen(place(cards, pod(3, 3, 5), "least-used")) == [2, 3, 0]
+    assert chosen(place(cards, pod(3, 3, 5), "most-used")) == [1, 2, 0]
+
+
+def test_several_cards_of_several_containers_are_found_together():
+    placement = place(node([2, 4, 4]), pod(4, 8, cards=2), "least-used")
+    assert placement is None
+    placement = place(node([2, 6, 4]), pod(4, 8, cards=2), "least-used")
+    assert [[card for card, _ in shares] for _, shares in placement.containers] == [[1, 0], [1, 2]]
+
+
+def test_cards_near_each_other_are_taken_where_only_some_leave_room():
+    """Card 0 is for the last container. Of cards that are alike those of one NUMA node are taken."""
+    cards = node([100, 60, 60, 60], numa=[0, 1, 2, 1])
+    assert chosen(place(cards, pod(40, 50, 90), "least-used")) == [1, 3, 0]
+
+
+def test_a_pod_made_to_be_hard_is_given_up():
+    """Amounts that fill 16 cards to the last unit, if they do: nobody waits until that is known."""
+    units = [100 + (number * 529) % 97 for number in range(48)]
+    free = [sum(units) // 16 + (number < sum(units) % 16) for number in range(16)]
+    found = fit_together([(1000, each) for each in free], [(each, 1) for each in units])
+    assert found == (None, False)
+    assert place(node(free, size=1000), pod(*units), "least-used") is None
+    # Some room more, and it is found.
+    assert place(node([each + 50 for each in free], size=1000), pod(*units), "least-used") is not None
 
 
 def test_placement_and_charge():

@@ -8,8 +8,9 @@ from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
 from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.placing import place_with
-from scheduler_plugin.placement.policies import make
+from scheduler_plugin.placement.filtering import fitting
+from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.fragmentation import Fragmentation
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from tests.other_policies import offered
@@ -109,3 +110,29 @@ def test_near_cards_are_of_those_that_the_pod_names():
     pair = PodRequest(containers(8), cards=2, selector=Selector.parse(None, "!GPU-3"))
     placed = place_with(Fragmentation(), nodes, row, query(nodes, pair))
     assert set(placed.charge) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "selector", [Selector(), Selector.parse(None, "GPU-n-*")], ids=["any card", "by UUID"]
+)
+@pytest.mark.parametrize("card_policy", ["fragmentation", "least-used", "first"])
+@pytest.mark.parametrize("name", sorted(set(NODE_POLICIES.names())))
+def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, card_policy, selector):
+    """Two of 2 and one of 4 on cards of 5: taken one after the other the small ones use both cards."""
+    nodes = NodeArrays()
+    for node in ("n", "m"):
+        nodes.set_cards(nodes.add(node), (5, 5), (0, 0), uuids=(f"GPU-{node}-0", f"GPU-{node}-1"))
+        nodes.set_capacity(nodes.rows[node], 8000, 1 << 30)
+    first = SimpleNamespace(costs=lambda cards, _: [each.used_units for each in cards])
+    with offered(CARD_POLICIES, first=lambda _: first):
+        asked = Policies(name, card_policy).query(
+            nodes, PodRequest(containers(2, 2, 4), selector=selector), 1, 1
+        )
+        policy = make(name)
+        rows = np.arange(2, dtype=np.intp)
+        fits = fitting(nodes, asked, rows)
+        assert fits.tolist() == [True, selector.admits_all]
+        assert np.isfinite(score(policy, nodes, asked, rows[fits])).all()
+        placement = place_with(policy, nodes, 0, asked)
+    assert sorted(placement.charge.values()) == [4, 4]
+    assert [units for _, ((_, units),) in placement.containers] == [2, 2, 4]

@@ -67,7 +67,7 @@ class Fragmentation:
         scores = self._follow(view)
         if node_by_node(ask):
             return scores.by_cards(view, ask, rows)
-        return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(ask, rows)
+        return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(view, ask, rows)
 
     def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
         """Choose the cards that the row's score was computed with; None when the pod does not fit."""

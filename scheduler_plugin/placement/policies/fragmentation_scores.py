@@ -45,15 +45,16 @@ class Scores:
             self._generation = self._states.generation
             self._known.clear()
 
-    def by_state(self, ask: Ask, rows: RowArray) -> FloatArray:
+    def by_state(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows, computing only states that no pod of this shape was scored on before."""
         of_row = self._states.of_row[rows]
         scores, picks = self._table(ask)
         found: FloatArray = scores[of_row]
         missing = np.isnan(found)
         if missing.any():
-            fresh = np.array(list(dict.fromkeys(of_row[missing].tolist())), dtype=np.intp)
-            scores[fresh], chosen = self._scored(fresh, ask, None)
+            fresh, at = np.unique(of_row[missing], return_index=True)
+            found, chosen = self._scored(fresh, ask, None)
+            scores[fresh] = self._exactly(view, ask, rows[missing][at], found)
             if _one_card(ask):
                 picks[fresh] = chosen[0][0]
             found = scores[of_row]
@@ -65,10 +66,17 @@ class Scores:
         for at, row in enumerate(rows.tolist()):
             allowed = _allowed(view, ask, row, self._states.order(row))
             result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
-        return result
+        return self._exactly(view, ask, rows, result)
+
+    def _exactly(self, view: ClusterView, ask: Ask, rows: RowArray, scores: FloatArray) -> FloatArray:
+        """Score rows again by the cards found exactly where each on the best card left a later one none."""
+        left = np.flatnonzero(np.isinf(scores))
+        if left.size and len(ask.demands) > 1:
+            scores[left] = self.by_cards(view, ask, rows[left])
+        return scores
 
     def by_cards(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
-        """Score rows by the cards that a card policy takes which tells for the cards of one node only."""
+        """Score rows by the cards of `choose_each`, as where a card policy tells for one node only."""
         shape = (len(rows), view.size.shape[1])
         allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
         for at, row in enumerate(rows.tolist()):

@@ -1,0 +1,389 @@
+"""Find cards for all containers of a pod where taking them one after the other, as the policy prefers, fails.
+
+Whether demands fit together is a packing problem: cards are bins, and a demand of several cards takes so much
+of each of several different ones. The search is depth first, the largest demand first. Cards of one size with
+as much free are one choice. A state of the free amounts that was tried before is not tried again, and one
+where a bound says that the rest cannot fit is left. With few containers and cards that is complete.
+
+Invariant: what is found depends on the multiset of (size, free) and on the demands alone, not on policy,
+order of cards or caller. So filter, bind and everybody else agree, also where the search was cut off.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from allocator.cards import Card
+from allocator.policy import Asked, choose, costs_of_fitting, units_asked
+from allocator.selector import Selector
+
+MOST_STEPS: Final = 5_000
+"""Cards looked at in one search. A pod made to be hard ends it after some milliseconds, as one that does not
+fit."""
+
+_REMEMBERED: Final = 2048
+"""Searches whose outcome is remembered: a pod that waits asks about the same nodes again and again."""
+
+_BOUNDS: Final = 3
+"""Amounts for which a state is checked, besides the smallest one."""
+
+_Card = tuple[int, int]
+"""A card: the number of its size, and free units."""
+
+_Need = tuple[tuple[int, ...], int]
+"""A demand: units by the number of a card's size, and how many cards."""
+
+_Picks = tuple[tuple[int, ...], ...]
+"""Positions of cards for each demand."""
+
+
+class Found(NamedTuple):
+    """Outcome of a search.
+
+    Attributes:
+        picks: Positions of the cards of each demand; None: they do not fit together.
+        complete: The search went through all that there is; else None means that nothing was found.
+    """
+
+    picks: _Picks | None
+    complete: bool
+
+
+class _Outcome(NamedTuple):
+    """The same as `Found`, with the steps that it took."""
+
+    picks: _Picks | None
+    steps: int
+
+
+def fit_together(cards: Sequence[tuple[int, int]], demands: Sequence[tuple[Asked, int]]) -> Found:
+    """Tell whether demands fit together on cards, whatever a policy prefers.
+
+    Args:
+        cards: Size and free units of each card that may be used.
+        demands: Units on each card, or units by the card's size, and number of cards.
+
+    Returns:
+        Positions in `cards` for each demand, in their order.
+    """
+    kinds, needs = _normal([size for size, _ in cards], demands)
+    order = sorted(range(len(needs)), key=lambda number: _hardness(needs[number]))
+    least = tuple(min(units) for units in zip(*(units for units, _ in needs), strict=True))
+    there = sorted((kinds[at], free, at) for at, (_, free) in enumerate(cards) if free >= least[kinds[at]])
+    # Positions are not part of the question: nodes that are alike share an answer.
+    outcome = _remembered(tuple(card[:2] for card in there), tuple(needs[number] for number in order))
+    if outcome.picks is None:
+        return Found(None, outcome.steps <= MOST_STEPS)
+    by_number = dict(zip(order, outcome.picks, strict=True))
+    return Found(
+        tuple(tuple(there[at][2] for at in by_number[number]) for number in range(len(needs))), complete=True
+    )
+
+
+def place_exactly(
+    cards: Sequence[Card], demands: Sequence[tuple[Asked, int]], policy: str, selector: Selector
+) -> list[tuple[int, ...]] | None:
+    """Choose cards for all demands: for each in turn what the policy prefers of what leaves the others room.
+
+    Args:
+        cards: All cards of one node, in the order of its words.
+        demands: As of `fit_together`.
+        policy: The card policy.
+        selector: Cards that it refuses are left out.
+
+    Returns:
+        Positions in `cards` for each demand, or None when they do not fit together or none was found.
+
+    Raises:
+        PolicyError: there is no such policy, or its costs are none.
+    """
+    admitted = [at for at, card in enumerate(cards) if card.free_units > 0 and selector.admits(card)]
+    found = fit_together([(cards[at].size_units, cards[at].free_units) for at in admitted], demands)
+    if found.picks is None:
+        return None
+    picks = [tuple(admitted[at] for at in positions) for positions in found.picks]
+    return _Preferring(cards, demands, policy, selector, picks).chosen()
+
+
+class _Preferring:
+    """Turns one placement into the one that a policy prefers.
+
+    Invariant: `_picks` is a placement of all demands on what the cards had free at first, and has what was
+    taken so far.
+
+    Args:
+        cards: All cards of one node.
+        demands: Of the pod.
+        policy: The card policy.
+        selector: Of the pod.
+        picks: Some placement of all demands.
+    """
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        demands: Sequence[tuple[Asked, int]],
+        policy: str,
+        selector: Selector,
+        picks: list[tuple[int, ...]],
+    ) -> None:
+        self._left = list(cards)
+        self._demands = demands
+        self._policy = policy
+        self._selector = selector
+        self._picks = picks
+        self._admitted = [selector.admits(card) for card in cards]
+        self._kinds, self._needs = _normal([card.size_units for card in cards], demands)
+        self._steps = MOST_STEPS
+
+    def chosen(self) -> list[tuple[int, ...]]:
+        """Positions for each demand."""
+        near: set[int] = set()
+        result = []
+        for number, (asked, count) in enumerate(self._demands):
+            costs = costs_of_fitting(self._left, asked, self._policy, self._selector)
+            order = {at: (cost, self._left[at].numa not in near, at) for at, cost in costs.items()}
+            usual = choose(self._left, asked, count, self._policy, self._selector, near) or ()
+            preferred = [*usual, *(at for at in sorted(order, key=order.__getitem__) if at not in usual)]
+            taken = tuple(sorted(self._take(number, preferred), key=order.__getitem__))
+            near.update(numa for at in taken if (numa := self._left[at].numa) is not None)
+            result.append(taken)
+        return result
+
+    def _take(self, number: int, preferred: Sequence[int]) -> list[int]:
+        """Take cards for one demand, each time the most preferred one that leaves the rest room."""
+        asked, count = self._demands[number]
+        taken: list[int] = []
+        while len(taken) < count:
+            failed: set[_Card] = set()
+            for at in preferred:
+                card = self._left[at]
+                kind = self._kinds[at], card.free_units
+                if at in taken or kind in failed:
+                    continue
+                if self._can_take(number, taken, at):
+                    self._left[at] = replace(
+                        card, used_units=card.used_units + units_asked(asked, card.size_units)
+                    )
+                    taken.append(at)
+                    break
+                failed.add(kind)
+        return taken
+
+    def _can_take(self, number: int, taken: Sequence[int], at: int) -> bool:
+        """Tell whether a demand can have one more card; then `_picks` has it."""
+        if at in self._picks[number]:
+            return True
+        alike = next((other for other in self._picks[number] if self._is_alike(other, at, taken)), None)
+        if alike is not None:
+            self._exchange(number, alike, at)
+            return True
+        return self._steps > 0 and self._search(number, taken, at)
+
+    def _is_alike(self, one: int, other: int, taken: Sequence[int]) -> bool:
+        return (
+            one not in taken
+            and self._kinds[one] == self._kinds[other]
+            and self._left[one].free_units == self._left[other].free_units
+        )
+
+    def _exchange(self, first: int, one: int, other: int) -> None:
+        """Let two cards that are alike change places in all that is not taken yet."""
+        swapped = {one: other, other: one}
+        for number in range(first, len(self._picks)):
+            self._picks[number] = tuple(swapped.get(at, at) for at in self._picks[number])
+
+    def _search(self, number: int, taken: Sequence[int], at: int) -> bool:
+        """Look for a placement of the rest once a demand has one more card."""
+        mine, count = self._needs[number]
+        more = count - len(taken) - 1
+        barred = {*taken, at}
+        rest = sorted(range(number + 1, len(self._needs)), key=lambda other: _hardness(self._needs[other]))
+        needs = [*([(mine, more)] if more else []), *(self._needs[other] for other in rest)]
+        there = []
+        for position, card in enumerate(self._left):
+            kind, free = self._kinds[position], card.free_units
+            if position == at:
+                free -= mine[kind]
+            if free > 0 and self._admitted[position]:
+                there.append((kind, free, position))
+        there.sort()
+        outcome = _Outcome((), 0)
+        if needs:
+            closed = frozenset(n for n, card in enumerate(there) if more and card[2] in barred)
+            outcome = _search([card[:2] for card in there], needs, self._steps, closed)
+        self._steps -= outcome.steps
+        if outcome.picks is None:
+            return False
+        picks = [tuple(there[n][2] for n in positions) for positions in outcome.picks]
+        self._picks[number] = (*taken, at, *(picks.pop(0) if more else ()))
+        for other, positions in zip(rest, picks, strict=True):
+            self._picks[other] = positions
+        return True
+
+
+def _normal(sizes: Sequence[int], demands: Sequence[tuple[Asked, int]]) -> tuple[list[int], list[_Need]]:
+    """Number the sizes of cards, as far as they matter, and write demands by these numbers."""
+    if all(isinstance(asked, int) for asked, _ in demands):
+        return [0] * len(sizes), [((units_asked(asked, 0),), count) for asked, count in demands]
+    known = sorted(set(sizes)) or [0]
+    number_of = {size: number for number, size in enumerate(known)}
+    needs = [(tuple(units_asked(asked, size) for size in known), count) for asked, count in demands]
+    return [number_of[size] for size in sizes], needs
+
+
+def _hardness(need: _Need) -> tuple[object, ...]:
+    """Order demands, the hardest first."""
+    units, count = need
+    return [-each for each in units], -count
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered(cards: tuple[_Card, ...], needs: tuple[_Need, ...]) -> _Outcome:
+    return _search(cards, needs, MOST_STEPS)
+
+
+class _Bounds:
+    """What the rest of the demands needs at least, by the number of the first one left.
+
+    Args:
+        needs: All demands, hardest first.
+    """
+
+    def __init__(self, needs: Sequence[_Need]) -> None:
+        self._needs = needs
+        self._known: dict[int, tuple[int, list[tuple[tuple[int, ...], int, int]]]] = {}
+
+    def least(self, first: int) -> tuple[int, ...]:
+        """The fewest units that any demand of the rest takes of a card, by the number of its size."""
+        return self._of(first)[1][-1][0]
+
+    def checks(self, first: int) -> int:
+        """How many amounts `can_fit` compares."""
+        return len(self._of(first)[1])
+
+    def can_fit(self, first: int, cards: Sequence[_Card]) -> bool:
+        """Tell whether the rest may fit, judged by sums.
+
+        All units together; and for each amount how many demands of so much or more each card can hold, of
+        each demand once.
+        """
+        total, counts = self._of(first)
+        if sum(free for _, free in cards) < total:
+            return False
+        return all(
+            sum(min(free // least[kind], demands) for kind, free in cards) >= slots
+            for least, demands, slots in counts
+        )
+
+    def _of(self, first: int) -> tuple[int, list[tuple[tuple[int, ...], int, int]]]:
+        known = self._known.get(first)
+        if known is None:
+            known = self._known[first] = self._computed(first)
+        return known
+
+    def _computed(self, first: int) -> tuple[int, list[tuple[tuple[int, ...], int, int]]]:
+        rest = self._needs[first:]
+        total = slots = 0
+        least = rest[0][0]
+        counts = []
+        following = [*(units for units, _ in rest[1:]), None]
+        for number, ((units, count), after) in enumerate(zip(rest, following, strict=True), 1):
+            total += min(units) * count
+            slots += count
+            least = tuple(map(min, least, units))
+            if after != units:
+                counts.append((least, number, slots))
+        if first and len(counts) > _BOUNDS:
+            counts = [*counts[:_BOUNDS], counts[-1]]
+        return total, counts
+
+
+def _search(
+    cards: Sequence[_Card], needs: Sequence[_Need], most_steps: int, closed: frozenset[int] = frozenset()
+) -> _Outcome:
+    """Place demands, the first one first.
+
+    Args:
+        cards: What is free.
+        needs: Demands, hardest first.
+        most_steps: Cards that are looked at.
+        closed: Positions of cards that the first demand cannot have.
+
+    Returns:
+        More than `most_steps` steps where it was cut off.
+    """
+    bounds = _Bounds(needs)
+    steps = len(cards) * bounds.checks(0)
+    if steps > most_steps or not bounds.can_fit(0, cards):
+        return _Outcome(None, steps)
+    # Where all ask for one card, one that is filled to the last unit is as good as any.
+    filling = not closed and all(len(units) == 1 and count == 1 for units, count in needs)
+    seen: set[tuple[int, tuple[_Card, ...]]] = set()
+    chosen: list[tuple[int, ...]] = []
+    states = [list(cards)]
+    branches = [_branches(states[0], needs[0], closed, filling=filling)]
+    while branches:
+        picked = next(branches[-1], None)
+        if picked is None:
+            branches.pop()
+            states.pop()
+            if chosen:
+                chosen.pop()
+            continue
+        depth = len(branches)
+        if depth == len(needs):
+            return _Outcome((*chosen, picked), steps)
+        left = states[-1].copy()
+        units = needs[depth - 1][0]
+        for at in picked:
+            kind, free = left[at]
+            left[at] = kind, free - units[kind]
+        least = bounds.least(depth)
+        there = tuple(sorted(card for card in left if card[1] >= least[card[0]]))
+        steps += len(left) + len(there) * bounds.checks(depth)
+        if steps > most_steps:
+            return _Outcome(None, steps)
+        if (depth, there) in seen:
+            continue
+        seen.add((depth, there))
+        if bounds.can_fit(depth, there):
+            chosen.append(picked)
+            states.append(left)
+            branches.append(_branches(left, needs[depth], frozenset(), filling=filling))
+    return _Outcome(None, steps)
+
+
+def _branches(
+    cards: Sequence[_Card], need: _Need, closed: frozenset[int], *, filling: bool
+) -> Iterator[tuple[int, ...]]:
+    """Give the choices of cards for a demand; of cards that are alike the first ones only.
+
+    One card: the one that is filled best first. Several cards: those with most left first, because no two
+    demands may end up with the same few cards.
+    """
+    units, count = need
+    groups: dict[_Card, list[int]] = {}
+    for at, card in enumerate(cards):
+        if card[1] >= units[card[0]] and at not in closed:
+            groups.setdefault(card, []).append(at)
+    by_rest = sorted(groups, key=lambda card: (card[1] - units[card[0]], card), reverse=count > 1)
+    if count == 1:
+        if filling and by_rest and by_rest[0][1] == units[by_rest[0][0]]:
+            by_rest = by_rest[:1]
+        return iter([(groups[card][0],) for card in by_rest])
+    return _picks([groups[card] for card in by_rest], count)
+
+
+def _picks(groups: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
+    """Give ways to take members of groups: of each one its first so many, as many as there are first."""
+    if not count:
+        yield ()
+        return
+    if sum(map(len, groups)) < count:
+        return
+    first, *others = groups
+    for number in range(min(count, len(first)), -1, -1):
+        for rest in _picks(others, count - number):
+            yield (*first[:number], *rest)
