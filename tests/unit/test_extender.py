@@ -186,12 +186,15 @@ def test_cards_and_selectors_count(world: World) -> None:
     }
 
 
-def test_several_containers_are_placed_in_order(world: World) -> None:
-    the_pod = pod_object("p", containers=[container("x", 8), container("y", 12)])
-    assert world.filter(the_pod)["NodeNames"] == ["b"]
-    the_pod = pod_object("p", containers=[container("x", 12), container("y", 13)])
+def test_several_containers_are_placed_in_any_way_there_is(world: World) -> None:
+    """Least-used alone gives `x` the card that only `y` can have, where `x` is 12 and `y` 13."""
+    for sizes in ((8, 12), (12, 13), (13, 12)):
+        the_pod = pod_object("p", containers=[container("x", sizes[0]), container("y", sizes[1])])
+        assert world.filter(the_pod)["NodeNames"] == ["b"]
+        assert world.prioritize(the_pod, ["b"]) == {"b": 10}
+    the_pod = pod_object("p", containers=[container("x", 13), container("y", 13)])
     answer = world.filter(the_pod)
-    assert set(answer["FailedAndUnresolvableNodes"].values()) == {"no cards with 12 GiB + 13 GiB free"}
+    assert set(answer["FailedAndUnresolvableNodes"].values()) == {"no cards with 13 GiB + 13 GiB free"}
 
 
 def test_prioritize_ranks_densely(world: World) -> None:
