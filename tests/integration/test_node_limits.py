@@ -1,7 +1,17 @@
 """`--memory-limits` in a whole daemon: what is offered, what containers are given, what people are told."""
 
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
 from deviceplugin.gpus.limits import HELD, Support
-from tests.integration.node_world import GIB, NODE, card, events, metrics, node_world, until
+from deviceplugin.node.host.cgroups import CgroupProbe
+from deviceplugin.node.host.inotify import Inotify
+from tests.integration.node_world import GIB, NODE, NodeWorld, card, events, metrics, node_world, until
 
 OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
 WHY = f"--memory-limits require, and {OLD}"
@@ -42,3 +52,51 @@ async def test_auto_accounts_where_the_driver_cannot():
         assert world.allocation("a")["memory"] == {"main": {card(0): {"held": "accounted"}}}
         assert '"held":"accounted"' in world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/cards"]
         assert "GPUNotOffered" not in events(world)
+
+
+async def explained(world: NodeWorld) -> dict[str, Any]:
+    """What /explain says of cgroups."""
+    url = f"http://127.0.0.1:{world.daemon.http_port}/explain"
+    async with ClientSession() as session, session.get(url) as answer:
+        return dict((await answer.json())["cgroups"])
+
+
+async def test_what_keeps_limits_or_ends_of_charges_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By /explain and the metrics, as long as it lasts; see also tests/unit/test_cgroup_watch.py."""
+    watches, real = [0], Inotify.watch
+
+    def watch(inotify: Inotify, folder: Path, *, written: bool = False) -> None:
+        if not watches[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        real(inotify, folder, written=written)
+
+    monkeypatch.setattr(Inotify, "watch", watch)
+    async with node_world(8) as world:
+        (world.folder / "cgroups" / "kubepods").mkdir(parents=True)
+        await world.stop_daemon()
+        await world.start_daemon(cgroup_root=world.folder / "cgroups", memory_limits="auto")
+        running = await world.run("a", 3, on=0)
+        await world.settled([3], {running})
+        await until(lambda: world.daemon._memory.cgroup_problem)
+        said = await explained(world)
+        assert (said["unreadable"], "fs.inotify.max_user_watches" in said["unwatched"]) == (None, True)
+        told = await metrics(world)
+        assert told["gpupack_node_cgroups_unwatched"] == {(): 1}
+        assert told["gpupack_node_cgroups_unreadable"] == {(): 0}
+        watches[0] = 1
+        await until(lambda: world.daemon._memory.cgroup_problem is None)
+
+        def unreadable(_self: object, uids: Any) -> CgroupProbe:
+            return CgroupProbe(unknown=frozenset(uids), problem="Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tests.integration.node_world.KubeletCgroups.probe", unreadable)
+            world.api.delete_pod("default", "a")
+            await until(lambda: world.daemon._reconciler.cgroup_problem)
+            assert await explained(world) == {"unreadable": "Too many open files", "unwatched": None}
+            told = await metrics(world)
+            assert told["gpupack_node_cgroups_unwatched"] == {(): 0}
+            assert told["gpupack_node_cgroups_unreadable"] == {(): 1}
+            assert world.used == [3]
+        await world.settled([0], set())
+        assert (await explained(world))["unreadable"] is None
