@@ -1,6 +1,7 @@
 """Use from Prometheus: what the node daemons said of each container, in regular steps."""
 
 import math
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,19 @@ LABELS: Final = "kube_pod_labels"
 
 POD: Final = "namespace, pod, exported_namespace, exported_pod"
 """A scrape configuration that sets `pod` to the daemon's own keeps ours as `exported_pod`."""
+
+_IS_MEASURED: Final = f"({USED} >= 0)"
+"""No comparison is true of NaN."""
+EXPRESSIONS: Final = {
+    "promised": f"sum by ({POD}) ({PROMISED})",
+    "used": f"sum by ({POD}) ({_IS_MEASURED} and {PROMISED})",
+    # What was promised to those containers, on those cards and at those moments whose use was measured.
+    "measured": f"sum by ({POD}) ({PROMISED} and {_IS_MEASURED})",
+}
+
+AMBIGUOUS: Final = "(ambiguous)"
+CONFLICTS: Final = 4
+"""Labels of one pod at most that kube-state-metrics gives one name and numbers."""
 
 STEPS: Final = 2000
 """Points of one question: Prometheus answers 11 000 at most."""
@@ -80,20 +94,29 @@ class Prometheus:
             start = end
 
     async def _period(self, start: float, end: float, step_s: float, label: str) -> Period:
-        promised, seen = await self._sums(PROMISED, start, end, step_s)
-        used, _ = await self._sums(USED, start, end, step_s)
+        promised, seen = await self._sums("promised", start, end, step_s)
+        used, _ = await self._sums("used", start, end, step_s)
+        measured, _ = await self._sums("measured", start, end, step_s)
         labels = await self._labels(label, end, end - start) if label else {}
         pods = [
-            PodUse(key[0], key[1], "/".join(key), labels.get(key, {}), amount / _MIB, _in_mib(used.get(key)))
+            PodUse(
+                key[0],
+                key[1],
+                "/".join(key),
+                labels.get(key, {}),
+                amount / _MIB,
+                used[key] / _MIB if key in used else None,
+                measured.get(key, 0.0) / _MIB,
+            )
             for key, amount in promised.items()
         ]
         return Period(start, end, min(seen * step_s, end - start), pods)
 
     async def _sums(
-        self, metric: str, start: float, end: float, step_s: float
+        self, what: str, start: float, end: float, step_s: float
     ) -> tuple[dict[tuple[str, str], float], int]:
         """Bytes times seconds by namespace and pod, and the number of steps at which anything was there."""
-        query = f"sum by ({POD}) ({metric})"
+        query = EXPRESSIONS[what]
         answer = await self._ask("query_range", query=query, start=start + step_s, end=end, step=step_s)
         sums: dict[tuple[str, str], float] = {}
         moments: set[float] = set()
@@ -108,15 +131,14 @@ class Prometheus:
 
     async def _labels(self, label: str, end: float, span_s: float) -> dict[tuple[str, str], dict[str, str]]:
         """A label of all pods that were there."""
-        name = "label_" + "".join(char if char.isalnum() else "_" for char in label)
-        by = f"{POD}, {name}"
-        query = f"max by ({by}) (max_over_time({LABELS}[{max(1, round(span_s))}s]))"
-        answer = await self._ask("query", query=query, time=end)
-        return {
-            _pod_of(series.metric): {label: series.metric[name]}
-            for series in answer.result
-            if name in series.metric
-        }
+        answer = await self._ask("query", query=labels_expression(label, span_s), time=end)
+        names = label_names(label)
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for series in answer.result:
+            values = {series.metric[name] for name in names if series.metric.get(name)}
+            if values:
+                found[_pod_of(series.metric)] = {label: values.pop() if len(values) == 1 else AMBIGUOUS}
+        return found
 
     async def _ask(self, what: str, **params: str | float) -> _Data:
         url = f"{self._url}/api/v1/{what}"
@@ -156,8 +178,21 @@ def _pod_of(labels: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def _in_mib(amount: float | None) -> float | None:
-    return None if amount is None else amount / _MIB
+def label_names(label: str) -> list[str]:
+    """Write a label's key as kube-state-metrics does in `internal/store/utils.go`: costCenter, cost_center.
+
+    Several labels of a pod that become one name get numbers, in the order of their keys. The names alone do
+    not say which is which.
+    """
+    plain = re.sub("[^a-zA-Z0-9_]", "_", label)
+    name = "label_" + re.sub("([a-z0-9])([A-Z])", r"\1_\2", plain).lower()
+    return [name, *(f"{name}_conflict{number}" for number in range(1, CONFLICTS + 1))]
+
+
+def labels_expression(label: str, span_s: float) -> str:
+    """Ask for a label of all pods, at any time of the last seconds."""
+    by = ", ".join([POD, *label_names(label)])
+    return f"max by ({by}) (max_over_time({LABELS}[{max(1, round(span_s))}s]))"
 
 
 def step_of(since: float, until: float) -> float:

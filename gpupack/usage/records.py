@@ -14,7 +14,9 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
         uid: of the pod.
         labels: of the pod, without those that differ from one replica to the next.
         promised_mib_s: MiB it was promised times seconds.
-        used_mib_s: MiB it used times seconds; None where that was not measured.
+        used_mib_s: MiB it used times seconds, of the time that was measured; None where nothing was.
+        measured_mib_s: the part of `promised_mib_s` whose use was measured; None in older histories, where
+            all of it was or nothing.
     """
 
     namespace: str
@@ -23,6 +25,14 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     labels: dict[str, str]
     promised_mib_s: float
     used_mib_s: float | None
+    measured_mib_s: float | None = None
+
+    @property
+    def measured(self) -> float:
+        """MiB times seconds of what was promised, as far as its use was measured."""
+        if self.used_mib_s is None:
+            return 0.0
+        return self.promised_mib_s if self.measured_mib_s is None else self.measured_mib_s
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):

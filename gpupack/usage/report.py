@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -71,12 +72,14 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         keys: see `By.columns`.
         promised: GiB-hours.
-        used: GiB-hours, None where that was not measured of every pod.
+        used: GiB-hours, of the time that was measured; None where nothing was.
+        measured: GiB-hours of `promised` whose use was measured.
     """
 
     keys: tuple[str, ...]
     promised: float
     used: float | None
+    measured: float
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -101,8 +104,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def report(periods: Iterable[Period], by: By, since: float, until: float, source: str) -> Report:
     """Add up what pods had between two moments; a period counts with the part of it that lies between."""
-    promised: dict[tuple[str, ...], float] = {}
-    used: dict[tuple[str, ...], float | None] = {}
+    sums: dict[tuple[str, ...], Row] = {}
     sampled_s = 0.0
     for period in periods:
         share = _share(period, since, until)
@@ -111,14 +113,13 @@ def report(periods: Iterable[Period], by: By, since: float, until: float, source
         sampled_s += period.sampled_s * share
         for use in period.pods:
             key = by.key(use)
-            promised[key] = promised.get(key, 0.0) + _gib_hours(use.promised_mib_s * share)
-            before = used.get(key, 0.0)
-            if before is None or use.used_mib_s is None:
-                used[key] = None
-            else:
-                used[key] = before + _gib_hours(use.used_mib_s * share)
-    rows = [Row(key, amount, used[key]) for key, amount in promised.items()]
-    rows.sort(key=lambda row: (-row.promised, row.keys))
+            before = sums.get(key) or Row(key, 0.0, None, 0.0)
+            used = before.used
+            if use.used_mib_s is not None:
+                used = (used or 0.0) + _gib_hours(use.used_mib_s * share)
+            promised = before.promised + _gib_hours(use.promised_mib_s * share)
+            sums[key] = Row(key, promised, used, before.measured + _gib_hours(use.measured * share))
+    rows = sorted(sums.values(), key=lambda row: (-row.promised, row.keys))
     return Report(since, until, sampled_s / 3600, str(by), rows, source)
 
 
@@ -141,15 +142,22 @@ def write(found: Report, output: Output) -> str:
     if output == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*columns, "promised_gib_hours", "used_gib_hours"])
-        writer.writerows([*row.keys, _number(row.promised), _number(row.used)] for row in found.rows)
+        writer.writerow([*columns, "promised_gib_hours", "used_gib_hours", "measured_gib_hours"])
+        writer.writerows(
+            [*row.keys, _number(row.promised), _number(row.used), _number(row.measured)] for row in found.rows
+        )
         return text.getvalue().rstrip("\n")
-    head = [*(column.upper() for column in columns), "PROMISED GiB-h", "USED GiB-h"]
-    body = [[*row.keys, _number(row.promised, 2), _number(row.used, 2) or "-"] for row in found.rows]
-    total = sum(row.promised for row in found.rows)
-    body.append(
-        ["TOTAL", *[""] * (len(columns) - 1), _number(total, 2), _number(_total_used(found), 2) or "-"]
+    head = [*(column.upper() for column in columns), "PROMISED GiB-h", "USED GiB-h", "MEASURED"]
+    total = Row(
+        ("TOTAL", *[""] * (len(columns) - 1)),
+        sum(row.promised for row in found.rows),
+        _total_used(found),
+        sum(row.measured for row in found.rows),
     )
+    body = [
+        [*row.keys, _number(row.promised, 2), _number(row.used, 2) or "-", _percent(row)]
+        for row in (*found.rows, total)
+    ]
     lines = [
         Line([Cell(text, HEADER) for text in head]),
         *(Line([Cell(text) for text in line]) for line in body),
@@ -171,6 +179,7 @@ def _plain(found: Report, columns: tuple[str, ...]) -> dict[str, Any]:
                 **dict(zip(columns, row.keys, strict=True)),
                 "promised_gib_hours": round(row.promised, 6),
                 "used_gib_hours": None if row.used is None else round(row.used, 6),
+                "measured_gib_hours": round(row.measured, 6),
             }
             for row in found.rows
         ],
@@ -178,8 +187,14 @@ def _plain(found: Report, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _total_used(found: Report) -> float | None:
-    amounts = [row.used for row in found.rows]
-    return None if None in amounts else sum(amount for amount in amounts if amount is not None)
+    amounts = [row.used for row in found.rows if row.used is not None]
+    return sum(amounts) if amounts else None
+
+
+def _percent(row: Row) -> str:
+    """How much of what was promised was measured; 100 only for all of it."""
+    share = row.measured / row.promised if row.promised else 0.0
+    return f"{math.floor(100 * share + 1e-6)}%"
 
 
 def _number(amount: float | None, digits: int = 6) -> str:

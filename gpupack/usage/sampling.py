@@ -44,7 +44,7 @@ class Sampler:
     def __init__(self, now_s: float) -> None:
         self._start = self._last = now_s
         self._sampled_s = 0.0
-        self._pods: dict[str, tuple[Seat, float, float | None]] = {}
+        self._pods: dict[str, tuple[Seat, float, float | None, float]] = {}
 
     def sample(self, now_s: float, seats: Iterable[Seat]) -> None:
         """Take a moment: what is there now was there since the last moment.
@@ -61,9 +61,11 @@ class Sampler:
             return
         self._sampled_s += elapsed
         for seat in seats:
-            _, promised, used = self._pods.get(seat.uid, (seat, 0.0, 0.0))
-            measured = None if used is None or seat.used is None else used + seat.used * elapsed
-            self._pods[seat.uid] = (seat, promised + seat.promised * elapsed, measured)
+            _, promised, used, measured = self._pods.get(seat.uid, (seat, 0.0, None, 0.0))
+            amount = seat.promised * elapsed
+            if seat.used is not None:
+                used, measured = (used or 0.0) + seat.used * elapsed, measured + amount
+            self._pods[seat.uid] = (seat, promised + amount, used, measured)
 
     def due(self, now_s: float) -> bool:
         """Whether a period is over."""
@@ -91,8 +93,9 @@ class Sampler:
                 kept_labels(labels.get(uid, {})),
                 round(promised, 1),
                 None if used is None else round(used, 1),
+                round(measured, 1),
             )
-            for uid, (seat, promised, used) in self._pods.items()
+            for uid, (seat, promised, used, measured) in self._pods.items()
         ]
         return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods, point)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import math
+import re
 import time
 
 import pytest
@@ -46,23 +48,48 @@ class StandInPrometheus:
         self.asked.append((request.headers.get("Authorization"), dict(form)))
         if self.answer is not None:
             return self.answer()
-        metric = form["query"].partition("(gpupack")[2].rstrip(")")
         start, end, step = (float(form[name]) for name in ("start", "end", "step"))
         moments = [start + step * number for number in range(int((end - start) / step + 1e-9) + 1)]
-        result = [
-            {"metric": labels, "values": [[at, str(value)] for at in moments]}
-            for labels, value in self.gauges.get(f"gpupack{metric}", ())
-        ]
+        shown, *others = [dict(self.series(name)) for name in re.findall(r"gpupack\w+", form["query"])]
+        result = []
+        for labels, value in shown.items():
+            values = [
+                [at, str(value(at))]
+                for at in moments
+                # `and` matches on all labels, and no comparison is true of NaN.
+                if value(at) is not None
+                and all(labels in other and is_number(other[labels](at)) for other in others)
+                and (">=" not in form["query"] or is_number(value(at)))
+            ]
+            if values:
+                result.append({"metric": dict(labels), "values": values})
         return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+    def series(self, metric):
+        """Labels, and the value at each moment: None for none."""
+        for labels, value in self.gauges.get(metric, ()):
+            yield frozenset(labels.items()), value if callable(value) else (lambda _, same=value: same)
 
     async def query(self, request):
         form = await request.post()
         self.asked.append((None, dict(form)))
-        result = [
-            {"metric": {"namespace": key[0], "pod": key[1], **values}, "value": [0, "1"]}
-            for key, values in self.labels.items()
-        ]
+        by = form["query"].partition("max by (")[2].partition(")")[0].split(", ")
+        result = []
+        for (namespace, pod), values in self.labels.items():
+            labels = {"namespace": namespace, "pod": pod, **values}
+            kept = {name: value for name, value in labels.items() if name in by}
+            result.append({"metric": kept, "value": [0, "1"]})
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+
+
+def is_number(value):
+    return value is not None and not math.isnan(value)
+
+
+def as_of_a_daemon(namespace, pod, **labels):
+    """As a scrape configuration leaves them that sets `pod` to the daemon's own."""
+    own = {"namespace": "gpupack-system", "pod": "gpupack-node-1"}
+    return {**own, "exported_namespace": namespace, "exported_pod": pod, **labels}
 
 
 @pytest.fixture
@@ -70,19 +97,17 @@ async def prometheus():
     standin = StandInPrometheus(
         {
             "gpupack_container_promised_bytes": [
-                # As a scrape configuration leaves them that sets `pod` to the daemon's own.
-                ({"namespace": "gpupack-system", "pod": "gpupack-node-1",
-                  "exported_namespace": "red", "exported_pod": "a"}, 8 * GIB),
+                (as_of_a_daemon("red", "a"), 8 * GIB),
                 ({"namespace": "red", "pod": "b"}, 4 * GIB),
                 ({"namespace": "blue", "pod": "c"}, 2 * GIB),
             ],
             "gpupack_container_used_bytes": [
-                ({"namespace": "x", "pod": "y", "exported_namespace": "red", "exported_pod": "a"}, 6 * GIB),
+                (as_of_a_daemon("red", "a"), 6 * GIB),
                 ({"namespace": "red", "pod": "b"}, 1 * GIB),
             ],
         },
         {("red", "a"): {"label_team": "one"}, ("blue", "c"): {"label_team": "one"}, ("red", "b"): {}},
-    )  # fmt: skip
+    )
     app = web.Application()
     app.add_routes(
         [web.post("/api/v1/query_range", standin.query_range), web.post("/api/v1/query", standin.query)]
@@ -107,7 +132,8 @@ async def test_prometheus_is_asked_for_our_own_metrics(prometheus, tmp_path):
         ("red", 120), ("blue", 20)
     ]  # fmt: skip
     assert round(report["rows"][0]["used_gib_hours"]) == 70
-    assert report["rows"][1]["used_gib_hours"] is None
+    assert round(report["rows"][0]["measured_gib_hours"]) == 120
+    assert (report["rows"][1]["used_gib_hours"], report["rows"][1]["measured_gib_hours"]) == (None, 0)
     assert report["sampled_hours"] == pytest.approx(10, rel=0.01)
     assert {header for header, _ in prometheus.asked} == {"Bearer secret"}
     assert "secret" not in out
@@ -144,6 +170,89 @@ async def test_labels_come_from_kube_state_metrics(prometheus):
     assert status == 0
     assert [line.split(",")[0] for line in out.splitlines()] == ["team", "one", "(none)"]
     assert float(out.splitlines()[1].split(",")[1]) == pytest.approx(10, rel=0.01)
+
+
+def gaps(prometheus, used, promised=8 * GIB):
+    """One pod with a promise all the time and a measured use that has gaps."""
+    labels = {"namespace": "red", "pod": "a", "container": "main", "uuid": "u"}
+    prometheus.gauges = {
+        "gpupack_container_promised_bytes": [(labels, promised)],
+        "gpupack_container_used_bytes": [(labels, used)],
+    }
+
+
+@pytest.mark.parametrize("missing", [None, math.nan], ids=["no sample", "no number"])
+async def test_time_that_was_not_measured_is_no_use_of_zero(prometheus, missing):
+    """Six of ten hours were measured, at 6 GiB each."""
+    began = time.time() - 36000
+    gaps(prometheus, lambda at: missing if 7200 < at - began <= 21600 else 6 * GIB)
+    status, out, _ = await usage("--prometheus", prometheus.url, "--since", "10h", "-o", "json")
+    assert status == 0
+    (row,) = json.loads(out)["rows"]
+    assert row["promised_gib_hours"] == pytest.approx(80, rel=0.01)
+    assert row["used_gib_hours"] == pytest.approx(36, rel=0.01)
+    assert row["measured_gib_hours"] == pytest.approx(48, rel=0.01)
+    # What it used of what was measured: 6 of 8 GiB, whatever the gap.
+    assert row["used_gib_hours"] / row["measured_gib_hours"] == pytest.approx(6 / 8)
+
+
+async def test_the_share_that_was_measured_stands_beside_the_use(prometheus):
+    began = time.time() - 36000
+    gaps(prometheus, lambda at: None if at - began < 18000 else 6 * GIB)
+    _, out, _ = await usage("--prometheus", prometheus.url, "--since", "10h")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["NAMESPACE", "PROMISED", "GiB-h", "USED", "GiB-h", "MEASURED"]
+    assert lines[1][0] == "red"
+    assert lines[1][3] in {"49%", "50%"}
+
+
+async def test_a_container_that_is_not_measured_leaves_the_others_be(prometheus):
+    """On a card where two pods cannot be told apart, for instance."""
+    prometheus.gauges = {
+        "gpupack_container_promised_bytes": [
+            (as_of_a_daemon("red", "a", container="main", uuid="u"), 8 * GIB),
+            (as_of_a_daemon("red", "a", container="side", uuid="v"), 2 * GIB),
+        ],
+        "gpupack_container_used_bytes": [(as_of_a_daemon("red", "a", container="main", uuid="u"), 4 * GIB)],
+    }
+    _, out, _ = await usage("--prometheus", prometheus.url, "--since", "1h", "--by", "pod", "-o", "csv")
+    head, row = (line.split(",") for line in out.splitlines())
+    assert head == ["namespace", "pod", "promised_gib_hours", "used_gib_hours", "measured_gib_hours"]
+    assert [round(float(amount)) for amount in row[2:]] == [10, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("costCenter", "label_cost_center"),
+        ("app.kubernetes.io/name", "label_app_kubernetes_io_name"),
+        ("example.com/billingTeam-ID", "label_example_com_billing_team_id"),
+        ("HTTPServer", "label_httpserver"),
+        ("A1B", "label_a1_b"),
+        ("x_Y", "label_x_y"),
+    ],
+)
+async def test_labels_have_the_names_that_kube_state_metrics_writes(prometheus, key, name):
+    prometheus.labels = {("red", "a"): {name: "one"}, ("red", "b"): {name: "two"}}
+    _, out, _ = await usage(
+        "--prometheus", prometheus.url, "--since", "1h", "--by", f"label:{key}", "-o", "csv"
+    )
+    assert [line.split(",")[0] for line in out.splitlines()] == [key, "one", "two", "(none)"]
+
+
+async def test_labels_of_one_name_in_kube_state_metrics(prometheus):
+    """`costCenter` and `cost-center` of one pod: numbered, and nobody says which is which."""
+    both = {"label_cost_center_conflict1": "one", "label_cost_center_conflict2": "two"}
+    prometheus.labels = {
+        ("red", "a"): both,
+        ("red", "b"): {**both, "label_cost_center_conflict2": "one"},
+        ("blue", "c"): {"label_cost_center": "one"},
+    }
+    _, out, _ = await usage(
+        "--prometheus", prometheus.url, "--since", "1h", "--by", "label:costCenter", "-o", "csv"
+    )
+    rows = {line.split(",")[0]: round(float(line.split(",")[1])) for line in out.splitlines()[1:]}
+    assert rows == {"(ambiguous)": 8, "one": 4 + 2}
 
 
 async def test_a_long_time_is_asked_in_parts_that_prometheus_answers(prometheus):
@@ -196,7 +305,7 @@ async def test_a_history_is_read_while_it_is_kept(tmp_path):
     file.add(Period(now - 3600, now - 1, 3599.0, [PodUse("red", "a", "u", {}, 8 * 1024 * 3600.0, None)]))
     status, out, _ = await usage("--history", path, "--since", "2h")
     assert status == 0
-    assert out.splitlines()[1].split() == ["red", "8.00", "-"]
+    assert out.splitlines()[1].split() == ["red", "8.00", "-", "0%"]
     file.close()
 
 

@@ -39,10 +39,20 @@ def test_what_is_there_at_a_moment_was_there_since_the_last_one():
     assert (period.start, period.end, period.sampled_s) == (1000.0, 1030.0, 30.0)
     found = {each.name: each for each in period.pods}
     assert found["a"].promised_mib_s == (8 * 10 + 10 * 20) * GIB
-    assert found["a"].used_mib_s is None
+    assert (found["a"].used_mib_s, found["a"].measured) == (None, 0)
     assert found["a"].labels == {"team": "x"}
     assert (found["b"].promised_mib_s, found["b"].used_mib_s) == (4 * 10 * GIB, 2 * 10 * GIB)
+    assert found["b"].measured == 4 * 10 * GIB
     assert sampler.take(1040.0, {}, None).pods == []
+
+
+def test_a_moment_without_a_measure_is_left_out_of_the_use():
+    sampler = Sampler(1000.0)
+    for at, used in ((1010.0, 6), (1020.0, None), (1030.0, 4)):
+        sampler.sample(at, [seat("a", 8, used=used)])
+    (found,) = sampler.take(1030.0, {}, None).pods
+    assert (found.promised_mib_s, found.used_mib_s) == (8 * 30 * GIB, (6 + 4) * 10 * GIB)
+    assert found.measured == 8 * 20 * GIB
 
 
 @pytest.mark.parametrize("next_s", [1000.0 + GAP_S + 1, 900.0], ids=["it slept", "the clock went back"])
@@ -71,15 +81,15 @@ PERIODS = [
 @pytest.mark.parametrize(
     ("by", "expected"),
     [
-        ("namespace", {("team",): (11, 8), ("other",): (4, None)}),
-        ("pod", {("team", "a"): (10, 7), ("team", "c"): (1, 1), ("other", "b"): (4, None)}),
-        ("label:team", {("red",): (10, 7), ("blue",): (1, 1), ("(none)",): (4, None)}),
+        ("namespace", {("team",): (11, 8, 11), ("other",): (4, None, 0)}),
+        ("pod", {("team", "a"): (10, 7, 10), ("team", "c"): (1, 1, 1), ("other", "b"): (4, None, 0)}),
+        ("label:team", {("red",): (10, 7, 10), ("blue",): (1, 1, 1), ("(none)",): (4, None, 0)}),
     ],
 )
 def test_periods_are_added_up_by_key(by, expected):
     found = report(PERIODS, By.of(by), 0.0, 2 * HOUR, "here")
-    assert {row.keys: (row.promised, row.used) for row in found.rows} == expected
-    assert [row.promised for row in found.rows] == sorted((one for one, _ in expected.values()), reverse=True)
+    assert {row.keys: (row.promised, row.used, row.measured) for row in found.rows} == expected
+    assert [row.promised for row in found.rows] == sorted((one[0] for one in expected.values()), reverse=True)
     assert found.sampled_hours == 1.5
 
 
@@ -89,21 +99,45 @@ def test_a_period_counts_with_the_part_that_lies_in_the_time():
     assert report(PERIODS, By.of("pod"), 5 * HOUR, 6 * HOUR, "here").rows == []
 
 
+def test_use_is_of_the_part_that_was_measured():
+    periods = [
+        Period(0.0, HOUR, HOUR, [use("a", 8, 6), use("b", 4)]),
+        Period(HOUR, 2 * HOUR, HOUR, [use("a", 8), use("c", 1)]),
+    ]
+    found = report(periods, By.of("pod"), 0.0, 2 * HOUR, "here")
+    table = [line.split() for line in write(found, "table").splitlines()]
+    assert table[0] == ["NAMESPACE", "POD", "PROMISED", "GiB-h", "USED", "GiB-h", "MEASURED"]
+    assert table[1:5] == [
+        ["team", "a", "16.00", "6.00", "50%"],
+        ["team", "b", "4.00", "-", "0%"],
+        ["team", "c", "1.00", "-", "0%"],
+        ["TOTAL", "21.00", "6.00", "38%"],
+    ]
+
+
+def test_all_is_said_of_all_only():
+    periods = [Period(0.0, HOUR, HOUR, [use("a", 9999, 1), use("b", 1)])]
+    assert "  99%" in write(report(periods, By.of("namespace"), 0.0, HOUR, "here"), "table")
+    assert "TOTAL" in write(report([], By.of("namespace"), 0.0, HOUR, "here"), "table")
+
+
 def test_the_same_figures_as_table_csv_and_json():
     found = report(PERIODS, By.of("pod"), 0.0, 2 * HOUR, "here")
     rows = list(csv.DictReader(io.StringIO(write(found, "csv"))))
     assert rows[0] == {
-        "namespace": "team", "pod": "a", "promised_gib_hours": "10.000000", "used_gib_hours": "7.000000"
+        "namespace": "team", "pod": "a", "promised_gib_hours": "10.000000", "used_gib_hours": "7.000000",
+        "measured_gib_hours": "10.000000",
     }  # fmt: skip
     assert rows[1]["used_gib_hours"] == ""
     plain = json.loads(write(found, "json"))
     assert plain["rows"][1] == {
-        "namespace": "other", "pod": "b", "promised_gib_hours": 4.0, "used_gib_hours": None
+        "namespace": "other", "pod": "b", "promised_gib_hours": 4.0, "used_gib_hours": None,
+        "measured_gib_hours": 0.0,
     }  # fmt: skip
     assert (plain["by"], plain["sampled_hours"]) == ("pod", 1.5)
     table = write(found, "table").splitlines()
-    assert table[0].split() == ["NAMESPACE", "POD", "PROMISED", "GiB-h", "USED", "GiB-h"]
-    assert table[4].split() == ["TOTAL", "15.00", "-"]
+    assert table[0].split() == ["NAMESPACE", "POD", "PROMISED", "GiB-h", "USED", "GiB-h", "MEASURED"]
+    assert table[4].split() == ["TOTAL", "15.00", "8.00", "73%"]
     assert table[-1] == "here: 1.5 of 2.0 hours are known"
 
 
@@ -140,6 +174,14 @@ def test_a_history_survives_a_kill_and_stays_within_its_size(tmp_path):
         HistoryFile(str(path))
     file.close()
     HistoryFile(str(path)).close()
+
+
+def test_a_history_from_before_the_measured_part_was_kept(tmp_path):
+    path = tmp_path / "history"
+    pods = '[["red","a","u",{},3600.0,1800.0],["red","b","v",{},3600.0,null]]'
+    path.write_text(f'{{"start":0.0,"end":3600.0,"sampled_s":3600.0,"pods":{pods}}}\n')
+    ((a, b),) = (period.pods for period in read(path))
+    assert (a.measured, b.measured) == (3600.0, 0.0)
 
 
 def test_a_file_of_something_else_is_refused_and_not_touched(tmp_path):
