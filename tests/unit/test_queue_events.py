@@ -31,7 +31,9 @@ class Running:
         self.patches: dict[str, int] = {}
         self.refuses: KubeApiError = Forbidden("denied by policy x")
         api: Any = self
-        writer = Writer(api, lambda: True, 1.0)
+        self.leads = True
+        self.asked_to_remove = 0
+        writer = Writer(api, lambda: self.leads, 1.0)
         self.controller = Controller(self.world.queue, writer, self, lambda: self.world.now, lambda: True)
 
     async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
@@ -52,6 +54,7 @@ class Running:
 
     async def post(self, path: str, body: Any, *, timeout_s: float) -> bytes:
         del path, body, timeout_s
+        self.asked_to_remove += 1
         raise TooManyRequests("budget keeps it")
 
     async def get(self, path: str, *, timeout_s: float) -> bytes:

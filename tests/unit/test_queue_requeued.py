@@ -192,3 +192,23 @@ def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> N
     world.now = 10
     (again,) = world.decide()
     assert again.members[0].node == node
+
+
+@pytest.mark.parametrize("mode", ["gate", "batch"])
+@pytest.mark.parametrize("gang", [{}, {"gang": "g", "size": 1}], ids=["pod", "gang"])
+def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]) -> None:
+    """Nobody gated it, and its queue is not for its namespace: no release would take the mark away again."""
+    world = QueueWorld(
+        f"mode: {mode}\nqueues: [{{name: a, namespaceSelector: {{matchLabels: {{team: x}}}}}}]"
+    )
+    world.queue.set_namespace("default", {"team": "y"})
+    world.node("n1", (16,))
+    owner = {"ownerReferences": [{"uid": "owner", "controller": True}]}
+    for name, metadata in (("owned", owner), ("bare", {})):
+        uid = world.pod(name, 8, gates=(), **{**gang, "gang": name} if gang else {})
+        world.change(uid, status=refused(), metadata=metadata)
+    backs = []
+    for world.now in range(0, 2000, 100):
+        backs += world.take_back()
+    assert [back.entry.uid for back in backs if back.remove or back.requeue] == []
+    assert world.queue.entries["uid-owned"].phase is Phase.RELEASED

@@ -154,20 +154,53 @@ async def test_what_became_of_an_eviction(answer: KubeApiError | dict[str, Any],
     assert (found.written, api.asked) == (written, ["post"])
 
 
+def seen(**metadata: Any) -> dict[str, Any]:
+    """The pod without its gate, as the queue knows it but for some metadata."""
+    found, raw = entry()
+    version = found.record.resource_version
+    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": version, **metadata}}
+
+
+MARKED = {"annotations": {"gpupack.io/requeued": "true"}}
+
+
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answers", "expected"),
     [
-        ({}, Answer(Written.DONE)),
-        (NotFound("gone"), Answer(Written.GONE)),
-        (Conflict("x", cause="stale"), Answer(Written.REFUSED)),
-        (Invalid("test failed"), Answer(Written.REFUSED)),
-        (Forbidden("no"), Answer(Written.REFUSED, "no")),
-        (Unreachable("no answer"), Answer(Written.UNKNOWN, "no answer")),
+        ([{}], Answer(Written.DONE)),
+        ([NotFound("gone")], Answer(Written.GONE)),
+        ([Conflict("x", cause="stale"), seen(resourceVersion="99")], Answer(Written.REFUSED)),
+        ([Invalid("test failed"), seen(resourceVersion="99")], Answer(Written.REFUSED)),
+        ([Invalid("test failed"), seen(resourceVersion="99", **MARKED)], Answer(Written.DONE)),
+        ([Invalid("test failed"), seen(uid="another")], Answer(Written.GONE)),
+        ([Forbidden("no"), seen()], Answer(Written.REFUSED, "no")),
+        ([Invalid("no, says a policy"), seen()], Answer(Written.REFUSED, "no, says a policy")),
+        ([Unreachable("no answer")], Answer(Written.UNKNOWN, "no answer")),
     ],
-    ids=["done", "gone", "stale", "changed", "forbidden", "no answer"],
+    ids=[
+        "done",
+        "gone",
+        "stale",
+        "changed",
+        "done before",
+        "another pod",
+        "forbidden",
+        "invalid",
+        "no answer",
+    ],
 )
-async def test_what_becomes_of_a_pod_that_is_requeued(answer: Any, expected: Answer) -> None:
-    assert await Writer(Api(answer), lambda: True, 1.0).requeue(entry()[0]) == expected
+async def test_what_becomes_of_a_pod_that_is_requeued(answers: list[Any], expected: Answer) -> None:
+    """A policy that refuses the mark may say that it is invalid, as is said of a pod that has changed."""
+    assert await Writer(Api(*answers), lambda: True, 1.0).requeue(entry()[0]) == expected
+
+
+async def test_who_leads_no_more_sends_nothing() -> None:
+    """Writes wait for their turn, and the next leader does not wait for those."""
+    api = Api()
+    writer = Writer(api, lambda: False, 1.0)
+    pod = entry()[0]
+    answers = [await writer.release(pod), await writer.requeue(pod), await writer.remove(pod)]
+    assert (answers, api.asked) == ([Answer(Written.REFUSED)] * 3, [])
 
 
 async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> None:

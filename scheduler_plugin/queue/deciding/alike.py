@@ -113,6 +113,7 @@ class Alike(Generic[U]):
             return False
         held = self._held.get(unit.template)
         if held is None:
+            self._forget_old(now)
             held = self._held[unit.template] = _Held(unit.uid, unit.called, now)
         elif unit.uid not in held.tried:
             # Released together with the first one: it tells nothing new.
@@ -175,6 +176,14 @@ class Alike(Generic[U]):
             held.back.pop(unit.uid, None)
             held.tried.discard(unit.uid)
             held.lost.discard(unit.uid)
+
+    def _forget_old(self, now: float) -> None:
+        """Forget templates that `due` would have forgotten: who stands by is never asked who may be tried."""
+        limit = now - REMEMBERED_S - PAUSE_S[1]
+        for each, held in list(self._held.items()):
+            if held.seen < limit and not (held.back or held.tried or held.lost):
+                self._pauses.forget(each)
+                del self._held[each]
 
     def why(self, unit: U) -> str:
         """Why one is held back, in words; empty when it is not."""

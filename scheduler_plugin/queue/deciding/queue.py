@@ -380,19 +380,19 @@ class Queue:
     def _end(self, uid: str, now: float) -> None:
         """Forget a pod that has ended or is gone."""
         self._estimated.discard(uid)
+        self.unplaced.discard(uid)
         self.refusals.forget(uid)
+        self._take_backs.forget(uid)
         self._stages.end(uid)
-        entry = self.entries.get(uid)
+        entry = self.entries.pop(uid, None)
         if entry is None:
             return
         self._wait_no_more(entry)
         self._give_back(entry, now)
         self._let_go(entry)
         self.alike.leave(entry)
-        if entry.gang:
-            self.gangs.leave(entry)
+        self.gangs.leave(entry)
         self.tenants.forget(entry.ticket.queue)
-        del self.entries[uid]
 
     def _count_node(self, name: str, facts: NodeFacts | None) -> None:
         row = self.state.nodes.rows.get(name)

@@ -3,6 +3,7 @@
 A release that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps it
 from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
 could not be placed anew as it is: it is pinned to a node in batch mode, or others of its gang run already.
+A pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,12 +43,17 @@ class TakeBacks:
         self._give_back = give_back
         self._removals: Backoffs[str] = Backoffs(*REMOVED_S)
         self._requeues: Backoffs[str] = Backoffs(*REMOVED_S)
-        self._refused: list[TakenBack] = []
+        self._refused: dict[str, TakenBack] = {}
 
     def unschedulable(self, entry: Entry, now: float) -> None:
         """kube-scheduler found no node for a released pod."""
         self._give_back(entry, now)
-        self._refused.append(TakenBack(entry, "kube-scheduler found no node for it", remove=False))
+        why = "kube-scheduler found no node for it"
+        self._refused[entry.uid] = TakenBack(entry, why, remove=False)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
+        self._refused.pop(uid, None)
 
     def find(self, config: QueueConfig, now: float) -> list[TakenBack]:
         """Find what is taken back now.
@@ -59,10 +65,9 @@ class TakeBacks:
         self._removals.due(now)
         self._requeues.due(now)
         released = [entry for entry in self._entries.values() if _has_no_node(entry)]
-        whys = {back.entry.uid: back.why for back in self._refused}
-        back = [
-            each for each in self._refused if _has_no_node(each.entry) and _is_removed(each.entry, config)
-        ]
+        refused = self._refused.values()
+        whys = {back.entry.uid: back.why for back in refused}
+        back = [each for each in refused if _has_no_node(each.entry) and _is_removed(each.entry, config)]
         self._refused.clear()
         must_go: dict[str, tuple[Entry, str]] = {}
         for entry in released:
@@ -83,7 +88,7 @@ class TakeBacks:
                 if entry.phase is Phase.RELEASED and not entry.given_back:
                     self._give_back(entry, now)
             whys |= {entry.uid: why for entry in entries}
-            back += [TakenBack(entry, why, remove=True) for entry in entries if entry.ticket.owned]
+            back += [TakenBack(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
         back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
         return [_once(each) for each in back]
 
@@ -94,7 +99,10 @@ class TakeBacks:
         waits = [
             entry
             for entry in released
-            if entry.given_back and not entry.ticket.ending and not _is_removed(entry, config)
+            if entry.holder
+            and entry.given_back
+            and not entry.ticket.ending
+            and not _is_removed(entry, config)
         ]
         self._requeues.keep({entry.uid for entry in waits})
         back = []
@@ -125,7 +133,12 @@ def _has_no_node(entry: Entry) -> bool:
 
 def _is_removed(entry: Entry, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return entry.ticket.owned and bool(entry.gang or config.mode == "batch")
+    return _may_be_removed(entry) and bool(entry.gang or config.mode == "batch")
+
+
+def _may_be_removed(entry: Entry) -> bool:
+    """Tell whether a pod is one of a queue's, and a controller makes it again."""
+    return bool(entry.holder) and entry.ticket.owned
 
 
 def _once(back: TakenBack) -> TakenBack:

@@ -267,8 +267,10 @@ class Controller:
         if answer.written in {Written.REFUSED, Written.UNKNOWN}:
             stays = answer.written is Written.REFUSED
             self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
-            self._event(entry, "Warning", "NotRemoved", f"the API server refuses to remove it: {answer.why}")
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            if answer.why:
+                message = f"the API server refuses to remove it: {answer.why}"
+                self._event(entry, "Warning", "NotRemoved", message)
 
     def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
         record = entry.record

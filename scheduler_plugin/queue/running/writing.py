@@ -116,12 +116,12 @@ class Writer:
             except NotFound:
                 return Answer(Written.GONE)
             except (Invalid, Conflict, Forbidden) as error:
-                return await self._look(path, record, error.message)
+                return await self._look(path, record, error.message, requeued=False)
             except KubeApiError as error:
                 asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
                 pause_s = backoff.failed(asked_s)
                 if backoff.failures == TRIES:
-                    return await self._look(path, record, error.message)
+                    return await self._look(path, record, error.message, requeued=False)
                 await self._sleep(pause_s)
             else:
                 return Answer(Written.DONE)
@@ -134,15 +134,15 @@ class Writer:
         pod that it was decided for.
         """
         path = pod_path(entry.record.namespace, entry.record.name)
+        if not self._may():
+            return Answer(Written.REFUSED)
         try:
             await self._api.patch(path, requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
         except NotFound:
             return Answer(Written.GONE)
-        except (Conflict, Invalid):
-            # It has changed, was bound perhaps; its newest version is on its way here.
-            return Answer(Written.REFUSED)
-        except Forbidden as error:
-            return Answer(Written.REFUSED, error.message)
+        except (Conflict, Invalid, Forbidden) as error:
+            # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
+            return await self._look(path, entry.record, error.message, requeued=True)
         except KubeApiError as error:
             return Answer(Written.UNKNOWN, error.message)
         return Answer(Written.DONE)
@@ -151,6 +151,8 @@ class Writer:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
         path = pod_path(pod.namespace, pod.name)
+        if not self._may():
+            return Answer(Written.REFUSED)
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -167,7 +169,7 @@ class Writer:
             return Answer(Written.UNKNOWN, error.message)
         return Answer(Written.DONE)
 
-    async def _look(self, path: str, record: PodRecord, why: str) -> Answer:
+    async def _look(self, path: str, record: PodRecord, why: str, *, requeued: bool) -> Answer:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
         Without an answer to this either it is asked again: whoever takes a pod that was released for one that
@@ -177,6 +179,7 @@ class Writer:
             path: Of the pod.
             record: The pod that the patch was made for.
             why: The API server's words; they say nothing where the pod has changed since.
+            requeued: It was to be marked, not released.
         """
         backoff = Backoff(cap_s=5.0)
         while self._may():
@@ -191,7 +194,7 @@ class Writer:
                 continue
             if now.metadata.uid != record.uid:
                 return Answer(Written.GONE)
-            if not now.spec.scheduling_gates and not is_requeued(now):
+            if is_requeued(now) if requeued else not (now.spec.scheduling_gates or is_requeued(now)):
                 return Answer(Written.DONE)
             changed = now.metadata.resource_version != record.resource_version
             return Answer(Written.REFUSED, "" if changed else why)

@@ -1,0 +1,66 @@
+"""A queue that stands by, or that led until a moment ago."""
+
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.queue.running.controller import UNDER_WAY
+from tests.queue_world import UNSCHEDULABLE, QueueWorld
+from tests.unit.test_queue_events import Running, running
+
+__all__ = ["running"]
+
+PODS = 60
+
+
+def live_through(world: QueueWorld, **more: Any) -> None:
+    """Let one pod after the other come, be released by the leader, be refused, and go."""
+    for number in range(PODS):
+        world.now += 60
+        uid = world.pod(f"p{number}", 1 + number, **more)
+        world.change(uid, spec={"schedulingGates": []})
+        world.change(uid, status=UNSCHEDULABLE)
+        world.delete(uid)
+
+
+@pytest.mark.parametrize("more", [{}, {"gang": "g", "size": 1}], ids=["pods", "gangs"])
+def test_a_standby_forgets_pods_that_are_gone(more: dict[str, Any]) -> None:
+    """It stands by for months: what it remembers of each pod would never be asked for, and never end."""
+    world = QueueWorld()
+    world.node("n1", (PODS,))
+    live_through(world, **more)
+    queue = world.queue
+    assert (len(queue.entries), len(queue.unplaced), len(queue._take_backs._refused)) == (0, 0, 0)
+    remembered = len(queue.alike.templates) + len(queue.gangs.alike.templates)
+    assert 0 < remembered <= 12, "ten minutes' templates: who made the pods may make them again"
+
+
+def test_a_standby_that_begins_to_lead_takes_back_what_was_refused_before() -> None:
+    """What it remembers of pods that are there is not lost."""
+    world = QueueWorld()
+    world.node("n1", (PODS,))
+    live_through(world)
+    uid = world.pod("last", 8)
+    world.change(uid, spec={"schedulingGates": []})
+    world.change(uid, status=UNSCHEDULABLE)
+    assert [(back.entry.uid, back.why, back.requeue) for back in world.take_back()] == [
+        (uid, "kube-scheduler found no node for it", True)
+    ]
+
+
+async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> None:
+    """Evictions wait for their turn; the next leader decides anew who has to go."""
+    names = [f"p{at}" for at in range(2 * UNDER_WAY)]
+    for name in names:
+        running.world.pod(name)
+    await running.pass_time()
+    for name in names:
+        running.world.bind(f"uid-{name}")
+    running.world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    running.events.clear()
+    running.leads = False
+    await running.pass_time()
+    assert running.asked_to_remove == 0
+    assert {text for _, text in running.events} == {
+        "Warning TakenBack queue a is drained: it is removed and waits again"
+    }
