@@ -19,8 +19,8 @@ from allocator.policy import Asked, choose, costs_of_fitting, units_asked
 from allocator.selector import Selector
 
 MOST_STEPS: Final = 5_000
-"""Cards looked at in one search. A pod made to be hard ends it after some milliseconds, as one that does not
-fit."""
+"""Cards looked at in one search, from the first choice that fails on: up to 20 milliseconds. A pod made to be
+hard counts as one that does not fit when they are used up."""
 
 _REMEMBERED: Final = 2048
 """Searches whose outcome is remembered: a pod that waits asks about the same nodes again and again."""
@@ -212,7 +212,7 @@ class _Preferring:
         outcome = _Outcome((), 0)
         if needs:
             closed = frozenset(n for n, card in enumerate(there) if more and card[2] in barred)
-            outcome = _search([card[:2] for card in there], needs, self._steps, closed)
+            outcome = _search([card[:2] for card in there], needs, self._steps, closed, counting=True)
         self._steps -= outcome.steps
         if outcome.picks is None:
             return False
@@ -301,7 +301,12 @@ class _Bounds:
 
 
 def _search(
-    cards: Sequence[_Card], needs: Sequence[_Need], most_steps: int, closed: frozenset[int] = frozenset()
+    cards: Sequence[_Card],
+    needs: Sequence[_Need],
+    most_steps: int,
+    closed: frozenset[int] = frozenset(),
+    *,
+    counting: bool = False,
 ) -> _Outcome:
     """Place demands, the first one first.
 
@@ -310,14 +315,15 @@ def _search(
         needs: Demands, hardest first.
         most_steps: Cards that are looked at.
         closed: Positions of cards that the first demand cannot have.
+        counting: Count from the beginning, else from the first choice that fails on: a first try always ends.
 
     Returns:
         More than `most_steps` steps where it was cut off.
     """
     bounds = _Bounds(needs)
-    steps = len(cards) * bounds.checks(0)
-    if steps > most_steps or not bounds.can_fit(0, cards):
-        return _Outcome(None, steps)
+    if not bounds.can_fit(0, cards):
+        return _Outcome(None, 0)
+    steps = 0
     # Where all ask for one card, one that is filled to the last unit is as good as any.
     filling = not closed and all(len(units) == 1 and count == 1 for units, count in needs)
     seen: set[tuple[int, tuple[_Card, ...]]] = set()
@@ -327,6 +333,7 @@ def _search(
     while branches:
         picked = next(branches[-1], None)
         if picked is None:
+            counting = True
             branches.pop()
             states.pop()
             if chosen:
@@ -342,16 +349,17 @@ def _search(
             left[at] = kind, free - units[kind]
         least = bounds.least(depth)
         there = tuple(sorted(card for card in left if card[1] >= least[card[0]]))
-        steps += len(left) + len(there) * bounds.checks(depth)
+        steps += counting * (len(left) + len(there) * bounds.checks(depth))
         if steps > most_steps:
             return _Outcome(None, steps)
-        if (depth, there) in seen:
-            continue
+        known = (depth, there) in seen
         seen.add((depth, there))
-        if bounds.can_fit(depth, there):
-            chosen.append(picked)
-            states.append(left)
-            branches.append(_branches(left, needs[depth], frozenset(), filling=filling))
+        if known or not bounds.can_fit(depth, there):
+            counting = True
+            continue
+        chosen.append(picked)
+        states.append(left)
+        branches.append(_branches(left, needs[depth], frozenset(), filling=filling))
     return _Outcome(None, steps)
 
 
@@ -361,7 +369,7 @@ def _branches(
     """Give the choices of cards for a demand; of cards that are alike the first ones only.
 
     One card: the one that is filled best first. Several cards: those with most left first, because no two
-    demands may end up with the same few cards.
+    demands may end up with the same few cards. `filtering` begins in the same way, for many nodes at once.
     """
     units, count = need
     groups: dict[_Card, list[int]] = {}

@@ -175,15 +175,16 @@ def _together(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool 
     left = np.flatnonzero(~fits)
     if left.size:
         left = left[_could_by_sums(nodes, ask, rows[left], emptied=emptied)]
+        fits[left] = _largest_first(nodes, ask, rows[left], emptied=emptied)
+        left = left[~fits[left]]
+    if left.size:
         fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
     return fits
 
 
 def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Rule out nodes by what is free in all, and by how many demands of each amount the cards can hold."""
-    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    if ask.admits is not None:
-        free = np.where(ask.admits[rows], free, 0)
+    free = _free(nodes, ask, rows, emptied=emptied)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units in {demand.units for demand in ask.demands}:
         larger = [demand.cards for demand in ask.demands if demand.units >= units]
@@ -192,11 +193,31 @@ def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool
     return could
 
 
+def _largest_first(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+    """Place the largest demand first, as `allocator.exact` begins: what fits so it finds, too.
+
+    One card: the fullest that has the units. Several cards: the emptiest.
+    """
+    free = _free(nodes, ask, rows, emptied=emptied)
+    ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for units, cards in sorted(ask.demands, reverse=True):
+        fits = free >= units
+        ok &= np.count_nonzero(fits, axis=1) >= cards
+        order = np.where(fits, free if cards == 1 else -free, np.iinfo(np.int64).max)
+        best = np.argsort(order, axis=1, kind="stable")[:, :cards]
+        np.put_along_axis(free, best, np.take_along_axis(free, best, axis=1) - units, axis=1)
+    return ok
+
+
+def _free(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> LongArray:
+    """Free units of the cards that the pod may have, int64[m, K]; 0 of the others."""
+    free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
+
+
 def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
     """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
-    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    if query.ask.admits is not None:
-        free = np.where(query.ask.admits[rows], free, 0)
+    free = _free(nodes, query.ask, rows, emptied=emptied)
     # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
     sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
     kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)

@@ -11,12 +11,12 @@ from allocator.place import choose_each
 from allocator.policy import node_policy_chooses
 from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.placement.cardcosts import card_costs
+from scheduler_plugin.placement.cardcosts import CardCosts, card_costs
 from scheduler_plugin.placement.policies.fragmentation_placing import RESOLUTION, Placing
 from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS, States
 from scheduler_plugin.placement.policies.fragmentation_terms import Terms
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.placement.policies.registry import Ask, CardDemand
 
 PickArray = NDArray[np.int16]
 
@@ -54,6 +54,9 @@ class Scores:
         if missing.any():
             fresh, at = np.unique(of_row[missing], return_index=True)
             found, chosen = self._scored(fresh, ask, None)
+            late = np.flatnonzero(np.isinf(found)) if len(ask.demands) > 1 else fresh[:0]
+            if late.size:
+                found[late] = self._scored(fresh[late], ask, None, largest_first=True)[0]
             scores[fresh] = self._exactly(view, ask, rows[missing][at], found)
             if _one_card(ask):
                 picks[fresh] = chosen[0][0]
@@ -132,7 +135,12 @@ class Scores:
         return table
 
     def _scored(
-        self, numbers: RowArray, ask: Ask, allowed: BoolArray | Sequence[BoolArray] | None
+        self,
+        numbers: RowArray,
+        ask: Ask,
+        allowed: BoolArray | Sequence[BoolArray] | None,
+        *,
+        largest_first: bool = False,
     ) -> tuple[FloatArray, list[list[RowArray]]]:
         """Place a pod on states, demand by demand and card by card, each on the best card left.
 
@@ -141,6 +149,8 @@ class Scores:
             ask: The pod.
             allowed: bool[n, K], cards it may use; one for each demand: exactly those it takes; None: by the
                 models that its selector admits.
+            largest_first: As the exact search begins, see `filtering`: where the pod's order leaves a demand
+                none this finds nearly always cards, not always those that the pod would get.
 
         Returns:
             float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].
@@ -159,14 +169,22 @@ class Scores:
             allowed = models[place.cards]
         each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
         costs = None if node_policy_chooses(ask.card_policy) else card_costs(ask.card_policy)
+        demands = sorted(ask.demands, reverse=True) if largest_first else ask.demands
         chosen = [
-            place.demand(d.units, d.cards, mask, costs) for d, mask in zip(ask.demands, each, strict=True)
+            place.demand(d.units, d.cards, mask, _fullest(d) if largest_first else costs)
+            for d, mask in zip(demands, each, strict=True)
         ]
         if not place.evaluated:
             place.nothing()
         states.value[unknown] = place.answers
         ranked = np.rint((place.value - states.value[numbers]) * RESOLUTION) * TIE_LEVELS**2
         return np.where(place.fits, ranked + states.tie[numbers], np.inf), chosen
+
+
+def _fullest(demand: CardDemand) -> CardCosts:
+    """Prefer for one card the fullest that has the units, for several the emptiest."""
+    sign = 1 if demand.cards == 1 else -1
+    return lambda _size, free, _units: (sign * free).astype(np.float64)
 
 
 def _one_card(ask: Ask) -> bool:
