@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from allocator.names import POD_NODE_POLICY
+
 Resources = dict[str, str | int]
 
 
@@ -136,6 +138,11 @@ def has_preferences(pod: PodLite) -> bool:
             return True
     spreads = pod.spec.topology_spread_constraints or ()
     return any(spread.when_unsatisfiable == "ScheduleAnyway" for spread in spreads)
+
+
+def ranks_nodes_itself(pod: PodLite) -> bool:
+    """Tell whether the pod states preferences and names no policy: then those rank the nodes."""
+    return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})
 
 
 def may_preempt(pod: PodLite) -> bool:

@@ -156,7 +156,7 @@ class _Committer:
     def commit(self, number: int, offered: list[Candidate]) -> tuple[str | None, Placement | None, int]:
         """Commit one list: node, cards and how many nodes had changed."""
         job, nodes = self._jobs[number], self._nodes
-        query = _query(self._policies, nodes, job)
+        query = _query(self._policies, nodes, job, str(number))
         policy = self._policies.of(job.request)
         placements: dict[str, Placement] = {}
         # No node to score, but weights that depend on the whole cluster are brought up to date.
@@ -181,6 +181,8 @@ class _Committer:
             return True
 
         decision = decide(offered, version, rescore, bind, epoch=policy.epoch, mode=self._settings.mode)
+        if decision.node is None:
+            self._policies.attempted(nodes, query, None)
         for learner in self._policies.learners if decision.node is not None else ():
             row = np.array([nodes.rows[decision.node or ""]], dtype=np.intp)
             learner.settled(str(number), lesson(nodes, query, row))
@@ -273,12 +275,16 @@ def _work(
             if settings.prepare_wait_s:
                 time.sleep(settings.prepare_wait_s)
             epoch = shared.snapshot()
-            answers.put((number, prepare(policies, nodes, jobs[number], settings.shortlist, epoch)))
+            answers.put(
+                (number, prepare(policies, nodes, jobs[number], settings.shortlist, epoch, str(number)))
+            )
     finally:
         shared.close()
 
 
-def prepare(policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epoch: int) -> list[Candidate]:
+def prepare(
+    policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epoch: int, pod: str = ""
+) -> list[Candidate]:
     """Tier 1 for one pod: filter, score, and the best nodes with their versions (list 1).
 
     Args:
@@ -287,11 +293,14 @@ def prepare(policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epo
         job: The pod.
         shortlist: Nodes in the list.
         epoch: Weights epoch of the snapshot.
+        pod: Names the pod to policies that count attempts.
     """
-    query = _query(policies, nodes, job)
+    query = _query(policies, nodes, job, pod)
     rows = _fits(nodes, query, np.flatnonzero(nodes.usable))
     scores = score(policies.of(job.request), nodes, query, rows)
     first = best(scores, nodes.name_rank[rows], shortlist)
+    if rows.size:
+        policies.attempted(nodes, query, int(rows[first[0]]) if len(first) else None)
     return [
         Candidate(nodes.names[row], score, version, epoch)
         for row, score, version in zip(
@@ -300,8 +309,8 @@ def prepare(policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epo
     ]
 
 
-def _query(policies: Policies, nodes: NodeArrays, job: Job) -> Query:
-    return policies.query(nodes, job.request, job.cpu_milli, job.memory_bytes)
+def _query(policies: Policies, nodes: NodeArrays, job: Job, pod: str) -> Query:
+    return policies.query(nodes, job.request, job.cpu_milli, job.memory_bytes, pod)
 
 
 def _fits(nodes: NodeArrays, query: Query, rows: RowArray) -> RowArray:

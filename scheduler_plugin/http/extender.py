@@ -1,16 +1,16 @@
 """The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.names import POD_NODE_POLICY, POD_PLANNED
+from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.budgets import Budgets
-from scheduler_plugin.cluster.objects import PodLite, has_preferences, may_preempt
+from scheduler_plugin.cluster.objects import PodLite, may_preempt, ranks_nodes_itself
 from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
@@ -29,6 +29,7 @@ from scheduler_plugin.http.protocol import (
     encode_scores,
 )
 from scheduler_plugin.http.waiting import Refusal
+from scheduler_plugin.placement.backlog import Backlog
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
 from scheduler_plugin.placement.placing import lesson, score
@@ -57,9 +58,9 @@ class Filtered:
         refused: UID of a pod that only found no room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
         refusal: Why no node will do, for people.
-        evictable: Names of the nodes, or some of them, whose cards other pods have; empty where no pod may be
-            evicted for this one.
+        evictable: Names of nodes, not always all, on which pods may be evicted for this one.
         among: Nodes to look at once more later; with `refused` only.
+        tried: The pod, where its node policy was asked, and the best row; None: it held the pod back.
     """
 
     answer: bytes
@@ -68,6 +69,7 @@ class Filtered:
     refusal: Refusal | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
     among: NodeSet | None = field(default=None, compare=False)
+    tried: tuple[Query, int | None] | None = field(default=None, compare=False)
 
 
 class Extender:
@@ -80,6 +82,7 @@ class Extender:
         budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
 
     Attributes:
+        backlog: The pods that wait, for policies that want to know.
         left: Says the UID of a pod for which kube-scheduler was told whom to evict.
     """
 
@@ -93,6 +96,7 @@ class Extender:
         self.state = state
         self.budgets = budgets or Budgets()
         self.policies = policies
+        self.backlog = Backlog(state, policies)
         self.offers = Offers()
         self.shortlist = shortlist
         self.left: Signal[[str]] = Signal()
@@ -116,59 +120,69 @@ class Extender:
         if not asks(pod, self.state.resource):
             return self._pass_all(candidates)
         if is_requeued(pod):
-            everywhere = (REQUEUED, False, range(len(candidates.rows(self.state.nodes))))
-            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]))
+            return Filtered(self._refuse_everywhere(candidates, REQUEUED))
         if stale:
             return Filtered(encode_filter_error(stale))
         self.state.expire(now)
         try:
             query = self._query(pod)
         except RequestError as error:
-            everywhere = (str(error), False, range(len(candidates.rows(self.state.nodes))))
             refusal = Refusal(pod.metadata, problem=str(error))
-            return Filtered(encode_refused(candidates, self.state.nodes, [everywhere]), refusal=refusal)
+            return Filtered(self._refuse_everywhere(candidates, str(error)), refusal=refusal)
         if query is None:
             return self._pass_all(candidates)
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
-            return self._filter(pod, candidates, query)
+            return self._filter(pod, candidates, query, now)
 
-    def would_pass(self, pod: PodRecord, among: NodeSet, now: float) -> bool:
-        """Tell whether a node will do by now for a pod that was refused.
+    def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
+        """Tell whether a node will do by now for a pod that was refused; no attempt to place it.
 
         Args:
             pod: As it is known.
             among: Nodes that kube-scheduler asked about.
             now: Seconds.
+            held: A node will do, too, that the policy holds the pod back from.
         """
         self.state.expire(now)
         if pod.request is None or pod.gated:
             return False
-        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes, pod.uid)
         with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
             rows = among.rows(self.state.nodes)
             fitting_rows = rows[fitting(self.state.nodes, query, rows)]
+            if held:
+                return bool(len(fitting_rows))
             scores = self._scores(bool(pod.planned), query, rows, fitting_rows)
         return bool((scores < np.inf).any())
 
-    def _filter(self, pod: PodLite, candidates: Candidates, query: Query) -> Filtered:
+    def _filter(self, pod: PodLite, candidates: Candidates, query: Query, now: float) -> Filtered:
         """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
         fits = fitting(self.state.nodes, query, rows)
         fitting_rows = rows[fits]
         planned = POD_PLANNED in (pod.metadata.annotations or {})
+        self.backlog.count(now)
         scores = self._scores(planned, query, rows, fitting_rows)
-        ranks_by_itself = _ranks_by_itself(pod)
+        ranks_by_itself = ranks_nodes_itself(pod)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
+        tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
         if not len(first):
-            return self._refuse(pod, candidates, query, rows, at, fits)
+            return replace(self._refuse(pod, candidates, query, rows, at, fits), tried=tried)
         positions = fits.nonzero()[0][first]
         chosen = (positions if at is None else at[positions]).tolist()
         if pod.status.nominated_node_name:
             chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
         if not ranks_by_itself and len(first) <= MOST_NODES:
             self._offer(pod, query, fitting_rows[first])
-        return Filtered(encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid)
+        return Filtered(
+            encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, tried=tried
+        )
+
+    def answered(self, found: Filtered) -> None:
+        """kube-scheduler gets this answer: an attempt to place the pod, for policies that count them."""
+        if found.tried is not None:
+            self.policies.attempted(self.state.nodes, *found.tried)
 
     def _scores(self, planned: bool, query: Query, rows: RowArray, fitting_rows: RowArray) -> FloatArray:
         """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
@@ -186,7 +200,7 @@ class Extender:
         """
         pod, candidates = self._calls.decode(body)
         result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
-        if stale or _ranks_by_itself(pod):
+        if stale or ranks_nodes_itself(pod):
             return encode_scores(candidates, self.state.nodes, result)
         offered = self._as_offered(pod.metadata.uid, candidates)
         if offered is not None:
@@ -263,16 +277,19 @@ class Extender:
 
     def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
         """What a bound pod asked for, for policies that learn."""
-        nodes = self.state.nodes
-        ask = self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+        nodes, ask = self.state.nodes, self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
         row = nodes.rows.get(pod.node)
         rows = np.array([] if row is None else [row], dtype=np.intp)
         return lesson(nodes, Query(request, ask), rows)
 
+    def _refuse_everywhere(self, candidates: Candidates, why: str) -> bytes:
+        everywhere = (why, False, range(len(candidates.rows(self.state.nodes))))
+        return encode_refused(candidates, self.state.nodes, [everywhere])
+
     def _pass_all(self, candidates: Candidates) -> Filtered:
         """Answer for a pod that asks for nothing of ours."""
-        nodes = self.state.nodes
-        return Filtered(encode_passed(candidates, nodes, range(len(candidates.rows(nodes)))))
+        everywhere = range(len(candidates.rows(self.state.nodes)))
+        return Filtered(encode_passed(candidates, self.state.nodes, everywhere))
 
     def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
         """Order nodes as filter did a moment ago.
@@ -298,7 +315,9 @@ class Extender:
             raise RequestError(found.error)
         if found.request is None:
             return None
-        return self.policies.query(self.state.nodes, found.request, found.cpu_milli, found.memory_bytes)
+        return self.policies.query(
+            self.state.nodes, found.request, found.cpu_milli, found.memory_bytes, pod.metadata.uid
+        )
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
         """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
@@ -328,18 +347,14 @@ class Extender:
         codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
         found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
         found[~held] = misfits(self.state.nodes, query, rows[~held])
-        if at is None:
-            codes = found
-        else:
-            codes[at] = found
+        codes[slice(None) if at is None else at] = found
         if pod.metadata.uid not in self._settled_uids:
             for learner in self.policies.learners:
                 learner.pending(
                     pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
                 )
         kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
-        groups = []
-        counts = {}
+        groups, counts = [], {}
         for code in np.unique(codes).tolist():
             misfit = Misfit(code)
             text = reason(misfit, query.request.demands, self.state.unit_mib)
@@ -387,8 +402,3 @@ class Extender:
             return chosen
         position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
         return chosen if position in chosen else [*chosen, position]
-
-
-def _ranks_by_itself(pod: PodLite) -> bool:
-    """Tell whether the pod states preferences and names no policy: then those rank the nodes."""
-    return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})

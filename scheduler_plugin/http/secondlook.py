@@ -4,7 +4,7 @@ It tries a refused pod again when something in the cluster changes. Two kinds of
 that, until the next change anywhere or for five minutes: those for which kube-scheduler read of the change
 before us, so that we refused on what was known until then (`patience` waits for such news, but not for
 long), and those whose room came free without any change that it could see, as when what was kept for another
-pod is given up.
+pod is given up. A look is no attempt: of the rounds for which a policy holds a pod back it uses none.
 
 A process that begins, or becomes the leader, does not know which pods its predecessor refused: it takes all
 that wait as refused, by any node.
@@ -30,6 +30,9 @@ from scheduler_plugin.http.nodeset import NodeSet
 
 AFTER_S: Final = 1.0
 """A refused pod is looked at after so long: by then kube-scheduler asks again itself, as a rule."""
+
+HELD_AGAIN_S: Final = 5.0
+"""A pod that its node policy holds back has its next round after so long, if nothing else has it tried."""
 
 AT_ONCE: Final = 16
 """Pods that are looked at in one round, one round a second."""
@@ -172,7 +175,8 @@ class SecondLooks:
         if state.taken(uid) is not None:
             return None
         try:
-            if not self._extender.would_pass(pod, refused.among, self._clock()):
+            now = self._clock()
+            if not self._extender.would_pass(pod, refused.among, now, held=now >= refused.at + HELD_AGAIN_S):
                 return None
         except Exception:
             # As in filter, nobody else suffers from what a policy of another package may raise.

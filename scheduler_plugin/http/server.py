@@ -144,6 +144,7 @@ class Service:
             self.preemptor.note(uid, found.evictable)
         if self.looks is not None and uid:
             self.looks.note(found)
+        self.extender.answered(found)
         self.reporter.filtered(found)
         return self._done("filter", perf_counter() - took_s, found.answer)
 

@@ -9,7 +9,14 @@ from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.filtering import Selectors
 from scheduler_plugin.placement.policies import NODE_POLICIES, make
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner, NodePolicy
+from scheduler_plugin.placement.policies.registry import (
+    Ask,
+    AttemptCounter,
+    BacklogReader,
+    CardDemand,
+    Learner,
+    NodePolicy,
+)
 from scheduler_plugin.placement.query import Query
 
 
@@ -26,6 +33,7 @@ class Policies:
 
     Attributes:
         learners: The policies in use that learn from what happens to pods.
+        backlog_readers: Those whose weights depend on the pods that wait.
     """
 
     def __init__(
@@ -39,7 +47,9 @@ class Policies:
         self.card_policy = card_policy_name
         self._selectors = Selectors()
         self._made: dict[str, NodePolicy] = {}
+        self._counters: dict[str, AttemptCounter] = {}
         self.learners: list[Learner] = []
+        self.backlog_readers: list[BacklogReader] = []
         self._add(node_policy, make(node_policy, parameters))
 
     def of(self, request: PodRequest) -> NodePolicy:
@@ -54,9 +64,27 @@ class Policies:
         self._made[name] = policy
         if isinstance(policy, Learner):
             self.learners.append(policy)
+        if isinstance(policy, BacklogReader):
+            self.backlog_readers.append(policy)
+        if isinstance(policy, AttemptCounter):
+            self._counters[name] = policy
         return policy
 
-    def query(self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Query:
+    def attempted(self, nodes: NodeArrays, query: Query, row: int | None) -> None:
+        """Count an attempt to place a pod, where its policy counts them.
+
+        Args:
+            nodes: The arrays.
+            query: The pod, with its UID.
+            row: The policy's best; None: it held the pod back from every row that fits.
+        """
+        counter = self._counters.get(query.request.node_policy or self.node_policy)
+        if counter is not None:
+            counter.attempted(nodes, query.ask.pod, row)
+
+    def query(
+        self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int, pod: str = ""
+    ) -> Query:
         """Make a pod's request ready.
 
         Args:
@@ -64,17 +92,18 @@ class Policies:
             request: What the pod asks of cards.
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
+            pod: UID, for policies that count attempts.
 
         Raises:
             RequestError: it names a node policy that does not exist.
         """
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
-        ask = self.lesson(request, cpu_milli, memory_bytes)
+        ask = self.lesson(request, cpu_milli, memory_bytes, pod)
         admits = self._selectors.mask(nodes, request.selector)
         return Query(request, ask if admits is None else replace(ask, admits=admits))
 
-    def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int) -> Ask:
+    def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int, pod: str = "") -> Ask:
         """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
         return Ask(
             cpu_milli=cpu_milli,
@@ -82,4 +111,5 @@ class Policies:
             demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
+            pod=pod,
         )

@@ -1,6 +1,7 @@
 """Puts one pod where the policies say: the step that every kind of run is made of."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import (
+    AttemptCounter,
     CardChooser,
     Learner,
     NodePolicy,
@@ -41,6 +43,7 @@ class Placer:
     def __init__(self, cluster: Cluster, policy: NodePolicy, card_policy: str) -> None:
         self._cluster = cluster
         self._policy = policy
+        self._counter = policy if isinstance(policy, AttemptCounter) else None
         self._learner = policy if isinstance(policy, Learner) else None
         by_node = node_policy_chooses(card_policy)
         self._chooser = policy if by_node and isinstance(policy, CardChooser) else None
@@ -61,11 +64,16 @@ class Placer:
             if self._learner is not None:
                 self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))
             return cluster.misfit(kind)
+        if self._counter is not None:
+            ask = replace(ask, pod=uid)
         scores = self._policy.score(cluster.arrays, ask, rows)
         best = int(scores.argmin())
-        if not scores[best] < np.inf:
-            return HELD
+        held = not scores[best] < np.inf
         row = int(rows[best])
+        if self._counter is not None:
+            self._counter.attempted(cluster.arrays, uid, None if held else row)
+        if held:
+            return HELD
         cards: Sequence[int] = ()
         if ask.demands:
             chosen = None if self._chooser is None else self._chooser.choose_cards(cluster.arrays, ask, row)

@@ -14,12 +14,15 @@ from scheduler_plugin.http.extender import Filtered
 from scheduler_plugin.http.secondlook import (
     AFTER_S,
     AT_ONCE,
+    HELD_AGAIN_S,
     STRATEGIC_PATCH,
     UNKNOWN_S,
     SecondLooks,
 )
+from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
+from tests.other_policies import offered
 
 
 class Api:
@@ -55,8 +58,8 @@ class Setup:
     is_leader = True
     since: float | None = 0.0
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, policy: str = "least-requested") -> None:
+        self.world = World(policy=policy)
         self.api = Api()
         self.now = 100.0
         self.stale = ""
@@ -240,10 +243,10 @@ async def test_a_policy_that_fails_fails_nobody_else(setup: Setup, monkeypatch: 
     setup.use(8)
     passes = setup.world.extender.would_pass
 
-    def fails(record: PodRecord, *args: Any) -> bool:
+    def fails(record: PodRecord, *args: Any, **more: Any) -> bool:
         if record.name == "first":
             raise ZeroDivisionError
-        return passes(record, *args)
+        return passes(record, *args, **more)
 
     monkeypatch.setattr(setup.world.extender, "would_pass", fails)
     assert await setup.look() == ["second"]
@@ -275,3 +278,35 @@ async def test_a_pod_that_is_being_bound_is_left_alone(setup: Setup) -> None:
     setup.use(8)
     setup.world.state.take("uid-p", "n", None, 0)
     assert await setup.look() == []
+
+
+async def test_a_look_uses_no_round_of_a_pod_that_is_held_back_and_has_it_tried_again_later() -> None:
+    """The looks used to use the rounds up, found that it fits, and so it began anew: five full cycles."""
+    rounds = 3
+    parameters = {"on-no-improvement": "hold", "hold-rounds": str(rounds), "threshold": "1"}
+    with offered(NODE_POLICIES, holding=lambda _: make("weighted-balance", parameters)):
+        setup = Setup("holding")
+        setup.use(6)
+
+        def ask() -> Filtered:
+            """Of a node of which cards are used and cpu is not: more units make it less level."""
+            found = setup.ask()
+            setup.world.extender.answered(found)
+            return found
+
+        for _ in range(rounds - 1):
+            assert ask().refused
+            assert await setup.look() == []
+            assert await setup.look() == []
+            assert await setup.look(HELD_AGAIN_S) == ["p"], "nothing else has it tried in a quiet cluster"
+            assert await setup.look(HELD_AGAIN_S) == []
+        assert ask().refused
+        assert await setup.look() == ["p"], "its rounds are over"
+        assert ask().passed
+        assert ask().passed
+
+
+async def test_who_is_held_back_and_fits_nowhere_is_not_tried_again() -> None:
+    setup = Setup()
+    assert setup.ask().refused
+    assert await setup.look(HELD_AGAIN_S) == []

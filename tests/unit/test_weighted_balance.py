@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 from math import sqrt
 
@@ -158,13 +159,41 @@ def test_hold_ends_after_its_rounds():
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
     job = ask(0, 400, (1, 1))
-    answers = [bool(policy.score(arrays, job, rows)[0] < np.inf) for _ in range(4)]
-    assert answers == [False, False, True, False]
+    assert [attempt(policy, arrays, "p", job, rows) for _ in range(4)] == [None, None, 0, 0]
+    # Each pod has its own rounds; who is bound, or gone, begins anew.
+    assert [attempt(policy, arrays, "q", job, rows) for _ in range(3)] == [None, None, 0]
+    policy.settled("p", None)
+    assert attempt(policy, arrays, "p", job, rows) is None
 
 
-def test_an_empty_node_always_accepts():
+def attempt(policy, arrays, pod, job, rows):
+    """Try to place a pod as those who place pods do; the position of the best row."""
+    scores = policy.score(arrays, replace(job, pod=pod), rows)
+    best = int(scores.argmin())
+    best = best if scores[best] < np.inf else None
+    policy.attempted(arrays, pod, None if best is None else int(rows[best]))
+    return best
+
+
+def test_asking_is_no_round():
+    """Whoever only asks sees what the pod's next attempt will be answered, however often."""
+    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})
+    arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
+    rows = np.array([arrays.rows["n"]])
+    job = ask(0, 400, (1, 1), pod="p")
+    for _ in range(5):
+        assert policy.score(arrays, job, rows)[0] == np.inf
+    assert attempt(policy, arrays, "p", job, rows) is None
+    for _ in range(5):
+        assert policy.score(arrays, job, rows)[0] < np.inf
+        assert policy.score(arrays, ask(0, 400, (1, 1)), rows)[0] == np.inf
+    assert attempt(policy, arrays, "p", job, rows) == 0
+
+
+def test_a_node_without_gpu_use_always_accepts():
+    """Its own daemons use some cpu and memory."""
     policy = make("weighted-balance", {"on-no-improvement": "hold", "threshold": "1"})
-    arrays = view({"n": (100, 1000, [10], 20, 500, [4]), "o": (100, 1000, [10], 0, 0, [0])})
+    arrays = view({"n": (100, 1000, [10], 20, 500, [4]), "o": (100, 1000, [10], 1, 100, [0])})
     rows = np.array([arrays.rows[name] for name in "no"])
     scores = policy.score(arrays, ask(0, 400, (1, 1)), rows)
     assert scores[0] == np.inf
@@ -179,7 +208,9 @@ def test_the_cursor_rotates():
     still = make("weighted-balance")
     assert [int(still.score(arrays, job, rows).argmin()) for _ in range(3)] == [0, 0, 0]
     rotating = make("weighted-balance", {"rotate": "yes"})
-    assert [int(rotating.score(arrays, job, rows).argmin()) for _ in range(4)] == [0, 1, 2, 0]
+    assert [attempt(rotating, arrays, "p", job, rows) for _ in range(4)] == [0, 1, 2, 0]
+    assert [int(rotating.score(arrays, job, rows).argmin()) for _ in range(3)] == [1, 1, 1]
+    assert [attempt(still, arrays, "p", job, rows) for _ in range(2)] == [0, 0]
 
 
 def test_rows_in_any_order_are_polled_by_name():
@@ -204,7 +235,7 @@ def test_pending_pods_stop_counting():
     policy.pending("p", arrays, ask(0, 0, (3, 1)), rows)
     policy.pending("p", arrays, ask(0, 0, (3, 1)), rows)
     policy.pending("fits", arrays, ask(1, 1), rows)
-    policy.pending("nowhere", arrays, ask(0, 0, (3, 1)), rows[:0])
+    policy.pending("fits, but was asked about no node", arrays, ask(1, 1), rows[:0])
     assert policy.pending_by_class == (0, 0, 1)
     policy.weights(arrays)
     policy.settled("p", None)
@@ -212,6 +243,44 @@ def test_pending_pods_stop_counting():
     assert policy.pending_by_class == (0, 0, 0)
     policy.weights(arrays)
     assert policy.epoch > epoch
+
+
+def test_pending_counts_over_all_nodes():
+    """kube-scheduler asks about nodes that have the cpu and memory: on others less may be short."""
+    arrays = view(
+        {"a": (100, 10, [4], 0, 0, [4]), "b": (10, 10, [4], 0, 0, [0]), "c": (9, 9, [4], 0, 0, [4])}
+    )
+    policy = WeightedBalance()
+    rows = np.array([arrays.rows["a"]])
+    policy.pending("p", arrays, ask(50, 5, (2, 1)), rows)
+    assert policy.pending_by_class == (0, 0, 1), "one class on a and on b: the first name"
+    policy.pending("p", arrays, ask(50, 50, (2, 1)), rows)
+    assert policy.pending_by_class == (0, 1, 1), "two everywhere"
+    # What one node has enough of may be short where the pod may go.
+    policy.pending("p", arrays, ask(1, 1, (2, 1)), rows)
+    assert policy.pending_by_class == (0, 0, 1)
+
+
+def test_waiting_replaces_what_was_counted():
+    arrays = view({"a": (100, 10, [4], 0, 0, [4]), "b": (10, 10, [4], 0, 0, [0])})
+    arrays.set_capacity(arrays.add("no-cards"), 50, 10)
+    policy = WeightedBalance()
+    policy.pending("gone", arrays, ask(0, 0, (5, 1)), np.array([arrays.rows["a"]]))
+    elsewhere = ask(0, 0, (2, 1))
+    policy.pending("refused", arrays, elsewhere, np.array([arrays.rows["a"]]))
+    policy.waiting(
+        arrays,
+        [
+            (ask(101, 1), ("p", "q")),
+            (ask(1, 1), ("fits",)),
+            (ask(60, 1, (1, 1)), ("gpu or cpu",)),
+            (elsewhere, ("refused", "never refused")),
+        ],
+    )
+    assert policy.pending_by_class == (2, 0, 2)
+    policy.settled("p", None)
+    policy.waiting(arrays, [])
+    assert policy.pending_by_class == (0, 0, 0)
 
 
 def test_pending_counts_the_node_that_lacks_fewest():
@@ -260,18 +329,18 @@ def test_bad_parameters(parameters, message):
 
 def test_what_is_remembered_is_limited(monkeypatch):
     monkeypatch.setattr("scheduler_plugin.placement.policies.weighted_balance._PENDING_PODS", 2)
-    monkeypatch.setattr("scheduler_plugin.placement.policies.weighted_balance._HELD_SHAPES", 1)
+    monkeypatch.setattr("scheduler_plugin.placement.policies.weighted_balance._HELD_PODS", 1)
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
     policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})
     for number in range(4):
         policy.pending(str(number), arrays, ask(0, 0, (9, 1)), rows)
     assert policy.pending_by_class == (0, 0, 2)
-    first, second = ask(0, 400, (1, 1)), ask(0, 300, (1, 1))
-    for job in (first, second, first):
-        assert policy.score(arrays, job, rows)[0] == np.inf
-    assert policy.score(arrays, first, rows)[0] < np.inf
-    assert policy.score(arrays, first, rows[:0]).size == 0
+    job = ask(0, 400, (1, 1))
+    for pod in ("first", "second", "first"):
+        assert attempt(policy, arrays, pod, job, rows) is None
+    assert attempt(policy, arrays, "first", job, rows) == 0
+    assert policy.score(arrays, job, rows[:0]).size == 0
 
 
 def test_another_order_with_the_same_weights_is_no_new_epoch():

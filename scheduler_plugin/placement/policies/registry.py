@@ -7,6 +7,7 @@ by node name by the caller. A policy may keep state of its own as long as it is 
 which grows by at least one whenever anything about a row changes, also when a row is given to another node.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -39,6 +40,7 @@ class Ask:
         admits: bool[R, K], cards that the pod's selectors admit; None: every card.
         card_policy: Name of the card policy that will choose the cards.
         selector: What `admits` was made of, for policies that learn what is asked for.
+        pod: UID of the pod, for policies that count attempts; empty where there is none.
     """
 
     cpu_milli: int
@@ -47,6 +49,7 @@ class Ask:
     admits: BoolArray | None = None
     card_policy: str = DEFAULT_CARD_POLICY
     selector: Selector = ANY_CARD
+    pod: str = ""
 
     @property
     def gpu_units(self) -> int:
@@ -72,6 +75,8 @@ class NodePolicy(Protocol):
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score candidate rows for one pod.
 
+        Whoever only asks calls this too, as often as he likes: it counts as no attempt to place the pod.
+
         Args:
             view: The cluster now.
             ask: What the pod asks for.
@@ -93,6 +98,35 @@ class Learner(Protocol):
 
     def settled(self, uid: str, ask: Ask | None) -> None:
         """The pod was bound (its ask), or is gone (None)."""
+        ...
+
+
+@runtime_checkable
+class AttemptCounter(Protocol):
+    """What a policy implements as well when it counts the attempts to place a pod."""
+
+    def attempted(self, view: ClusterView, pod: str, row: int | None) -> None:
+        """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
+
+        Args:
+            view: The cluster now.
+            pod: UID.
+            row: The best one; None: the policy held the pod back from every row that can take it.
+        """
+        ...
+
+
+@runtime_checkable
+class BacklogReader(Protocol):
+    """What a policy implements as well when its weights depend on all pods that wait."""
+
+    def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+        """Every pod that waits at this moment, whoever refused it and whatever gate it wears.
+
+        Args:
+            view: The cluster now.
+            pods: UIDs by what they ask for.
+        """
         ...
 
 

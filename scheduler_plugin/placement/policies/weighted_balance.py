@@ -6,11 +6,14 @@ W2 that of the cluster's use of each. After placing a pod `d_i = (used_i + reque
 
 Cluster use `U = mean_i(used_i / total_i)` at or above the threshold: every node, smallest y. Below it nodes
 are polled in order of their names and the first that the pod makes more level wins; if there is none, the
-smallest y (`place`), or the pod waits for some rounds (`hold`) unless a node is empty.
+smallest y (`place`), or the pod waits for some rounds (`hold`) unless a node has no GPU in use. A round is an
+attempt to place the pod; whoever only asks (`score`) changes nothing.
+
+A class is short of a waiting pod on the node that lacks fewest classes for it, of all nodes, ties by name.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, cast
@@ -33,7 +36,7 @@ _POLLED_FIRST: Final = 64
 _WINNER: Final = -1.0
 _NEVER_POLLED: Final = 2.0
 _TINY: Final = 1e-300
-_HELD_SHAPES: Final = 4096
+_HELD_PODS: Final = 65536
 _PENDING_PODS: Final = 65536
 
 
@@ -46,7 +49,7 @@ class Settings:
         threshold: T, of the cluster's use, 0 to 1.
         parts: Which of W0, W1, W2 are averaged.
         on_no_improvement: What to do below the threshold when the pod makes no node more level.
-        hold_rounds: Rounds that a pod waits at most.
+        hold_rounds: Attempts to place a pod that are refused at most.
         rotate: Poll from the node after the last winner instead of from the first name.
     """
 
@@ -84,7 +87,7 @@ class WeightedBalance:
         self._threshold = float(self.settings.threshold)
         self._blocked: dict[str, tuple[int, ...]] = {}
         self._counts: Counter[int] = Counter()
-        self._held: Counter[Hashable] = Counter()
+        self._rounds: Counter[str] = Counter()
         self._orders: tuple[object, ...] = ()
         self._weights: tuple[Fraction, ...] = ()
         self._column: FloatArray = np.zeros((3, 1), dtype=np.float64)
@@ -147,8 +150,6 @@ class WeightedBalance:
             better = result[at] < before[polled]
             if better.any():
                 winner = at[np.argmax(better)]
-                if self.settings.rotate:
-                    self._cursor = int(view.name_rank[rows[winner]])
                 self._polls_far = winner not in order[:_POLLED_FIRST]
                 # Whoever comes later was never asked; the order among them is the polling order.
                 later = order[end:] if self._polls_far else order[_POLLED_FIRST:]
@@ -193,47 +194,61 @@ class WeightedBalance:
             order = np.roll(order, -int(np.searchsorted(ranks[order], self._cursor, side="right")))
         return order
 
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
-        """Count a pod that fits nowhere against the classes short on the node that lacks fewest of them."""
-        self._forget(uid)
-        rows = rows[view.usable[rows]]
-        if not rows.size:
+    def attempted(self, view: ClusterView, pod: str, row: int | None) -> None:
+        """Count a round of a pod that was held back; poll from the node after a winner."""
+        if row is not None:
+            self._cursor = int(view.name_rank[row]) if self.settings.rotate else None
             return
-        short = _shortages(view, ask, rows)
-        lacking = short.sum(axis=0)
-        fewest = np.flatnonzero(lacking == lacking.min())
-        closest = fewest[view.name_rank[rows[fewest]].argmin()]
-        classes = tuple(np.flatnonzero(short[:, closest]).tolist())
-        if classes:
-            if len(self._blocked) >= _PENDING_PODS:
-                self._forget(next(iter(self._blocked)))
-            self._blocked[uid] = classes
-            self._counts.update(classes)
+        self._rounds[pod] += 1
+        if len(self._rounds) > _HELD_PODS:
+            del self._rounds[next(iter(self._rounds))]
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+        """Count a pod that no row can take against the classes that it is short of.
+
+        A pod that some other node has enough for may run on none but `rows`: there is the shortage then.
+        """
+        self._forget(uid)
+        self._block(uid, _short_classes(view, ask) or _short_classes(view, ask, rows))
+
+    def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+        """Count every pod that waits now; who is not among them counts no more.
+
+        A pod that some node has enough for counts only where it was refused, see `pending`.
+        """
+        known = self._blocked
+        self._blocked = {}
+        self._counts.clear()
+        for ask, uids in pods:
+            classes = _short_classes(view, ask)
+            for uid in uids:
+                self._block(uid, classes or known.get(uid, ()))
 
     def settled(self, uid: str, ask: Ask | None) -> None:  # noqa: ARG002 - part of the protocol
         """Stop counting a pod that was bound or is gone."""
         self._forget(uid)
+        self._rounds.pop(uid, None)
+
+    def _block(self, uid: str, classes: Sequence[int]) -> None:
+        if classes:
+            if len(self._blocked) >= _PENDING_PODS:
+                self._forget(next(iter(self._blocked)))
+            self._blocked[uid] = tuple(classes)
+            self._counts.update(classes)
 
     def _forget(self, uid: str) -> None:
         self._counts.subtract(self._blocked.pop(uid, ()))
 
     def _unimproved(self, view: ClusterView, ask: Ask, rows: RowArray, after: FloatArray) -> FloatArray:
         """No node gets more level: place; or hold, unless a node is empty or the pod waited long enough."""
-        if self.settings.on_no_improvement == "place" or not rows.size:
+        if (
+            self.settings.on_no_improvement == "place"
+            or self._rounds.get(ask.pod, 0) >= self.settings.hold_rounds
+        ):
             return after
-        empty = (view.cpu_used[rows] == 0) & (view.memory_used[rows] == 0) & (view.gpu_used[rows] == 0)
-        if empty.any():
-            accepted: FloatArray = np.where(empty, after, np.inf)
-            return accepted
-        key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector)
-        self._held[key] += 1
-        if len(self._held) > _HELD_SHAPES:
-            del self._held[next(iter(self._held))]
-        if self._held[key] > self.settings.hold_rounds:
-            del self._held[key]
-            return after
-        held: FloatArray = np.full(len(after), np.inf, dtype=np.float64)
-        return held
+        # A node's own daemons use some cpu and memory.
+        accepted: FloatArray = np.where(view.gpu_used[rows] == 0, after, np.inf)
+        return accepted
 
 
 def _order(values: Sequence[float]) -> tuple[int, ...]:
@@ -258,6 +273,25 @@ def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) 
     spread /= np.maximum(total, _TINY)
     np.sqrt(spread, out=spread)
     return np.round(spread, DECIMALS, out=spread)
+
+
+def _short_classes(view: ClusterView, ask: Ask, rows: RowArray | None = None) -> tuple[int, ...]:
+    """Find the classes that are short on the node that lacks fewest of them, ties by name.
+
+    Args:
+        view: The cluster.
+        ask: What the pod asks for.
+        rows: Nodes that come into question; None: all, for a pod without GPU also those without cards.
+    """
+    there = view.usable | (view.cpu_capacity > 0) if not ask.demands else view.usable
+    rows = np.flatnonzero(there) if rows is None else rows[there[rows]]
+    if not rows.size:
+        return ()
+    short = _shortages(view, ask, rows)
+    lacking = short.sum(axis=0)
+    fewest = np.flatnonzero(lacking == lacking.min())
+    closest = fewest[view.name_rank[rows[fewest]].argmin()]
+    return tuple(np.flatnonzero(short[:, closest]).tolist())
 
 
 def _shortages(view: ClusterView, ask: Ask, rows: RowArray) -> BoolArray:

@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.placement.backlog import Backlog
 from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.queue.places.ahead import Ahead
 from scheduler_plugin.queue.places.amounts import Amounts
@@ -72,6 +73,7 @@ class Admission:
         locality: Where data is.
 
     Attributes:
+        backlog: The pods that wait, for policies that want to know.
         unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
     """
 
@@ -83,6 +85,7 @@ class Admission:
         self.room = room
         self.amounts = Amounts(room.state)
         self.ahead = Ahead(room)
+        self.backlog = Backlog(room.state, room.policies)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
@@ -97,6 +100,7 @@ class Admission:
             first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
         """
         self.unplaced.clear()
+        self.backlog.count(now)
         for name, task in first:
             release = self._out_of_turn(name, task, now)
             if release is not None:

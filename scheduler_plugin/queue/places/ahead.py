@@ -88,9 +88,9 @@ class Ahead:
 
     def _one_by_one(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod."""
-        names = self._room.state.nodes.names
-        best_row = self._room.best(wants, np.flatnonzero(fits)).tolist()
-        return next((names[row] for row in best_row if self._room.take(uid, wants, row, now)), "")
+        row = self._room.winner(uid, wants, np.flatnonzero(fits), now)
+        taken = row is not None and self._room.take(uid, wants, row, now)
+        return self._room.state.nodes.names[row] if row is not None and taken else ""
 
     def _make(self, wants: Wants, fits: BoolArray) -> _List:
         """The first tier: score all nodes where the pod may be placed."""

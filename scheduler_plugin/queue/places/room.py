@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -24,6 +24,13 @@ from scheduler_plugin.queue.places.wants import Wants
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
+
+
+ROUND_S: Final = 1.0
+"""The queue decides whenever something changes; a policy that holds pods back counts a round a second."""
+
+REMEMBERED_ROUNDS: Final = 4096
+"""Pods that are held back, and when each had its last round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class Room:
         self.facts: dict[str, NodeFacts] = {}
         self.facts_version = 0
         self._masks: dict[Wants, _Mask] = {}
+        self._rounds: dict[str, float] = {}
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
         self.kept = KeptRooms()
@@ -138,6 +146,34 @@ class Room:
         """
         ranks = self.state.nodes.name_rank[rows]
         return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+
+    def winner(self, uid: str, wants: Wants, rows: RowArray, now: float) -> int | None:
+        """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
+
+        Args:
+            uid: Of the pod.
+            wants: Its needs.
+            rows: intp[m], all of them fit.
+            now: Seconds; a pod that was held back is tried again after `ROUND_S`.
+
+        Returns:
+            None where no row fits, or the policy holds the pod back.
+        """
+        if not len(rows) or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
+            return None
+        nodes, query = self.state.nodes, self.query(wants)
+        query = replace(query, ask=replace(query.ask, pod=uid))
+        scores = score(self.policies.of(query.request), nodes, query, rows)
+        first = best(scores, nodes.name_rank[rows], 1)
+        row = int(rows[first[0]]) if len(first) else None
+        if row is not None:
+            self._rounds.pop(uid, None)
+        else:
+            self._rounds[uid] = now
+            if len(self._rounds) > REMEMBERED_ROUNDS:
+                del self._rounds[next(iter(self._rounds))]
+        self.policies.attempted(nodes, query, row)
+        return row
 
     def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""

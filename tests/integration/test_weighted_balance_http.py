@@ -1,0 +1,137 @@
+"""weighted-balance as users run it: pods that wait steer it, and holding ends."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.names import QUEUE_GATE
+from standins.apiserver.server import ApiServer
+from tests.cluster_builders import container
+from tests.extender_client import Client, extender, until
+
+USED = {"a": (32, 26, 14), "b": (35, 42, 5)}
+"""Of 40 cores, 100 GiB and 16 units: cores, GiB, units."""
+
+WITHOUT_PENDING, PENDING_CPU = "b", "a"
+
+
+def plain(cpu: int, memory_gib: int) -> list[dict[str, object]]:
+    """A container that asks for no card."""
+    amounts = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
+    return [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
+
+
+def asking(units: int, cpu: int, memory_gib: int) -> list[dict[str, object]]:
+    return [container(units=units, cpu=str(cpu), memory=f"{memory_gib}Gi")]
+
+
+@asynccontextmanager
+async def cluster(
+    tmp_path: Path, used: dict[str, tuple[int, int, int]], **parameters: str
+) -> AsyncIterator[Client]:
+    """Nodes of one card, in use as said, the extender with the policy, `_` for `-` in parameters' names."""
+    given = {name.replace("_", "-"): value for name, value in parameters.items()}
+    options = {"node_policy": "weighted-balance", "node_policy_parameters": given}
+    async with ApiServer() as api, extender(tmp_path, api, **options) as client:
+        for name, (cpu, memory, units) in used.items():
+            client.make_node(name, (16,), (units,))
+            filler = client.make_pod(
+                f"filler-{name}", 1, containers=plain(cpu, memory), spec={"nodeName": name}
+            )
+            await client.knows(filler["metadata"]["uid"])
+        await until(client.ready)
+
+        async def counted() -> bool:
+            nodes = client.state.nodes
+            return bool((nodes.cpu_used > 0).sum() == len(used))
+
+        await until(counted)
+        yield client
+
+
+async def first_of(client: Client, name: str = "p") -> str:
+    pod = client.make_pod(name, 1, containers=asking(2, 4, 10))
+    await client.knows(pod["metadata"]["uid"])
+    return str((await client.filter(pod, *USED))["NodeNames"][0])
+
+
+async def test_without_pods_that_wait(tmp_path: Path) -> None:
+    async with cluster(tmp_path, USED) as client:
+        assert await first_of(client) == WITHOUT_PENDING
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ({"containers": asking(1, 41, 1)}, PENDING_CPU),
+        ({"containers": plain(41, 1)}, PENDING_CPU),
+        ({"containers": asking(1, 41, 1), "gates": [QUEUE_GATE]}, PENDING_CPU),
+        ({"containers": asking(1, 41, 1), "gates": ["somebody.else/gate"]}, PENDING_CPU),
+        ({"containers": asking(1, 1, 101)}, WITHOUT_PENDING),
+        ({"containers": asking(1, 1, 1)}, WITHOUT_PENDING),
+    ],
+    ids=["refused for cpu", "without GPU", "in the queue", "behind a gate", "short of memory", "fits"],
+)
+async def test_pods_that_kube_scheduler_never_asks_about_count(
+    tmp_path: Path, waiting: dict[str, Any], expected: str
+) -> None:
+    """It asks no extender where cpu or memory lack everywhere, nor for pods behind a gate."""
+    async with cluster(tmp_path, USED) as client:
+        pod = client.make_pod("waits", 1, **waiting)
+        await client.knows(pod["metadata"]["uid"])
+        assert await first_of(client) == expected
+
+
+async def test_a_pod_that_is_gone_counts_no_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path, USED) as client:
+        pod = client.make_pod("waits", 1, containers=asking(1, 41, 1))
+        await client.knows(pod["metadata"]["uid"])
+        assert await first_of(client) == PENDING_CPU
+        client.api.delete_pod("default", "waits", grace_s=0)
+
+        async def gone() -> bool:
+            return pod["metadata"]["uid"] not in client.state.pods
+
+        await until(gone)
+        assert await first_of(client, "q") == WITHOUT_PENDING
+
+
+HOLD = {"on_no_improvement": "hold", "hold_rounds": "2", "threshold": "1"}
+UNEVEN = {"n": (4, 50, 6)}
+"""No pod that asks for host memory alone makes this node more level."""
+
+
+def uneven(client: Client) -> dict[str, Any]:
+    return client.make_pod("p", 1, containers=asking(1, 0, 40))
+
+
+async def test_holding_ends_after_its_rounds(tmp_path: Path) -> None:
+    """kube-scheduler asks; prioritize, and a second of looks at the refused pod, use no round."""
+    async with cluster(tmp_path, UNEVEN, **HOLD) as client:
+        pod = uneven(client)
+        await client.knows(pod["metadata"]["uid"])
+        held = {"n": "held back by the node policy"}
+        assert (await client.filter(pod, "n"))["FailedAndUnresolvableNodes"] == held
+        for _ in range(3):
+            assert await client.post("/prioritize", {"Pod": pod, "NodeNames": ["n"]}) == (
+                200,
+                [{"Host": "n", "Score": 0}],
+            )
+        assert (await client.filter(pod, "n"))["FailedAndUnresolvableNodes"] == held
+        for _ in range(3):
+            assert (await client.filter(pod, "n"))["NodeNames"] == ["n"]
+        assert await client.post("/prioritize", {"Pod": pod, "NodeNames": ["n"]}) == (
+            200,
+            [{"Host": "n", "Score": 10}],
+        )
+        assert await client.bind(pod, "n") == ""
+
+
+async def test_a_node_without_gpu_use_accepts_whatever_its_daemons_use(tmp_path: Path) -> None:
+    async with cluster(tmp_path, UNEVEN | {"o": (1, 8, 0)}, **HOLD) as client:
+        pod = uneven(client)
+        await client.knows(pod["metadata"]["uid"])
+        assert (await client.filter(pod, "n", "o"))["NodeNames"] == ["o"]
