@@ -41,9 +41,9 @@ class Ask:
         waiting = [
             (one, container)
             for one in self.facts.pods.values()
-            if self._may_be_of(one)
             for container in one.pod.request.containers
-            if container.name not in one.has and container.units == self.size
+            # The size comes first: it rules most pods out, and the kubelet waits.
+            if container.units == self.size and container.name not in one.has and self._may_be_of(one)
         ]
         waiting.sort(key=lambda found: (found[0].ran, not found[0].live))
         if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):
