@@ -1,6 +1,7 @@
 """One token is revoked while many requests are under way: it is fetched anew once, for all of them."""
 
 import asyncio
+import gc
 import ssl
 from collections import Counter
 from pathlib import Path
@@ -252,3 +253,51 @@ async def test_a_401_during_a_look_at_its_time_asks_the_plugin(tmp_path) -> None
     assert await credentials.renew(refused)
     await look
     assert (runs(tmp_path), await credentials.authorization()) == (2, "Bearer token-2")
+
+
+class LongLoader:
+    """Takes longer than there is between two refreshes, and brings nothing new."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.loads = 0
+
+    async def load_and_set(self, _configuration) -> None:
+        self.loads += 1
+        await asyncio.sleep(0)
+        self._clock.now += 2 * FORCED_GAP_S
+
+
+async def test_a_long_refresh_is_not_begun_again_by_each_who_waited(tmp_path) -> None:
+    clock = Clock()
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, {}), clock)
+    clock.now += FORCED_GAP_S
+    credentials._loader = loader = LongLoader(clock)
+    refused = await credentials.proof()
+    assert await asyncio.gather(*(credentials.renew(refused) for _ in range(MANY))) == [False] * MANY
+    assert loader.loads == 1
+
+
+class FailingLoader:
+    """Fails once it may."""
+
+    def __init__(self) -> None:
+        self.may_fail = asyncio.Event()
+
+    async def load_and_set(self, _configuration) -> None:
+        await self.may_fail.wait()
+        raise OSError("gone")
+
+
+async def test_a_refresh_that_fails_when_nobody_waits_any_more_is_no_loose_end(tmp_path) -> None:
+    clock, loop, loose = Clock(), asyncio.get_running_loop(), []
+    credentials = await Credentials.load(write(tmp_path / "kc", {"server": "http://h:1"}, {}), clock)
+    clock.now += FORCED_GAP_S
+    credentials._loader = loader = FailingLoader()
+    loop.set_exception_handler(lambda _, context: loose.append(context))
+    assert not await credentials.renew(await credentials.proof(), loop.time() + 0.01)
+    loader.may_fail.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    await asyncio.sleep(0)
+    gc.collect()
+    assert loose == []
