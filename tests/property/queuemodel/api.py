@@ -1,0 +1,132 @@
+"""Requests of the controller to the API server of the model: late, refused, lost or without an answer."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from kubeapi.errors import Forbidden, Invalid, NotFound, TooManyRequests, Unreachable
+
+from .world import Pod, World
+
+WRITE_S: Final = 5.0
+"""A request takes effect within this time or never."""
+
+
+@dataclass(slots=True)
+class Troubles:
+    """How the API server is, as shares of requests; all 0 where it is well.
+
+    Attributes:
+        lost: Never arrive.
+        unanswered: Are carried out, and the answer is lost.
+        refused: Are forbidden by an admission policy.
+        slow: Take up to 4 s.
+    """
+
+    lost: float = 0.0
+    unanswered: float = 0.0
+    refused: float = 0.0
+    slow: float = 0.0
+
+
+class Api:
+    """What the writer takes for a client.
+
+    Args:
+        world: The API server.
+        random: Of the history.
+        wrote: Told of each change of a pod that was carried out, after it: the request's verb, and the pod.
+        evict: Begins to end a pod.
+
+    Attributes:
+        troubles: How it is.
+        under_way: Requests that may still take effect.
+        effects: Requests that were carried out, by verb.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        random: Random,
+        wrote: Callable[[str, Pod], None],
+        evict: Callable[[Pod], None],
+    ) -> None:
+        self.troubles = Troubles()
+        self.under_way = 0
+        self.asked = 0
+        self._world, self._random = world, random
+        self._wrote, self._evict = wrote, evict
+
+    async def get(self, path: str, *, timeout_s: float = WRITE_S) -> bytes:
+        return await self._ask("get", path, None)
+
+    async def patch(
+        self, path: str, body: Any, content_type: str = "", *, timeout_s: float = WRITE_S
+    ) -> bytes:
+        return await self._ask("patch", path, body)
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = WRITE_S) -> bytes:
+        return await self._ask("post", path, body)
+
+    async def _ask(self, verb: str, path: str, body: Any) -> bytes:
+        """Send a request; whoever asked may be gone when it takes effect."""
+        loop, random, troubles = asyncio.get_running_loop(), self._random, self.troubles
+        self.asked += 1
+        takes = random.uniform(0.5, 4.0) if random.random() < troubles.slow else random.uniform(0.001, 0.1)
+        answer: asyncio.Future[bytes] = loop.create_future()
+        chance = random.random()
+        lost = chance < troubles.lost
+        unanswered = lost or chance < troubles.lost + troubles.unanswered
+        refused = verb != "get" and random.random() < troubles.refused
+        self.under_way += 1
+
+        def arrive() -> None:
+            self.under_way -= 1
+            found: bytes | Exception = b""
+            if not lost:
+                found = (
+                    Forbidden("an admission policy says no") if refused else self._carry_out(verb, path, body)
+                )
+            if answer.done():
+                return
+            if unanswered:
+                loop.call_later(WRITE_S - takes, _give, answer, Unreachable("no answer", maybe_done=True))
+            else:
+                _give(answer, found)
+
+        loop.call_later(takes, arrive)
+        return await answer
+
+    def _carry_out(self, verb: str, path: str, body: Any) -> bytes | Exception:
+        pod = self._world.pods.get(path.removesuffix("/eviction").rpartition("/")[2])
+        if pod is None:
+            return NotFound("gone")
+        if verb == "get":
+            return bytes(msgspec.json.encode(pod.lite))
+        if path.endswith("/eviction"):
+            return self._carry_out_eviction(pod, body)
+        if not self._world.patch(pod, body):
+            return Invalid("a test failed")
+        self._wrote(verb, pod)
+        return b""
+
+    def _carry_out_eviction(self, pod: Pod, body: Any) -> bytes | Exception:
+        if body["deleteOptions"]["preconditions"]["uid"] != pod.uid:
+            return NotFound("another pod")
+        if pod.node and not pod.ended and pod.spec.owner in self._world.budgets:
+            return TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")
+        self._evict(pod)
+        return b""
+
+
+def _give(answer: asyncio.Future[bytes], found: bytes | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(found, Exception):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)

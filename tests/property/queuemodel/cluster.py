@@ -1,0 +1,216 @@
+"""Everybody else in the model: kube-scheduler and the extender, the nodes, and controllers that make pods."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from allocator.names import POD_ASSIGNED, POD_PLANNED
+from allocator.records import dump_assigned
+from scheduler_plugin.placement.reasons import REQUEUED
+
+from .world import Pod, Spec, World, card_uuid
+
+GRACE_S: Final = 5
+"""Seconds that an evicted pod takes to end at most."""
+
+BLOCKED: Final = "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
+FULL: Final = "0/1 nodes are available: no card is free."
+
+
+class Cluster:
+    """They do their work when `act` is called.
+
+    Args:
+        world: The API server.
+        random: Of the history.
+        say: Notes what happens.
+
+    Attributes:
+        wrong_clocks: Nodes whose clock is wrong.
+        silent: Until when a node writes nothing, by node, seconds.
+        slow_binding: Share of Bindings that come seconds after they were decided.
+    """
+
+    def __init__(self, world: World, random: Random, say: Callable[[str], None]) -> None:
+        self._world, self._random, self._say = world, random, say
+        self.wrong_clocks: set[str] = set()
+        self.silent: dict[str, float] = {}
+        self.slow_binding = 0.0
+        self.spread = 0.0
+        self._publish: dict[str, float] = {}
+        self._bindings: list[tuple[float, str, str, int, str]] = []
+        self._remakes: list[tuple[float, Spec, str]] = []
+        self._dies: dict[str, float] = {}
+
+    def act(self) -> None:
+        """Let everybody do what is due."""
+        now = self._world.now
+        for pod in list(self._world.pods.values()):
+            if self._dies.get(pod.name, now + 1) <= now:
+                self._end(pod)
+            elif pod.ends <= now and not pod.ended:
+                self._say(f"{pod.name} succeeds")
+                pod.raw["status"]["phase"] = "Succeeded"
+                self._world.changed(pod)
+                self._changes(pod.node)
+                self._dies[pod.name] = now + self._random.choice((0.0, 20.0))
+        for due in [each for each in self._bindings if each[0] <= now]:
+            self._bindings.remove(due)
+            self._bind(*due[1:])
+        for remake in [each for each in self._remakes if each[0] <= now]:
+            self._remakes.remove(remake)
+            self._world.create(remake[1], remake[2])
+        self._schedule()
+        for node in sorted(self._publish):
+            if self._publish[node] <= now and self.silent.get(node, 0.0) <= now:
+                del self._publish[node]
+                self._world.publish(node)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing is under way here."""
+        return not (self._bindings or self._remakes or self._publish or self._dies)
+
+    def forget(self) -> None:
+        """Make nothing again, and end nothing any more: all pods are gone."""
+        self._remakes.clear()
+        self._dies.clear()
+        self._bindings.clear()
+        for node in self._world.nodes:
+            self._changes(node)
+
+    def evict(self, pod: Pod) -> None:
+        """End a pod as the eviction API does: one without a node at once, others within their grace."""
+        if pod.ending:
+            return
+        self._say(f"{pod.name} is evicted")
+        if not pod.node or pod.ended:
+            self._end(pod)
+            return
+        pod.raw["metadata"]["deletionTimestamp"] = self._world.stamp(GRACE_S)
+        pod.raw["metadata"]["deletionGracePeriodSeconds"] = GRACE_S
+        self._dies[pod.name] = self._world.now + self._random.uniform(0, GRACE_S)
+        self._world.changed(pod)
+
+    def _end(self, pod: Pod) -> None:
+        """A pod is gone; whoever made it makes it again, if it had not succeeded."""
+        self._dies.pop(pod.name, None)
+        self._world.delete(pod)
+        self._changes(pod.node)
+        if pod.spec.owner and not pod.ended:
+            again = self._world.now + self._random.uniform(0, 2)
+            self._remakes.append((again, pod.spec, pod.gang))
+
+    def _changes(self, node: str) -> None:
+        if node:
+            self._publish.setdefault(node, self._world.now + self._random.uniform(0, 1))
+
+    # kube-scheduler and the extender.
+
+    def _schedule(self) -> None:
+        """Look at every pod that has no gate and no node."""
+        world = self._world
+        under_way = {name for _, name, *_ in self._bindings}
+        for pod in sorted(world.pods.values(), key=lambda pod: pod.created):
+            if pod.gated or pod.node or pod.ended or pod.ending or pod.name in under_way:
+                continue
+            if pod.requeued:
+                self._refuse(pod, REQUEUED)
+            elif pod.spec.owner and pod.spec.owner in world.blocked:
+                self._refuse(pod, BLOCKED)
+            else:
+                self._place(pod)
+
+    def _place(self, pod: Pod) -> None:
+        """Choose a card, that which the queue named if it is free; bind now, or soon."""
+        free = self.free()
+        only = only_node(pod)
+        names = [only] if only else sorted(free)
+        fits = [
+            (name, card)
+            for name in names
+            if name in free and self._admits(name, pod)
+            for card, units in enumerate(free[name])
+            if units >= pod.spec.units
+        ]
+        if not fits:
+            self._refuse(pod, FULL)
+            return
+        planned = pod.raw["metadata"]["annotations"].get(POD_PLANNED, "")
+        wished = [each for each in fits if card_uuid(*each) == planned]
+        spread = self._random.random() < self.spread
+        best = sorted(fits, key=lambda each: (free[each[0]][each[1]] * (-1 if spread else 1), each))
+        node, card = (wished or ([best[0]] if self._random.random() < 0.8 else [self._random.choice(fits)]))[
+            0
+        ]
+        version = pod.raw["metadata"]["resourceVersion"]
+        if self._random.random() < self.slow_binding:
+            later = self._world.now + self._random.uniform(0.5, 3)
+            self._bindings.append((later, pod.name, node, card, version))
+        else:
+            self._bind(pod.name, node, card, version)
+
+    def _admits(self, node: str, pod: Pod) -> bool:
+        return node not in self._world.cordoned and (
+            not pod.spec.model or pod.spec.model in self._world.models[node]
+        )
+
+    def free(self) -> dict[str, list[int]]:
+        """Units free on each card, beside what is being bound."""
+        free = {name: self._world.free(name) for name in self._world.nodes}
+        for _, name, node, card, _ in self._bindings:
+            if name in self._world.pods:
+                free[node][card] -= self._world.pods[name].spec.units
+        return free
+
+    def _bind(self, name: str, node: str, card: int, version: str) -> None:
+        """Send a Binding; it fails where the pod is not as it was."""
+        world = self._world
+        pod = world.pods.get(name)
+        if pod is None or pod.raw["metadata"]["resourceVersion"] != version:
+            return
+        self._say(f"{name} ({pod.spec.queue}, {pod.spec.units} units) is bound to {node}, card {card}")
+        raw = pod.raw
+        cards = ((card_uuid(node, card), pod.spec.units),)
+        raw["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
+        raw["spec"]["nodeName"] = node
+        started = "1970-01-02T00:00:00Z" if node in self.wrong_clocks else world.stamp()
+        raw["status"] = {
+            "phase": "Running",
+            "startTime": started,
+            "conditions": [_scheduled("True", "", "", world.stamp())],
+        }
+        pod.card, pod.bound = card, world.now
+        pod.ends = world.now + pod.spec.runs_s * self._random.uniform(0.3, 1.0)
+        world.changed(pod)
+        self._changes(node)
+
+    def _refuse(self, pod: Pod, message: str) -> None:
+        """Say that no node was found, where that was not said before in the same words."""
+        said = next(iter(pod.raw["status"].get("conditions", ())), {})
+        if said.get("message") == message:
+            return
+        since = said.get("lastTransitionTime") or self._world.stamp()
+        pod.raw["status"]["conditions"] = [_scheduled("False", "Unschedulable", message, since)]
+        self._say(f"no node for {pod.name} ({pod.spec.queue}, {pod.spec.units} units): {message[:40]}")
+        self._world.changed(pod)
+
+
+def _scheduled(status: str, reason: str, message: str, since: str) -> dict[str, str]:
+    return {
+        "type": "PodScheduled",
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since,
+    }
+
+
+def only_node(pod: Pod) -> str:
+    """The node that the queue has named in batch mode, empty for none."""
+    affinity: Any = pod.raw["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", ())
+    for term in terms:
+        for each in term.get("matchFields", ()):
+            return str(each["values"][0])
+    return ""

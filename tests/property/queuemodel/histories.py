@@ -1,0 +1,292 @@
+"""Kinds of histories: what cluster, queues and pods a seed stands for, and what troubles them."""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from .world import Spec
+
+FOREVER: Final = float("inf")
+
+GANG_WITHIN_S: Final = 30
+BIND_WITHIN_S: Final = 20
+KEEP_AFTER_S: Final = 30
+
+TROUBLES: Final = (
+    "restart",
+    "reload",
+    "lose_writes",
+    "refuse_writes",
+    "slow_writes",
+    "late_news",
+    "relist",
+    "block",
+    "budget",
+    "evict",
+    "silent_node",
+    "cordon",
+    "slow_binding",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One history before it begins.
+
+    Attributes:
+        kind: Its kind.
+        nodes: Units of the cards, by node.
+        templates: What pods are made of.
+        queues: By name what is configured beside the name, as YAML's flow style writes it.
+        head: Further keys of the configuration.
+        policy: Node policy.
+        rate: Pods that come each second while there is trouble.
+        calm_rate: Those that come each second afterwards.
+        most: Pods that may wait at once.
+        troubles: Names of `trouble.Trouble`'s methods, without the underscore.
+        wrong_clocks: Nodes whose clock is wrong.
+        steps: Steps with trouble.
+        calm_s: Seconds without.
+        late: Come once, when trouble ends, in this order.
+        early: Comes once, a moment before; kube-scheduler refuses it until then.
+        models: Card model of nodes that have another one.
+    """
+
+    kind: str
+    nodes: dict[str, tuple[int, ...]]
+    templates: tuple[Spec, ...]
+    queues: dict[str, str]
+    head: str
+    policy: str
+    rate: float = 0.2
+    calm_rate: float = 0.0
+    most: int = 8
+    troubles: tuple[str, ...] = ()
+    wrong_clocks: tuple[str, ...] = ()
+    steps: int = 120
+    calm_s: float = 900.0
+    late: tuple[Spec, ...] = ()
+    early: Spec | None = None
+    models: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs_s(self) -> float:
+        """For how long pods run at most."""
+        return max(spec.runs_s for spec in self.templates)
+
+
+def _nodes(random: Random, most: int = 3) -> dict[str, tuple[int, ...]]:
+    sizes = random.choice(((16, 16), (16,), (16, 16, 16)))
+    return {f"n{number}": sizes for number in range(random.randint(1, most))}
+
+
+def _total(nodes: dict[str, tuple[int, ...]]) -> int:
+    return sum(sum(cards) for cards in nodes.values())
+
+
+def _quotas(random: Random, total: int, names: str) -> dict[str, str]:
+    """Shares of the cluster's units."""
+    left, found = total, dict[str, str]()
+    for name in names:
+        share = left if name == names[-1] else random.randint(left // 4, left * 3 // 4)
+        left -= share
+        limits = random.choice(
+            ("", "", "", f", borrowingLimit: {share // 2}", f", lendingLimit: {share // 2}")
+        )
+        found[name] = f"cohort: all, nominalQuota: {share}{limits}"
+    return found
+
+
+def _head(random: Random, reclaim: str, mode: str = "") -> str:
+    mode = mode or random.choice(("gate", "gate", "batch"))
+    return (
+        f"mode: {mode}\nreclaim: {reclaim}\nbindWithin: {BIND_WITHIN_S}s\ngangWithin: {GANG_WITHIN_S}s\n"
+        f"keepRoomAfter: {KEEP_AFTER_S}s\n"
+    )
+
+
+def _policy(random: Random) -> str:
+    return random.choice(("least-requested", "best-fit", "fragmentation"))
+
+
+def _owner(random: Random, number: int, bare: float = 0.3) -> str:
+    return "" if random.random() < bare else f"owner{number}"
+
+
+def reclaim(random: Random) -> Plan:
+    """Pods that run for ever have borrowed; then their lender's pods come."""
+    nodes = _nodes(random)
+    total = int(_total(nodes) * random.choice((1, 1, 0.7)))
+    names = random.choice(("ab", "ab", "abc"))
+    queues = _quotas(random, total, names)
+    borrowers = [
+        Spec(
+            random.choice(names[1:]),
+            random.choice((3, 3, 4, 5, 8, 8, 12)),
+            owner=_owner(random, number),
+            priority=random.choice((0, 0, 0, 1)),
+            runs_s=FOREVER,
+        )
+        for number in range(3)
+    ]
+    lender = [
+        Spec("a", random.choice((2, 4, 5, 8, 10, 16)), owner=f"late{number}", priority=1, runs_s=FOREVER)
+        for number in range(random.randint(1, 3))
+    ]
+    if random.random() < 0.3:
+        lender.append(Spec("a", random.choice((4, 8)), "g", 2, owner="late9", priority=1, runs_s=FOREVER))
+        lender.reverse()
+    if random.random() < 0.3:
+        # Can never run, and is older than the others.
+        lender.insert(0, Spec("a", 2, owner="never", model="none"))
+    return Plan(
+        "reclaim",
+        nodes,
+        tuple(borrowers),
+        queues,
+        _head(random, "evict") + "keepRoomAtLatest: 720h\n",
+        _policy(random),
+        rate=0.5,
+        most=4,
+        late=tuple(lender),
+        troubles=random.choice(((), ("restart", "relist"), ("lose_writes", "late_news", "budget"))),
+        steps=60,
+    )
+
+
+def refused(random: Random) -> Plan:
+    """kube-scheduler refuses some pods for reasons that the queue cannot see."""
+    nodes = _nodes(random)
+    queues = _quotas(random, _total(nodes), "ab")
+    evict = random.choice(("evict", "wait"))
+    templates = tuple(
+        Spec(
+            random.choice("ab"),
+            random.choice((2, 4, 8)),
+            owner=f"owner{number}",
+            runs_s=FOREVER if evict == "evict" else random.choice((30.0, 120.0)),
+        )
+        for number in range(4)
+    )
+    return Plan(
+        "refused",
+        nodes,
+        templates,
+        queues,
+        _head(random, evict),
+        _policy(random),
+        troubles=("block", "block", "restart", "late_news"),
+        calm_s=1500.0,
+    )
+
+
+def gangs(random: Random) -> Plan:
+    """Gangs, with and without somebody who makes their pods again, and writes that are refused."""
+    nodes = _nodes(random)
+    queues = (
+        _quotas(random, _total(nodes), "ab")
+        if random.random() < 0.5
+        else {"a": "weight: 1", "b": "weight: 2"}
+    )
+    size, runs_s = random.choice((2, 3, 4)), random.choice((60.0, 200.0, FOREVER))
+    templates = [
+        Spec("a", random.choice((4, 8)), "g", size, _owner(random, 0, 0.5), runs_s=runs_s),
+        Spec("b", random.choice((4, 8)), "h", 2, _owner(random, 1, 0.5), runs_s=runs_s),
+        Spec(random.choice("ab"), 4, owner=_owner(random, 2), runs_s=60.0),
+    ]
+    return Plan(
+        "gangs",
+        nodes,
+        tuple(templates),
+        queues,
+        _head(random, "wait"),
+        _policy(random),
+        troubles=(
+            "refuse_writes",
+            "refuse_writes",
+            "lose_writes",
+            "restart",
+            "restart",
+            "slow_writes",
+            "evict",
+        ),
+        rate=0.3,
+    )
+
+
+def load(random: Random) -> Plan:
+    """Small pods keep coming, more than fit, and a large one comes."""
+    nodes = _nodes(random, 2)
+    queues = {"a": "weight: 1", "b": "weight: 1"}
+    small = [
+        Spec(random.choice("ab"), random.choice((2, 3, 4)), owner=_owner(random, number), runs_s=40.0)
+        for number in range(3)
+    ]
+    trouble = random.choice(("refuse", "clock", "slow"))
+    large = Spec("a", 16, owner="large", runs_s=40.0)
+    return Plan(
+        "load",
+        nodes,
+        tuple(small),
+        queues,
+        _head(random, "wait", "batch") + "keepRoomAtLatest: 48h\n",
+        _policy(random),
+        rate=1.5,
+        calm_rate=1.5,
+        most=6,
+        steps=40,
+        calm_s=500.0,
+        troubles={"clock": ("restart",), "slow": ("slow_binding",)}.get(trouble, ()),
+        wrong_clocks=tuple(sorted(nodes)[:1]) if trouble == "clock" else (),
+        late=(large,) if trouble != "refuse" else (),
+        early=large if trouble == "refuse" else None,
+    )
+
+
+def mixed(random: Random) -> Plan:
+    """Whatever there is, with every trouble."""
+    nodes = _nodes(random)
+    plain = {"a": "weight: 1", "b": random.choice(("weight: 2", "weight: 1, strategy: StrictFIFO"))}
+    queues = random.choice(
+        (plain, _quotas(random, _total(nodes), "ab"), _quotas(random, _total(nodes), "abc"))
+    )
+    names = sorted(queues)
+    templates = [
+        Spec(
+            random.choice(names),
+            random.choice((2, 4, 8, 16)),
+            owner=_owner(random, number),
+            priority=random.choice((0, 0, 5)),
+            runs_s=random.choice((20.0, 60.0, 120.0)),
+        )
+        for number in range(4)
+    ]
+    templates.append(
+        Spec(names[0], random.choice((4, 8)), "g", random.choice((2, 3)), _owner(random, 8), runs_s=60.0)
+    )
+    notes = ODD_NOTES[random.randrange(len(ODD_NOTES))]
+    templates.append(Spec(names[0], 2, runs_s=20.0, notes=notes))
+    some = tuple(random.sample(TROUBLES, random.randint(1, 6)))
+    return Plan(
+        "mixed",
+        nodes,
+        tuple(templates),
+        queues,
+        _head(random, random.choice(("wait", "evict")))
+        + f"keepRoomAtLatest: {random.choice(('1h', '40s'))}\n",
+        _policy(random),
+        troubles=some,
+        rate=random.choice((0.1, 0.4)),
+        wrong_clocks=("n0",) if random.random() < 0.3 else (),
+    )
+
+
+ODD_NOTES: Final = (
+    (("gpupack.io/job", "\x1b[2Jjob"),),
+    (("gpupack.io/gang", "\x1b]0;gang\x07"), ("gpupack.io/gang-size", "2")),
+    (("gpupack.io/gang", "g" * 200_000), ("gpupack.io/gang-size", "2")),
+    (("gpupack.io/gang-size", "\x1b[31m" * 1000),),
+    (),
+)
+
+KINDS: Final = {kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load)}

@@ -1,0 +1,167 @@
+"""One process of `gpupack queue` in the model: the shipped controller, queue, feed and writer."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cluster.watching import Watcher
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.configuration.config import QueueConfig, parse_config
+from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.queue.deciding.reclaim import Reclaim
+from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.running.controller import Controller
+from scheduler_plugin.queue.running.watching import QueueFeed
+from scheduler_plugin.queue.running.writing import Writer
+
+from .api import WRITE_S, Api
+from .world import NEW_YEAR, World
+
+
+@dataclass(slots=True)
+class Said:
+    """One Event that the controller has recorded."""
+
+    uid: str
+    reason: str
+    message: str
+    at: float
+
+
+@dataclass(slots=True)
+class Counted:
+    """How often the controller did what costs something."""
+
+    of: Counter[str] = field(default_factory=Counter)
+
+
+class Process:
+    """A process: it begins with complete lists, and waits until what the one before sent is known.
+
+    Args:
+        world: The API server.
+        api: Requests to it.
+        config: YAML.
+        policy: Node policy.
+        reclaimed: Told of each round of evictions, before anything of it is done.
+
+    Attributes:
+        said: Events about pods, since the history began.
+        counted: How often what was done, likewise.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        api: Api,
+        config: str,
+        policy: str,
+        reclaimed: Callable[[Queue, Reclaim], None],
+    ) -> None:
+        self.world, self.api = world, api
+        self.config: QueueConfig = parse_config("model", config)
+        self.policy = policy
+        self.said: list[Said] = []
+        self.counted: Counter[str] = Counter()
+        self._reclaimed = reclaimed
+        self._task: asyncio.Task[None] | None = None
+        self._opens: asyncio.TimerHandle | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew; requests of the process before may still take effect."""
+        loop = asyncio.get_running_loop()
+        if self._task is not None:
+            self._task.cancel()
+        if self._opens is not None:
+            self._opens.cancel()
+        self.open = False
+        self.state = ClusterState(rules=QueueRules())
+        self.queue = Queue(self.config, self.state, Policies(self.policy), wall=NEW_YEAR.timestamp())
+        client: Any = None
+        self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
+        QueueFeed(self.queue, self.watcher, loop.time)
+        term = object()
+        self._term = term
+        writer = Writer(self.api, lambda: self._term is term, WRITE_S)
+        self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open)
+        self.watcher.changed.connect(self.controller.note)
+        self.relist()
+        self._count()
+        self._task = loop.create_task(self.controller.run())
+        self._opens = loop.call_later(WRITE_S, self._begin)
+
+    def _begin(self) -> None:
+        """What the process before had sent is known now."""
+        self.relist()
+        self.open = True
+        self.controller.note()
+
+    def relist(self) -> None:
+        """Take complete lists."""
+        world = self.world
+        self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
+        self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
+        self.heard = len(world.events)
+
+    def hear(self, until: float) -> None:
+        """Take all news of what happened by then."""
+        events = self.world.events
+        while self.heard < len(events) and events[self.heard].at <= until:
+            event = events[self.heard]
+            self.heard += 1
+            sink: Any = self.watcher.node_sink if isinstance(event.item, QueueNode) else self.watcher.pod_sink
+            sink.event(event.kind, event.item, str(event.version))
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether it decides, has heard everything, and nothing that it writes is under way."""
+        return (
+            self.open
+            and self.heard == len(self.world.events)
+            and not self.api.under_way
+            and not self.controller._writes
+        )
+
+    def configure(self, config: str) -> None:
+        """Take another configuration."""
+        self.config = parse_config("model", config)
+        self.queue.configure(self.config)
+        self.controller.note()
+
+    def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
+        """Take an Event about a pod, as the recorder does."""
+        del type_
+        self.counted["event"] += 1
+        self.said.append(Said(ref.uid, reason, message, self.world.now))
+
+    def _count(self) -> None:
+        """Count what costs something, and see each round of evictions."""
+        explainer: Any = getattr(self.controller, "_explainer", self.controller)
+        name: Final = "explain" if explainer is not self.controller else "_explain"
+        for owner, method, counted in (
+            (self.queue, "decide", "decide"),
+            (explainer, name, "explain"),
+        ):
+            setattr(owner, method, self._counting(getattr(owner, method), counted))
+        reclaimer = self.controller._reclaimer
+        find = reclaimer.find
+
+        def seen(now: float) -> list[Reclaim]:
+            self.counted["reclaim"] += 1
+            found = find(now)
+            for each in found:
+                self._reclaimed(self.queue, each)
+            return found
+
+        reclaimer.find = seen  # type: ignore[method-assign]
+
+    def _counting(self, work: Callable[..., Any], counted: str) -> Callable[..., Any]:
+        def count(*args: Any, **named: Any) -> Any:
+            self.counted[counted] += 1
+            return work(*args, **named)
+
+        return count

@@ -1,0 +1,372 @@
+"""The promises of docs/queue.md: some are asked of every write, others of the world while it is calm."""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+from scheduler_plugin.queue.configuration.config import QueueConfig, parse_config
+from scheduler_plugin.queue.deciding.queue import Queue
+from scheduler_plugin.queue.deciding.reclaim import Reclaim
+from scheduler_plugin.queue.running import explain
+
+from .cluster import GRACE_S, Cluster
+from .process import Process
+from .truth import Job, Truth, alike, is_blocked, jobs
+from .world import Pod, World
+
+START_S: Final = 420.0
+"""Who fits starts within this time: the longest pause after refusals is 300 s."""
+
+EVICTED_FOR_S: Final = GRACE_S + 60.0
+"""For whom others are evicted starts within this time."""
+
+OLD_S: Final = 60.0
+"""A configuration so long ago may still be what a release was decided by."""
+
+MESSAGE: Final = 1024
+"""Characters that an Event may have."""
+
+MOST_CANDIDATES: Final = 9
+"""Of more borrowed pods not all sets are looked at."""
+
+IN_VAIN: Final = 2
+"""Rounds of evictions within ten minutes for a pod that kube-scheduler refuses."""
+
+
+class BrokenError(AssertionError):
+    """A promise is broken; the message tells which, the trace how it came about."""
+
+
+@dataclass(slots=True)
+class Round:
+    """Evictions for one pod or gang.
+
+    Attributes:
+        job: It.
+        victims: UIDs of the pods.
+        at: When, seconds.
+        excused: Why it may have been in vain, empty for no reason.
+    """
+
+    job: Job
+    victims: tuple[str, ...]
+    at: float
+    excused: str = ""
+
+
+@dataclass(slots=True)
+class Bounds:
+    """How long things may take in this history.
+
+    Attributes:
+        gang_s: Of a gang between its first release and its last Binding.
+        oldest_s: Of the oldest pod of a queue that its own quota covers; infinite: some pods run for ever.
+    """
+
+    gang_s: float
+    oldest_s: float
+
+
+@dataclass(slots=True)
+class Promises:
+    """Watches one history.
+
+    Attributes:
+        calm: Nothing is disturbed from now on.
+    """
+
+    world: World
+    cluster: Cluster
+    process: Process
+    bounds: Bounds
+    calm: bool = False
+    calm_since: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    _configs: list[tuple[float, QueueConfig]] = field(default_factory=list)
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    _blocked: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _refused: set[str] = field(default_factory=set)
+    _troubled: set[str] = field(default_factory=set)
+    _whole: set[str] = field(default_factory=set)
+    _checked: int = 0
+    evictions: int = 0
+    started: int = 0
+
+    # At any time.
+
+    def configured(self, text: str) -> None:
+        """Another configuration is in force."""
+        self._configs.append((self.world.now, parse_config("model", text)))
+
+    def wrote(self, verb: str, pod: Pod) -> None:
+        """A write of the controller was carried out: none exceeds a quota by releasing a pod."""
+        if not pod.counts or pod.node:
+            return
+        self.started += 1
+        configs = [config for at, config in self._configs[:-1] if self._next(at) > self.world.now - OLD_S]
+        wrongs = [self._exceeded(config, pod) for config in [*configs, self._configs[-1][1]]]
+        if all(wrongs):
+            raise BrokenError(f"the release of {pod.name} exceeds a quota: {wrongs[-1]}")
+
+    def _next(self, at: float) -> float:
+        """When the configuration after one came into force."""
+        return min((other for other, _ in self._configs if other > at), default=self.world.now)
+
+    def _exceeded(self, config: QueueConfig, pod: Pod) -> str:
+        truth = Truth(self.world, self.cluster, config)
+        blocked = [each for each in self.world.pods.values() if each.counts and is_blocked(self.world, each)]
+        for each in blocked:
+            if each.spec.queue in truth.used:
+                truth.used[each.spec.queue] += each.spec.units
+        return truth.exceeds(pod.spec.queue)
+
+    def reclaimed(self, queue: Queue, reclaim: Reclaim) -> None:
+        """Pods are about to be evicted: they are the fewest, and those who borrowed."""
+        job = next((job for job in jobs(self.world) if job.uid == reclaim.uid), None)
+        if job is None or not reclaim.victims:
+            return
+        victims = tuple(sorted(victim.uid for victim in reclaim.victims))
+        self.evictions += len(victims)
+        self.rounds.append(Round(job, victims, self.world.now))
+        if not self.calm:
+            self._troubled.add(job.uid)
+        truth = Truth(self.world, self.cluster, self.process.config)
+        moving = any(pod.ending or (pod.counts and not pod.node) for pod in self.world.pods.values())
+        kept = bool(queue.room.kept) or bool(queue.tenants.kept)
+        going = len(queue_going(self.process)) > 0
+        if moving or kept or going or not truth.settled or not self._is_still():
+            return
+        priority = min(pod.spec.priority for pod in job.pods)
+        may_go = truth.borrowed(job.queue, priority)
+        wrong = set(victims) - {pod.uid for pod in may_go}
+        if wrong:
+            raise BrokenError(f"{sorted(wrong)} are evicted for {reclaim.uid} and have not borrowed")
+        if not self._is_enough(job, victims):
+            raise BrokenError(f"{victims} are evicted for {reclaim.uid} in vain: that does not let it start")
+        if len(may_go) <= MOST_CANDIDATES:
+            uids = [pod.uid for pod in may_go]
+            for count in range(len(victims) - (1 if len(job.pods) > 1 else 0)):
+                for fewer in combinations(uids, count):
+                    if self._is_enough(job, fewer):
+                        raise BrokenError(f"{victims} are evicted for {reclaim.uid}, {fewer} would do")
+
+    def _is_enough(self, job: Job, gone: tuple[str, ...]) -> bool:
+        truth = Truth(self.world, self.cluster, self.process.config, (*gone, *job.uids))
+        return truth.allows(job.queue, job.units) and truth.has_room(job.pods)
+
+    def _is_still(self) -> bool:
+        return self.process.heard == len(self.world.events) and not self.process.api.under_way
+
+    # While nothing is disturbed.
+
+    def begin_calm(self) -> None:
+        """Trouble has ended."""
+        self.calm, self.calm_since = True, self.world.now
+        self._since.clear()
+        for each in self.rounds:
+            each.excused = "trouble"
+
+    def observe(self) -> None:
+        """Look at the world: from time to time, not at every moment."""
+        self._notice()
+        if not self.calm:
+            return
+        now = Truth(self.world, self.cluster, self.process.config)
+        lasting: set[tuple[str, str]] = set()
+        for job in jobs(self.world):
+            if any(not pod.waits for pod in job.pods):
+                # Released, and on no node yet.
+                truth = Truth(self.world, self.cluster, self.process.config, job.uids)
+            else:
+                truth = now
+            for what, bound in self._wrong(job, truth):
+                lasting.add((what, job.uid))
+                self._lasts(what, job.uid, bound, f"{job.queue}, {job.units} units")
+            if not truth.settled:
+                # Somebody has no room: what others wait for is seen when that has been taken back.
+                lasting |= {key for key in self._since if key[1] == job.uid}
+        for gang, what in self._partial_gangs():
+            lasting.add((what, gang))
+            self._lasts(what, gang, self.bounds.gang_s, "")
+        for key in [key for key in self._since if key not in lasting]:
+            del self._since[key]
+        self._check_rounds()
+        self._check_said()
+        if self.process.knows_all and self.cluster.is_still:
+            self._check_counts()
+
+    def _notice(self) -> None:
+        """Remember whom kube-scheduler has refused, and which gangs were bound whole."""
+        now, bound = self.world.now, dict[str, int]()
+        for pod in self.world.pods.values():
+            if pod.spec.owner in self.world.blocked:
+                first, _ = self._blocked.get(alike(pod), (now, now))
+                self._blocked[alike(pod)] = (first, now + 20 + min(400.0, 2 * (now - first) + 20))
+            for condition in pod.raw["status"].get("conditions", ()):
+                if condition["status"] == "False":
+                    self._refused.add(alike(pod))
+            if pod.gang and pod.node and not pod.ended:
+                bound[pod.gang] = bound.get(pod.gang, 0) + 1
+                if bound[pod.gang] == pod.spec.size:
+                    self._whole.add(pod.gang)
+
+    def _lasts(self, what: str, who: str, bound: float, more: str) -> None:
+        since = self._since.setdefault((what, who), self.world.now)
+        if self.world.now - since > bound:
+            raise BrokenError(f"{who} ({more}) {what} for {self.world.now - since:.0f} s; {self._why(who)}")
+
+    def _why(self, uid: str) -> str:
+        """What the queue says of who waits."""
+        queue = self.process.queue
+        found = [
+            f"{each.name} {each.reason}: {each.message}" for each in explain.waiting(queue, self.world.now)
+        ]
+        return "; ".join(found)[:2000]
+
+    def _wrong(self, job: Job, truth: Truth) -> list[tuple[str, float]]:
+        """What must not last for a job, and how long it may."""
+        form = self.process.config.queues.get(job.queue)
+        if form is None or form.stop != "None" or self._held(job):
+            return []
+        if any(pod.spec.notes for pod in job.pods):
+            return []
+        if form.strategy == "StrictFIFO" and job.uid != _oldest(self.world, job.queue):
+            return []
+        found = []
+        if not truth.settled:
+            pass
+        elif truth.allows(job.queue, job.units) and truth.has_room(job.pods) and not self._kept(job):
+            found.append(("fits its own quota and a card and waits", START_S))
+        elif self._could_reclaim(job, truth) and not self._kept(job):
+            found.append(("could have what others borrowed and waits", START_S))
+        if self.bounds.oldest_s < 1e9 and job.uid == self._first(truth, job.queue):
+            found.append(("is the oldest that its own quota covers and waits", self.bounds.oldest_s))
+        return found
+
+    def _held(self, job: Job) -> bool:
+        """Whether kube-scheduler refuses it, or has a moment ago: the pause is as long as it did, at most."""
+        return self.world.now < self._blocked.get(job.key, (0.0, 0.0))[1]
+
+    def _kept(self, job: Job) -> bool:
+        """Whether something is kept for somebody else who waits long."""
+        queue = self.process.queue
+        others = [uid for uid in queue.room.kept.tasks if uid != job.uid]
+        return bool(others) or any(uid != job.uid for uid, _ in queue.tenants.kept.values())
+
+    def _could_reclaim(self, job: Job, truth: Truth) -> bool:
+        if self.process.config.reclaim != "evict" or not truth.is_own(job.queue, job.units):
+            return False
+        if job.uid in self._troubled or job.key in self._refused or job.rest:
+            return False
+        form = self.process.config.queues[job.queue]
+        if form.nominal_quota is None or self.cluster.silent:
+            return False
+        may_go = truth.borrowed(job.queue, min(pod.spec.priority for pod in job.pods))
+        return self._is_enough(job, tuple(pod.uid for pod in may_go))
+
+    def _first(self, truth: Truth, queue: str) -> str:
+        """UID of the oldest that waits and could run if all others ended."""
+        form = self.process.config.queues[queue]
+        found = [
+            job
+            for job in jobs(self.world)
+            if job.queue == queue
+            and not job.rest
+            and not self._held(job)
+            and (form.nominal_quota is None or job.units <= form.nominal_quota)
+            and truth.fits_empty(job.pods)
+        ]
+        return min(found, key=lambda job: job.age).uid if found else ""
+
+    def _partial_gangs(self) -> list[tuple[str, str]]:
+        """Gangs of which a part was released, or bound, and not the rest."""
+        gangs: dict[str, list[Pod]] = {}
+        for pod in self.world.pods.values():
+            if pod.gang and not pod.ended:
+                gangs.setdefault(pod.gang, []).append(pod)
+        found = []
+        truth = Truth(self.world, self.cluster, self.process.config)
+        for name, pods in gangs.items():
+            out = [pod for pod in pods if pod.counts]
+            rest = [pod for pod in pods if not pod.node]
+            if not out or not rest or len(pods) != pods[0].spec.size or pods[0].spec.queue not in truth.used:
+                continue
+            form = self.process.config.queues[pods[0].spec.queue]
+            if form.stop != "None" or pods[0].spec.owner in self.world.budgets:
+                continue
+            waits = [pod for pod in rest if pod.waits]
+            units = sum(pod.spec.units for pod in waits)
+            blocked = self.world.now < self._blocked.get(alike(pods[0]), (0.0, 0.0))[1]
+            must_go = bool(pods[0].spec.owner) and name not in self._whole
+            fits = truth.allows(form.name, units) and truth.has_room(waits) and not self._kept_any()
+            if must_go or (fits and not blocked):
+                found.append((name, "is released in part"))
+        return found
+
+    def _kept_any(self) -> bool:
+        return bool(self.process.queue.room.kept) or bool(self.process.queue.tenants.kept)
+
+    def _check_rounds(self) -> None:
+        """For whom others were evicted starts soon, or who is older does."""
+        now = self.world.now
+        for each in self.rounds:
+            if each.excused or now - each.at < EVICTED_FOR_S:
+                continue
+            each.excused = "judged"
+            pods = [self.world.pods.get(pod.name) for pod in each.job.pods]
+            waits = [pod for pod in pods if pod is not None and pod.waits]
+            stays = [pod for pod in self.world.pods.values() if pod.uid in each.victims]
+            if waits and not stays and alike(waits[0]) not in self._refused:
+                older = [pod for pod in self.world.pods.values() if _began_since(pod, each)]
+                if not older:
+                    raise BrokenError(f"{each.victims} were evicted for {each.job.uid}, which waits still")
+        for each in self.rounds:
+            same = [other for other in self.rounds if other.job.key == each.job.key]
+            near = [other for other in same if 0 <= other.at - each.at < 600 and each.at > self.calm_since]
+            if len(near) > IN_VAIN and all(is_blocked(self.world, pod) for pod in each.job.pods):
+                raise BrokenError(f"{len(near)} rounds of evictions for {each.job.key}, which is refused")
+
+    def _check_said(self) -> None:
+        """What people read is bounded, and nothing in it moves their cursor."""
+        for said in self.process.said[self._checked :]:
+            if len(said.message) > MESSAGE or not said.message.isprintable():
+                raise BrokenError(f"an Event says {said.message[:80]!r}, {len(said.message)} characters")
+        self._checked = len(self.process.said)
+
+    def check_status(self) -> None:
+        """`gpupack queue status` shows nothing that moves a cursor, and nothing without an end."""
+        for each in explain.waiting(self.process.queue, self.world.now):
+            if len(each.message) > MESSAGE or not each.message.isprintable():
+                raise BrokenError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
+
+    def _check_counts(self) -> None:
+        """What is counted is what is there."""
+        queue, counted, there = self.process.queue, dict[str, int](), dict[str, int]()
+        for tenant in queue.tenants:
+            if tenant.units:
+                counted[tenant.name] = tenant.units
+        for pod in self.world.pods.values():
+            if pod.counts:
+                there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units
+        if counted != there:
+            raise BrokenError(f"the queue counts {counted}, there are {there}")
+
+
+def _began_since(pod: Pod, round_: Round) -> bool:
+    """Whether an older pod of the lender's queue was bound since a round began."""
+    return (
+        pod.spec.queue == round_.job.queue
+        and pod.created <= max(other.created for other in round_.job.pods)
+        and round_.at <= pod.bound < float("inf")
+    )
+
+
+def _oldest(world: World, queue: str) -> str:
+    return min((job for job in jobs(world) if job.queue == queue), key=lambda job: job.age).uid
+
+
+def queue_going(process: Process) -> dict[str, object]:
+    """Evictions that are under way."""
+    reclaimer = process.controller._reclaimer
+    found = getattr(reclaimer, "_going", None)
+    return dict(reclaimer._borrowed.going if found is None else found)

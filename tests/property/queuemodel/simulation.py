@@ -1,0 +1,228 @@
+"""One random history of the queue: trouble first, then calm, then nothing happens."""
+
+import asyncio
+from random import Random
+
+from .api import Api
+from .clock import run_virtually
+from .cluster import Cluster
+from .histories import KINDS, Plan
+from .process import Process
+from .promises import Bounds, BrokenError, Promises
+from .trouble import Trouble, configuration
+from .world import Spec, World
+
+AGAIN = "run again: "
+
+CALM_STEP_S = 2.0
+SETTLED_S = 40.0
+"""Seconds without a change after which the work of a process is counted."""
+
+MINUTE_S = 60.0
+MOST_A_MINUTE = {"decide": 30, "reclaim": 90, "event": 10, "asked": 10}
+"""What may be done in a minute in which nothing changes."""
+
+EXPLAINED = 4
+"""How often it is found out in such a minute why a pod waits."""
+
+
+class Simulation:
+    """A history.
+
+    Args:
+        kind: Name of one of `histories.KINDS`.
+        seed: Of everything random.
+    """
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.random = Random(f"{kind} {seed}")
+        self.plan: Plan = KINDS[kind](self.random)
+        self.world = World(self.plan.nodes)
+        self.trace: list[str] = []
+        self.steps = 0
+        self.cluster = Cluster(self.world, self.random, self._say)
+        self.cluster.wrong_clocks = set(self.plan.wrong_clocks)
+
+    def run(self) -> int:
+        """Run it; the number of steps.
+
+        Raises:
+            BrokenError: a promise is broken.
+        """
+        run_virtually(self._run())
+        return self.steps
+
+    async def _run(self) -> None:
+        plan, world = self.plan, self.world
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._failed)
+        self.failure: BaseException | None = None
+        text = configuration(plan)
+        self.api = Api(world, self.random, self._wrote, self.cluster.evict)
+        self.process = Process(world, self.api, text, plan.policy, self._reclaimed)
+        bounds = Bounds(3 * 30.0 + 60.0, self._oldest_s())
+        self.promises = Promises(world, self.cluster, self.process, bounds)
+        self.promises.configured(text)
+        self.trouble = Trouble(plan, self.random, world, self.cluster, self.process, self.promises)
+        for _ in range(plan.steps):
+            if name := self.trouble.act():
+                self._say(name)
+            self._create(plan.rate)
+            await self._step(self.random.choice((0.0, 0.2, 1.0, 3.0)))
+            self.promises.observe()
+        if plan.early is not None:
+            await self._lose_a_race(plan.early)
+        await self._calm()
+        self.promises.check_status()
+        await self._rest()
+        await self._finish()
+
+    async def _lose_a_race(self, spec: Spec) -> None:
+        """A pod comes while there is room, and kube-scheduler does not find it at first."""
+        self._empty()
+        for _ in range(40):
+            await self._step(1.0)
+            self._empty()
+        self.world.blocked.add(spec.owner)
+        self._make(spec)
+        for number in range(15):
+            self._create(self.plan.rate * (number > 2))
+            await self._step(1.0)
+            self.promises.observe()
+        self.world.blocked.clear()
+
+    def _empty(self) -> None:
+        """All pods are gone, and nobody makes them again."""
+        for pod in list(self.world.pods.values()):
+            self.world.delete(pod)
+        self.cluster.forget()
+
+    async def _calm(self) -> None:
+        """Trouble ends; pods may still come."""
+        self.trouble.end_all()
+        self._say("calm")
+        for spec in self.plan.late:
+            self._make(spec)
+            await self._step(1.0)
+        self.promises.begin_calm()
+        until = self.world.now + self.plan.calm_s
+        while self.world.now < until:
+            self._create(self.plan.calm_rate * CALM_STEP_S)
+            await self._step(CALM_STEP_S)
+            if self.steps % 2 == 0:
+                self.promises.observe()
+
+    async def _rest(self) -> None:
+        """While nothing changes, little is done."""
+        quiet_since, seen, begun = self.world.now, self.world.version, None
+        before: dict[str, int] = {}
+        for _ in range(150):
+            await self._step(CALM_STEP_S)
+            if self.world.version != seen:
+                quiet_since, seen, begun = self.world.now, self.world.version, None
+            elif begun is None and self.world.now - quiet_since >= SETTLED_S:
+                begun, before = self.world.now, self._counted()
+            elif begun is not None and self.world.now - begun >= MINUTE_S:
+                self._judge(before)
+                return
+
+    def _counted(self) -> dict[str, int]:
+        return {**self.process.counted, "asked": self.api.asked}
+
+    def _judge(self, before: dict[str, int]) -> None:
+        did = {name: count - before.get(name, 0) for name, count in self._counted().items()}
+        waits = sum(pod.waits for pod in self.world.pods.values())
+        most = {**MOST_A_MINUTE, "explain": EXPLAINED * waits}
+        much = {name: count for name, count in did.items() if count > most[name]}
+        if much:
+            self._fail(f"in a minute in which nothing changed, with {waits} waiting pods: {much}")
+
+    async def _finish(self) -> None:
+        """All pods go; nothing is left of them."""
+        world, queue = self.world, self.process.queue
+        for _ in range(60):
+            self._empty()
+            await self._step(1.0)
+        for name in world.nodes:
+            world.publish(name)
+        await self._step(5.0)
+        left = {
+            "pods": sorted(queue.entries),
+            "units": {tenant.name: tenant.units for tenant in queue.tenants if tenant.units},
+            "kept": queue.room.kept.tasks,
+            "quota kept": dict(queue.tenants.kept),
+            "unplaced": sorted(queue.unplaced),
+            "takes": [name for name, book in queue.state.books.items() if book.takes or book.tombstones],
+            "waiting": [tenant.name for tenant in queue.tenants if len(tenant.waiting)],
+            "told": sorted(getattr(self.process.controller, "_told", ())),
+        }
+        if any(left.values()):
+            self._fail(f"all pods are gone, and of them is left {left}")
+
+    # Steps.
+
+    async def _step(self, seconds: float) -> None:
+        """Let some time pass, and everybody act."""
+        self.steps += 1
+        await asyncio.sleep(seconds)
+        self.world.now = self.loop.time()
+        self.cluster.act()
+        self.process.hear(self.world.now - self.trouble.late_s)
+        if self.failure is not None:
+            raise self.failure
+
+    def _create(self, rate: float) -> None:
+        """Let pods come, if not too many wait."""
+        while rate > 0 and self.random.random() < rate:
+            rate -= 1
+            if sum(pod.waits for pod in self.world.pods.values()) < self.plan.most:
+                self._make(self.random.choice(self.plan.templates))
+
+    def _make(self, spec: Spec) -> None:
+        gang = f"{spec.gang}{self.world.born}" if spec.gang else ""
+        for _ in range(spec.size or 1):
+            pod = self.world.create(spec, gang)
+        self._say(f"{pod.name} comes ({spec.queue}, {spec.units} units{', ' + gang if gang else ''})")
+
+    def _oldest_s(self) -> float:
+        """How long the oldest pod of a queue waits at most that its own quota covers."""
+        runs_s = self.plan.runs_s
+        if runs_s > 1e9 or self.plan.kind != "load":
+            return float("inf")
+        queues = len(self.plan.queues)
+        return max(30.0, runs_s) + (1 + queues) * 2 * runs_s + 60.0
+
+    def _wrote(self, verb: str, pod: object) -> None:
+        self.world.now = self.loop.time()
+        self.promises.wrote(verb, pod)  # type: ignore[arg-type]
+
+    def _reclaimed(self, queue: object, reclaim: object) -> None:
+        self.world.now = self.loop.time()
+        self._say(f"evict {[v.uid for v in reclaim.victims]} for {reclaim.uid}")  # type: ignore[attr-defined]
+        self.promises.reclaimed(queue, reclaim)  # type: ignore[arg-type]
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        found = context.get("exception")
+        self.failure = found if isinstance(found, BaseException) else BrokenError(str(context))
+
+    def _say(self, text: str) -> None:
+        self.trace.append(f"{self.world.now:8.2f} {text}")
+
+    def _fail(self, text: str) -> None:
+        raise BrokenError(text)
+
+
+def run(kind: str, seed: int) -> int:
+    """Run one history; the number of its steps.
+
+    Raises:
+        BrokenError: a promise is broken; the notes have the trace, and how to run it again.
+    """
+    simulation = Simulation(kind, seed)
+    try:
+        return simulation.run()
+    except BrokenError as error:
+        error.add_note("\n".join(simulation.trace[-60:]))
+        code = f"from tests.property.queuemodel.simulation import run; run({kind!r}, {seed})"
+        error.add_note(f'{AGAIN}python -c "{code}"')
+        raise

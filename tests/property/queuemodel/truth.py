@@ -1,0 +1,183 @@
+"""What is true at a moment, or would be if some pods were gone: by the promises, not by the queue's code."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler_plugin.queue.configuration.config import QueueConfig
+from scheduler_plugin.queue.configuration.quota import cohorts_of
+
+from .cluster import Cluster
+from .world import Pod, World
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to start as a whole: a pod, or the pods of a gang that are on no node.
+
+    Attributes:
+        uid: As the queue names it.
+        pods: Its pods.
+        rest: Others of the gang are on nodes.
+    """
+
+    uid: str
+    pods: tuple[Pod, ...]
+    rest: bool = False
+
+    @property
+    def queue(self) -> str:
+        return self.pods[0].spec.queue
+
+    @property
+    def units(self) -> int:
+        return sum(pod.spec.units for pod in self.pods)
+
+    @property
+    def age(self) -> tuple[int, str]:
+        """Place in its queue: by the second of its creation."""
+        return min((int(pod.created), pod.uid) for pod in self.pods)[0], self.uid
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        return tuple(pod.uid for pod in self.pods)
+
+    @property
+    def key(self) -> str:
+        """What it has in common with those like it."""
+        return alike(self.pods[0])
+
+
+def alike(pod: Pod) -> str:
+    """What a pod has in common with those that kube-scheduler would treat alike, gangs whoever made them."""
+    spec = pod.spec
+    if pod.gang:
+        return f"gang of {spec.size}, {spec.queue} {spec.units} {spec.model}"
+    return f"{spec.owner} {spec.queue} {spec.units} {spec.model}"
+
+
+class Truth:
+    """The cluster as it is.
+
+    Args:
+        world: The API server.
+        cluster: The nodes.
+        config: The configuration in force.
+        without: UIDs of pods that are taken for gone.
+    """
+
+    def __init__(
+        self, world: World, cluster: Cluster, config: QueueConfig, without: Collection[str] = ()
+    ) -> None:
+        self._world, self._config = world, config
+        self._roots = cohorts_of(
+            ((name, form.cohort) for name, form in config.queues.items()), config.parents
+        )
+        self._free = {name: world.free(name, set(without)) for name in world.nodes}
+        self.used = dict.fromkeys(config.queues, 0)
+        self.settled = True
+        for pod in world.pods.values():
+            if not pod.counts or pod.uid in without or is_blocked(world, pod):
+                continue
+            if pod.spec.queue in self.used:
+                self.used[pod.spec.queue] += pod.spec.units
+            if not pod.node:
+                # On its way to a node.
+                self.settled = self._put([pod], self._free) and self.settled
+
+    def allows(self, queue: str, units: int) -> bool:
+        """Whether a queue may have so many units more within its own quota, and the others have left them."""
+        return self.is_own(queue, units) and self.over(queue, units) <= 0
+
+    def is_own(self, queue: str, units: int) -> bool:
+        """Whether a queue's own quota covers so many units more."""
+        nominal = self._config.queues[queue].nominal_quota
+        return nominal is None or self.used[queue] + units <= nominal
+
+    def over(self, queue: str, units: int) -> int:
+        """Units by which a cohort would have more than all its quotas, with so many more for a queue."""
+        if self._config.queues[queue].nominal_quota is None:
+            return -1
+        total = units
+        for name, form in self._config.queues.items():
+            if self._roots[name] != self._roots[queue] or form.nominal_quota is None:
+                continue
+            total += self.used[name] - form.nominal_quota
+            if name != queue and form.lending_limit is not None:
+                total += max(0, form.nominal_quota - self.used[name] - form.lending_limit)
+        return total
+
+    def exceeds(self, queue: str) -> str:
+        """Say which quota is exceeded that a queue counts in, empty for none."""
+        form = self._config.queues.get(queue)
+        if form is None or form.nominal_quota is None:
+            return ""
+        if form.borrowing_limit is not None and self.used[queue] > form.nominal_quota + form.borrowing_limit:
+            return f"{queue} has {self.used[queue]} units of {form.nominal_quota} and {form.borrowing_limit}"
+        if self.over(queue, 0) > 0:
+            return f"the cohort of {queue} has {self.over(queue, 0)} units more than its quotas: {self.used}"
+        return ""
+
+    def has_room(self, pods: Sequence[Pod]) -> bool:
+        """Whether cards are free for all of these pods at once; they ask alike."""
+        return self._put(pods, {name: list(cards) for name, cards in self._free.items()})
+
+    def _put(self, pods: Iterable[Pod], free: dict[str, list[int]]) -> bool:
+        """Place pods on the fullest cards that can take them; pods of one kind find room if there is any."""
+        return all(self._put_one(pod, free) for pod in pods)
+
+    def _put_one(self, pod: Pod, free: dict[str, list[int]]) -> bool:
+        fits = [
+            (units, name, card)
+            for name in self._nodes(pod)
+            for card, units in enumerate(free[name])
+            if units >= pod.spec.units
+        ]
+        if fits:
+            _, name, card = min(fits)
+            free[name][card] -= pod.spec.units
+        return bool(fits)
+
+    def _nodes(self, pod: Pod) -> Iterator[str]:
+        for name in self._world.nodes:
+            if name not in self._world.cordoned and pod.spec.model in {"", self._world.models[name]}:
+                yield name
+
+    def fits_empty(self, pods: Sequence[Pod]) -> bool:
+        """Whether the cards of an empty cluster would have room for these pods at once."""
+        return self._put(pods, {name: list(self._world.nodes[name]) for name in self._world.nodes})
+
+    def borrowed(self, lender: str, priority: int) -> list[Pod]:
+        """Pods with which others of the cohort exceed their own quota, whom an eviction may end."""
+        found: list[Pod] = []
+        for name, form in self._config.queues.items():
+            if name == lender or self._roots[name] != self._roots.get(lender) or form.nominal_quota is None:
+                continue
+            left = self.used[name] - form.nominal_quota
+            pods = [pod for pod in self._world.pods.values() if pod.spec.queue == name and pod.counts]
+            for pod in sorted(pods, key=lambda pod: (pod.spec.priority, -int(pod.created), pod.uid)):
+                if left <= 0:
+                    break
+                if pod.node and not pod.ending and pod.spec.owner not in self._world.budgets:
+                    left -= pod.spec.units
+                    if pod.spec.priority <= priority:
+                        found.append(pod)
+        return found
+
+
+def is_blocked(world: World, pod: Pod) -> bool:
+    """Whether kube-scheduler finds no node for a pod whatever the queue does."""
+    return not pod.node and bool(pod.spec.owner) and pod.spec.owner in world.blocked
+
+
+def jobs(world: World) -> Iterator[Job]:
+    """All that is on no node and could start as a whole, released or not."""
+    gangs: dict[str, list[Pod]] = {}
+    for pod in world.pods.values():
+        if pod.gang and not pod.ended:
+            gangs.setdefault(pod.gang, []).append(pod)
+        elif not pod.node and not pod.ending and not pod.ended:
+            yield Job(pod.uid, (pod,))
+    for name, pods in gangs.items():
+        waits = tuple(pod for pod in pods if not pod.node)
+        if waits and len(pods) == pods[0].spec.size and not any(pod.ending for pod in pods):
+            yield Job(f"gang default/{name}", waits, rest=len(waits) < len(pods))

@@ -1,0 +1,286 @@
+"""The API server of the model: nodes, pods and everything that happened to them, in order."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from allocator.names import (
+    MIB_PER_GIB,
+    POD_GANG,
+    POD_GANG_SIZE,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    resource_name,
+)
+from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
+from tests.cluster_builders import node_object, uuid
+
+NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""The time when the model's clock is at 0."""
+
+UNITS: Final = resource_name(MIB_PER_GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a pod asks for; pods of one template share it.
+
+    Attributes:
+        queue: Name of its queue.
+        units: Units of one card.
+        gang: Prefix of its gang's name, empty for none.
+        size: Pods of the gang.
+        owner: UID of the controller that makes it again; empty for none.
+        priority: Of the pod.
+        runs_s: Seconds for which it runs; infinite: until the history ends.
+        model: The card model that it asks for; empty: any.
+        notes: Further annotations.
+    """
+
+    queue: str
+    units: int
+    gang: str = ""
+    size: int = 0
+    owner: str = ""
+    priority: int = 0
+    runs_s: float = float("inf")
+    model: str = ""
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod as it is in truth, whoever knows of it.
+
+    Attributes:
+        spec: What it asks for.
+        raw: The object of the API.
+        lite: The same as the queue decodes it.
+        created: When, seconds of the model's clock.
+        card: Its card on its node, by position.
+        ends: When it ends by itself, seconds.
+        bound: When it was bound, seconds.
+    """
+
+    spec: Spec
+    raw: dict[str, Any]
+    lite: QueuePod
+    created: float
+    card: int = -1
+    ends: float = float("inf")
+    bound: float = float("inf")
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def node(self) -> str:
+        return str(self.raw["spec"].get("nodeName", ""))
+
+    @property
+    def requeued(self) -> bool:
+        return POD_REQUEUED in self.raw["metadata"]["annotations"]
+
+    @property
+    def gated(self) -> bool:
+        return bool(self.raw["spec"].get("schedulingGates"))
+
+    @property
+    def waits(self) -> bool:
+        """It wears the gate, or its release was taken back."""
+        return self.gated or (not self.node and self.requeued)
+
+    @property
+    def ended(self) -> bool:
+        return self.raw["status"]["phase"] in {"Succeeded", "Failed"}
+
+    @property
+    def ending(self) -> bool:
+        return "deletionTimestamp" in self.raw["metadata"]
+
+    @property
+    def gang(self) -> str:
+        return str(self.raw["metadata"]["annotations"].get(POD_GANG, ""))
+
+    @property
+    def counts(self) -> bool:
+        """It was released, or bound, and has not ended: quota counts it."""
+        return not self.waits and not self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change.
+
+    Attributes:
+        kind: ADDED, MODIFIED or DELETED.
+        item: The object, as the queue decodes it.
+        version: Its resourceVersion.
+        at: When, seconds.
+    """
+
+    kind: str
+    item: Any
+    version: int
+    at: float
+
+
+class World:
+    """Everything that is true.
+
+    Args:
+        nodes: Units of the cards, by node.
+
+    Attributes:
+        pods: By name.
+        events: All changes of nodes and pods.
+        budgets: Owners whose pods no eviction may end now.
+        blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
+        models: Card model by node.
+    """
+
+    def __init__(self, nodes: Mapping[str, Sequence[int]]) -> None:
+        self.now = 0.0
+        self.version = 1
+        self.pods: dict[str, Pod] = {}
+        self.events: list[Event] = []
+        self.nodes = dict(nodes)
+        self.models = dict.fromkeys(nodes, "NVIDIA A100")
+        self.node_items: dict[str, QueueNode] = {}
+        self.cordoned: set[str] = set()
+        self.budgets: set[str] = set()
+        self.blocked: set[str] = set()
+        self.born = 0
+        for name in nodes:
+            self.publish(name)
+
+    # Nodes.
+
+    def publish(self, name: str) -> None:
+        """A node writes its words: what its cards are used for now."""
+        self.version += 1
+        held = [pod for pod in self.pods.values() if pod.node == name and not pod.ended]
+        used = [0] * len(self.nodes[name])
+        for pod in held:
+            used[pod.card] += pod.spec.units
+        raw = node_object(
+            name,
+            self.nodes[name],
+            used,
+            version=self.version,
+            holds=[pod.uid for pod in held],
+            models=[self.models[name]] * len(used),
+            revision=self.version,
+            cpu="400",
+            memory="1000Gi",
+        )
+        raw["spec"] = {"unschedulable": True} if name in self.cordoned else {}
+        item = msgspec.convert(raw, QueueNode)
+        kind = "MODIFIED" if name in self.node_items else "ADDED"
+        self.node_items[name] = item
+        self.events.append(Event(kind, item, self.version, self.now))
+
+    def free(self, name: str, without: frozenset[str] | set[str] = frozenset()) -> list[int]:
+        """Units free on each card of a node, as if some pods were gone."""
+        free = list(self.nodes[name])
+        for pod in self.pods.values():
+            if pod.node == name and not pod.ended and pod.uid not in without:
+                free[pod.card] -= pod.spec.units
+        return free
+
+    # Pods.
+
+    def create(self, spec: Spec, gang: str = "") -> Pod:
+        """Create a gated pod."""
+        self.born += 1
+        name = f"p{self.born}"
+        notes = dict(spec.notes)
+        if gang:
+            notes |= {POD_GANG: gang, POD_GANG_SIZE: str(spec.size)}
+        if spec.model:
+            notes["gpupack.io/gpu-model"] = spec.model
+        amounts = {UNITS: str(spec.units), "cpu": "1", "memory": "1Gi"}
+        owners = [{"uid": spec.owner, "controller": True}] if spec.owner else []
+        raw = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": f"uid-{name}",
+                "annotations": notes,
+                "labels": {QUEUE_NAME: spec.queue},
+                "creationTimestamp": self.stamp(),
+                "ownerReferences": owners,
+            },
+            "spec": {
+                "containers": [{"name": "main", "resources": {"limits": amounts, "requests": amounts}}],
+                "schedulingGates": [{"name": QUEUE_GATE}],
+                "priority": spec.priority,
+            },
+            "status": {"phase": "Pending"},
+        }
+        pod = Pod(spec, raw, msgspec.convert(raw, QueuePod), self.now)
+        self.pods[name] = pod
+        self._tell("ADDED", pod)
+        return pod
+
+    def changed(self, pod: Pod) -> None:
+        """Somebody has changed the object of a pod."""
+        self._tell("MODIFIED", pod)
+
+    def delete(self, pod: Pod) -> None:
+        """A pod is gone."""
+        del self.pods[pod.name]
+        self._tell("DELETED", pod)
+
+    def stamp(self, seconds: float = 0.0) -> str:
+        """Write the time, or one so many seconds later, as the API writes it."""
+        at = NEW_YEAR + timedelta(seconds=int(self.now + seconds))
+        return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def patch(self, pod: Pod, patch: Sequence[Mapping[str, Any]]) -> bool:
+        """Carry a JSON patch out: all of it, or nothing where a test fails."""
+        raw = json.loads(json.dumps(pod.raw))
+        if not all(_step(raw, step) for step in patch):
+            return False
+        pod.raw = raw
+        self.changed(pod)
+        return True
+
+    def _tell(self, kind: str, pod: Pod) -> None:
+        self.version += 1
+        pod.raw["metadata"]["resourceVersion"] = str(self.version)
+        pod.lite = msgspec.convert(pod.raw, QueuePod)
+        self.events.append(Event(kind, pod.lite, self.version, self.now))
+
+
+def card_uuid(node: str, card: int) -> str:
+    """UUID of a card."""
+    return uuid(node, card)
+
+
+def _step(raw: dict[str, Any], step: Mapping[str, Any]) -> bool:
+    """Carry one operation out."""
+    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+    at: Any = raw
+    for part in way:
+        at = at[int(part)] if isinstance(at, list) else at.get(part)
+        if at is None:
+            return False
+    match step["op"]:
+        case "test":
+            return bool(at.get(last) == step["value"])
+        case "remove":
+            return at.pop(last, None) is not None
+        case _:
+            at[last] = step["value"]
+            return True

@@ -1,0 +1,56 @@
+"""The queue keeps its promises whatever happens: the shipped controller in a model of everybody else.
+
+`GPUPACK_QUEUE_STEPS` sets the number of steps, `GPUPACK_QUEUE_FIRST_SEED` the seed of the first history.
+What the model leaves out is said in docs/queue.md.
+"""
+
+import logging
+import os
+import re
+import shlex
+
+import pytest
+import structlog
+
+from tests.property.queuemodel.histories import KINDS
+from tests.property.queuemodel.promises import BrokenError
+from tests.property.queuemodel.simulation import AGAIN, run
+
+STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "25000"))
+FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
+PARTS = 2
+
+SHARES = {"mixed": 0.3, "reclaim": 0.2, "refused": 0.2, "gangs": 0.2, "load": 0.1}
+"""Of the steps, by kind; a step under load takes several times as long as others."""
+
+pytestmark = pytest.mark.timeout(0 if STEPS > 25_000 else 300)
+
+
+@pytest.fixture(autouse=True)
+def _silent_logs(_plain_logs: None) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+def test_every_kind_has_its_share() -> None:
+    assert SHARES.keys() == KINDS.keys()
+    assert sum(SHARES.values()) == pytest.approx(1)
+
+
+@pytest.mark.histories
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_promises_are_kept_in_every_history(kind: str, part: int) -> None:
+    done, seed = 0, FIRST_SEED + part
+    while done < STEPS * SHARES[kind] / PARTS:
+        done += run(kind, seed)
+        seed += PARTS
+
+
+def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.property.queuemodel.promises.MESSAGE", 10)
+    with pytest.raises(BrokenError) as first:
+        run("reclaim", 4)
+    command = shlex.split(first.value.__notes__[-1].removeprefix(AGAIN))
+    assert command[:2] == ["python", "-c"]
+    with pytest.raises(BrokenError, match=re.escape(str(first.value))):
+        exec(command[2], {})
