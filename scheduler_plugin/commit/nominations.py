@@ -62,9 +62,12 @@ class Nomination:
         return self.plan.reservation.node
 
 
-def is_gone(pod: PodRecord) -> bool:
-    """Tell whether a pod waits for cards no more: it has a node, or ended, or is being deleted."""
-    return bool(pod.node) or pod.ended or pod.leaves_at is not None
+def waits(pod: PodRecord) -> bool:
+    """Tell whether a pod waits for cards.
+
+    It does not once it has a node, has ended, is being deleted, or waits for its turn in its queue again.
+    """
+    return not (pod.node or pod.ended or pod.leaves_at is not None or pod.gated)
 
 
 class Nominations:
@@ -154,6 +157,14 @@ class Nominations:
         except KubeApiError as error:
             log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
+    async def leave(self, nomination: Nomination) -> None:
+        """Keep the cards no more for a pod that waits no more; say so of one whose turn may come again."""
+        pod = self._state.pods.get(nomination.pod.uid)
+        if pod is not None and pod.requeued:
+            await self.end(nomination)
+        else:
+            self.drop(nomination.pod.uid)
+
     async def follow(self) -> list[tuple[PodRecord, str]]:
         """Look at everything that is being kept.
 
@@ -164,8 +175,8 @@ class Nominations:
         unserved = []
         for uid, nomination in list(self._by_uid.items()):
             pod = self._state.pods.get(uid)
-            if pod is None or is_gone(pod):
-                self.drop(uid)
+            if pod is None or not waits(pod):
+                await self.leave(nomination)
             elif why := self._failure(nomination):
                 await self.end(nomination)
                 if nomination.ours:
@@ -221,7 +232,7 @@ class Nominations:
         self._seen = {key: self._seen.get(key, now) for key in wanted}
         for (uid, node), seen in self._seen.items():
             pod = self._state.pods[uid]
-            if uid in self._by_uid or now >= seen + FOREIGN_S or is_gone(pod) or self._state.taken(uid):
+            if uid in self._by_uid or now >= seen + FOREIGN_S or not waits(pod) or self._state.taken(uid):
                 continue
             plan = self._plan(pod, node)
             if plan is not None and not plan.victims:

@@ -22,7 +22,7 @@ from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Leadership
-from scheduler_plugin.commit.nominations import Nomination, Nominations, is_gone
+from scheduler_plugin.commit.nominations import Nomination, Nominations, waits
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.victims import Eligible, Plan, plan_on
 
@@ -203,7 +203,7 @@ class Preemptor:
         return (
             pod is not None
             and pod.request is not None
-            and not is_gone(pod)
+            and waits(pod)
             and uid not in self._left
             and self.nominations.of(uid) is None
             and not self.nominations.is_foreign(pod)
@@ -241,7 +241,7 @@ class Preemptor:
             await self.nominations.announce(nomination)
             for victim in sorted(plan.victims, key=lambda victim: not self.budgets.covering(victim)):
                 if not (self._may_act() and self._waits(pod.uid)):
-                    self.nominations.drop(pod.uid)
+                    await self.nominations.leave(nomination)
                     return
                 await self._evict(victim, nomination)
         except KubeApiError as error:
@@ -279,7 +279,7 @@ class Preemptor:
     def _waits(self, uid: str) -> bool:
         """Whether a pod was refused when it was tried last, and is still there."""
         pod = self.state.pods.get(uid)
-        return uid in self._refused and pod is not None and not is_gone(pod)
+        return uid in self._refused and pod is not None and waits(pod)
 
     async def _evict(self, victim: PodRecord, nomination: Nomination) -> None:
         """Evict a pod, unless it is leaving already.

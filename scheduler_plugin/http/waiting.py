@@ -168,8 +168,9 @@ class Waiting:
         return counts
 
     def _forget_strangers(self, spare: int = _SPARE) -> None:
-        """Forget those that are not known, or bound: nothing says that a pod is gone that was never seen."""
+        """Forget those that are not known, bound or requeued: nothing tells of the end of one never seen."""
         if len(self._waiting) <= len(self._pods) + spare and spare:
             return
-        for uid in [uid for uid in self._waiting if (pod := self._pods.get(uid)) is None or pod.node]:
+        known = ((uid, self._pods.get(uid)) for uid in self._waiting)
+        for uid in [uid for uid, pod in known if pod is None or pod.node or pod.gated]:
             del self._waiting[uid]

@@ -164,6 +164,16 @@ def test_waiting_pods_are_counted_by_reason_while_they_wait(world: World) -> Non
     assert dict(waiting.by_reason()) == {"not_free": 1, "too_small": 1, "not_refused": 1}
 
 
+def test_a_pod_that_the_queue_has_requeued_waits_for_its_turn_and_not_for_a_card(world: World) -> None:
+    waiting = Waiting(world.state.pods)
+    world.state.apply_pod(pod("p", 9), 0)
+    assert waiting.refused(refusal(world, pod_object("p", 9), "a", "b"), 0)
+    world.state.apply_pod(pod("p", 9, version=9, annotations={"gpupack.io/requeued": "true"}), 0)
+    assert dict(waiting.by_reason()) == {"not_refused": 1}
+    world.state.apply_pod(pod("p", 9, version=10), 0)
+    assert waiting.refused(refusal(world, pod_object("p", 9), "a", "b"), 9), "it is told anew"
+
+
 def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) -> None:
     waiting = Waiting(world.state.pods)
     meta = refusal(world, pod_object("p", 9), "a").metadata
