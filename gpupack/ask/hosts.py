@@ -19,6 +19,7 @@ from gpupack.ask.affinity import Neighbours
 from gpupack.ask.objects import AskPod
 from scheduler_plugin.cluster.arrays import BoolArray
 from scheduler_plugin.cluster.pods import pod_requests, requested
+from scheduler_plugin.cluster.sums import sum_left
 from scheduler_plugin.queue.entering.pods import node_rules
 from scheduler_plugin.queue.places.labels import UNSCHEDULABLE, NodeRules, Taint, taints_that_keep_off
 
@@ -241,12 +242,10 @@ class Hosts:
         """`sum_left` of every node; very much where a node does not say how much it offers."""
         known = self._left.get(resource)
         if known is None:
-            used = self.in_use(resource)
+            percent, books = resource == PERCENT_RESOURCE, self._cluster.state.books
+            left = ((name, sum_left(books[name], percent=percent)) for name in self._cluster.nodes)
             known = self._left[resource] = {
-                name: self.capacity(name, resource) - used[name]
-                if resource in (node.status.allocatable or {})
-                else UNKNOWN
-                for name, node in self._cluster.nodes.items()
+                name: UNKNOWN if units is None else units for name, units in left
             }
         return known
 
@@ -288,18 +287,12 @@ class Hosts:
         return self._pod_rooms[name]
 
     def in_use(self, resource: str) -> Counter[str]:
-        """What the pods of every node ask of a resource."""
+        """What the pods of every node ask of a resource that is not ours; of those see `sums`."""
         known = self._sums.get(resource)
         if known is None:
             known = self._sums[resource] = Counter()
-            records, ours = self._cluster.state.pods, self._cluster.state.resource
             for pod in self._living:
-                charged = records[pod.metadata.uid].charged
-                if charged is not None and resource in {ours, PERCENT_RESOURCE}:
-                    # The same number, read already.
-                    amount = charged.effective_units if charged.percent == (resource != ours) else 0
-                else:
-                    amount = requested(pod, resource, _whole)
+                amount = requested(pod, resource, _whole)
                 if amount:
                     known[pod.spec.node_name] += amount
         return known

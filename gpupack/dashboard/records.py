@@ -140,10 +140,11 @@ def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
     if card.state == "ok":
         # Without holds and without pods nobody says whose the units are: then they are pods'.
         unknown = card.held_units is None and not card.pods
-        taken = min(card.size_units, card.used_units + card.assumed_units)
-        promised = taken if unknown else promised
-        beyond = max(0, taken - promised)
-        free = card.size_units - promised - beyond if row.takes_pods else 0
+        taken = card.size_units - card.free_units
+        # Words that are late may lack a pod which got another card than it was assigned: see `free_units`.
+        promised = taken if unknown else min(taken, promised)
+        beyond = taken - promised
+        free = card.free_units if row.takes_pods else 0
     else:
         beyond = free = 0
     own = _own_part(card, beyond, row.unit_mib or 1)

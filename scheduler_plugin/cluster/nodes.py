@@ -59,7 +59,8 @@ class NodeArrays:
     and ranks outlive a row's node, so that a version is never seen twice with different contents.
 
     Attributes: as in `arrays.ClusterView`, and
-        used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned.
+        used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned, more
+            than that where pods have more than the card is large.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
@@ -191,7 +192,7 @@ class NodeArrays:
         Args:
             row: The node's row.
             sizes: Units by card.
-            used: Units by card, at most the size.
+            used: Units by card; may be more than the size.
             evictable: Size of the cards on which evicting pods helps, else 0; None: all of `sizes`.
             uuids: By card, or empty where not known.
             models: By card, or empty where not known.

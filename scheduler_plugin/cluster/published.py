@@ -22,6 +22,9 @@ from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_h
 from scheduler_plugin.cluster.nodes import MOST_UNITS, Exclusion
 from scheduler_plugin.cluster.objects import NodeLite
 
+_MOST_HELD: Final = 8 * MOST_UNITS
+"""Units of pods on one card that are counted at most: anybody may have written `holds`."""
+
 _NO_HOLDS: Final = Holds(-1, frozenset())
 
 
@@ -34,7 +37,8 @@ class Published:
         revision: Of the words.
         holds: What the words contain.
         sizes: Units by card.
-        used: Units by card; the size where the card is unhealthy or cordoned.
+        used: Units by card; the size where the card is unhealthy or cordoned. More than the size where pods
+            have more, as on a card that became smaller: words stop at the size, `holds` do not.
         evictable: The size where it is neither, else 0.
         uuids: By card; empty where the node publishes no inventory, as are the next three.
         indexes: By card, the driver's, as people know the cards.
@@ -81,7 +85,7 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
     out = _out_of_service(inventory, annotations.get(NODE_CORDON))
     if len(out) < len(words.sizes) and _has_none(node, resource_name(unit_mib)):
         return Published(Exclusion.NO_PLUGIN)
-    cards = list(enumerate(zip(words.sizes, words.used, strict=True)))
+    cards = list(enumerate(zip(words.sizes, _beyond_words(words, holds), strict=True)))
     return Published(
         revision=words.revision,
         holds=holds,
@@ -95,6 +99,24 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         links=_links(inventory),
         percent=not _has_none(node, PERCENT_RESOURCE),
     )
+
+
+def _beyond_words(words: NodeWords, holds: Holds) -> Sequence[int]:
+    """Count units by card: as the words say, but of a full card all that pods have there.
+
+    The end of one of those pods frees nothing until the others have no more than the card's size.
+    """
+    used = list(words.used)
+    full = {card for card, size in enumerate(words.sizes) if used[card] >= size}
+    if not full:
+        return used
+    held = dict.fromkeys(full, 0)
+    for units in holds.units.values():
+        for card in full.intersection(units):
+            held[card] += units[card]
+    for card, units_held in held.items():
+        used[card] = max(used[card], min(units_held, _MOST_HELD))
+    return used
 
 
 def held_units(holds: Holds) -> dict[str, ByPosition | None]:

@@ -69,12 +69,13 @@ class NodeRecord:
         holds: Of the pods that the words certainly contain, by UID: their units by card position; None where
             the node does not say, as the release before did not.
         sizes: Units by card; empty where the words cannot be used.
-        used: Units by card as published; the size where a card is unhealthy or cordoned.
+        used: Units by card as published, see `published.Published`.
         uuids: By card; empty where the node publishes no inventory.
         indexes: By card, the driver's; for people only.
         pods: Bound pods that ask for cards and have not ended, by UID.
         takes: Commitments, by UID.
         tombstones: Vanished pods, by UID.
+        offered: Units and percent that its kubelet offers over all cards, None where the Node does not say.
         cpu_milli: Requested by the bound pods of any kind.
         memory_bytes: Likewise.
     """
@@ -92,6 +93,7 @@ class NodeRecord:
     pods: dict[str, PodRecord] = field(default_factory=dict)
     takes: dict[str, Take] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    offered: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
     memory_bytes: int = 0
 

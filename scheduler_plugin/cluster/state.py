@@ -15,6 +15,7 @@ from scheduler_plugin.cluster.published import held_units, read_published
 from scheduler_plugin.cluster.reservations import Reservations
 from scheduler_plugin.cluster.rules import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
 from scheduler_plugin.cluster.signals import Signal
+from scheduler_plugin.cluster.sums import read_offered
 from scheduler_plugin.cluster.versions import Versions, contradicts, version_number
 from scheduler_plugin.errors import StateError
 
@@ -128,6 +129,10 @@ class ClusterState:
             _quantity(allocatable, "cpu", parse_milli),
             _quantity(allocatable, "memory", parse_bytes),
         )
+        offered = read_offered(allocatable, self.resource)
+        if book.offered != offered:
+            book.offered = offered
+            self.nodes.version[book.row] += 1
         self._books.changed(name)
         try:
             self._read_cards(book, node)

@@ -184,7 +184,8 @@ class ClusterMetrics(Collector):
             "that are bound and not in that yet.",
             labels=["kind"],
         )
-        for kind, array in (("size", nodes.size), ("used", nodes.used), ("assumed", nodes.assumed)):
+        used = np.minimum(nodes.used, nodes.size)
+        for kind, array in (("size", nodes.size), ("used", used), ("assumed", nodes.assumed)):
             memory.add_metric([kind], int(array.sum(dtype=np.int64)) * unit_bytes)
         yield memory
         there = nodes.size > 0

@@ -4,17 +4,25 @@ import msgspec
 import numpy as np
 import pytest
 
+from allocator.names import NODE_HOLDS, POD_ASSIGNED
+from allocator.records import Holds, dump_assigned, dump_holds
 from allocator.request import Demand
+from gpupack.ask.cluster import Cluster
+from gpupack.ask.ends import lets_start
 from gpupack.ask.groups import ORDER, WORDS
 from gpupack.ask.hosts import Wish
+from gpupack.ask.tries import Held, Trial
 from gpupack.ask.why import why
 from scheduler_plugin.cluster.objects import Metadata
 from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.placement.reasons import CLOSEST_FIRST, reason
 from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts, node_rules
 from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
 from tests.ask_world import Node, Pod, World
+from tests.cluster_builders import node_object, pod_object, uuid
+from tests.queue_world import QueueWorld
 
 
 def allowed_by_queue(world, node, pod):
@@ -64,3 +72,47 @@ def test_every_reason_has_a_place_a_word_and_a_text(misfit):
     assert misfit in CLOSEST_FIRST
     assert ORDER.count(WORDS[misfit]) == 1
     assert reason(misfit, [Demand(("c",), 8, 1)], 1024)
+
+
+def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_others_leave():
+    """Words stop at the card's size: 6 and 1 units on a card of 4 were 4, of which the end of the 6 freed all."""
+    units = {"uid-large": {0: 6}, "uid-small": {0: 1}}
+    holds = {NODE_HOLDS: dump_holds(Holds(1, frozenset(units), units))}
+    pods = [Pod("large", 6, "n", (0,)), Pod("small", 1, "n", (0,))]
+    waiting = Pod("w", 4, priority=1)
+    made = [node_object("n", (4,), (4,), extra=holds) | {"kind": "Node"}]
+    cluster = Cluster.read(msgspec.json.encode({"items": made + [pod.object() for pod in (*pods, waiting)]}))
+    state = cluster.state
+    record = state.pods["uid-w"]
+    query = cluster.policies.query(state.nodes, record.request, 0, 0)
+    room = room_on(state, "n", query)
+    trial = Trial(cluster, query, Wish.of(cluster.find("default", "w")))
+
+    def left(*names):
+        return [card.size_units - card.used_units for card in room.after([f"uid-{name}" for name in names])]
+
+    assert left("large") == [3]
+    assert left("large", "small") == [4]
+    ends = [state.pods["uid-large"], state.pods["uid-small"]]
+    assert not lets_start(trial, Held(cluster), "n", ends[:1])
+    assert lets_start(trial, Held(cluster), "n", ends)
+    assert state.nodes.free[state.nodes.rows["n"]].tolist()[:1] == [0]
+
+
+@pytest.mark.parametrize(("offered", "fits"), [(None, True), (8, False), (12, True)])
+def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits):
+    """A pod on an unhealthy card counts against the units of the others, which the kubelet still offers."""
+    world = QueueWorld()
+    about = {"healthy": (False, True), "allocatable_units": offered, "holds": ("uid-sick",)}
+    world.node("n", (8, 8), (8, 0), **about)
+    shares = {POD_ASSIGNED: dump_assigned({"main": ((uuid("n", 0), 6),)})}
+    sick = pod_object("sick", 6, node="n", annotations=shares, version=5)
+    world.state.apply_pod(msgspec.convert(sick, QueuePod), 0.0)
+    waiting = world.pod("w", 5)
+
+    entry = world.queue.entries[waiting]
+    assert world.queue.room.fits(entry.wants).any() == fits
+    assert (world.released() == ["w"]) == fits
+    objects = [sick | {"kind": "Pod"}, Pod("w", 5).object(), node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"}]
+    answer = why(Cluster.read(msgspec.json.encode({"items": objects})), "default", "w")
+    assert answer.fits == (("n",) if fits else ())

@@ -11,6 +11,7 @@ from allocator.place import place
 from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cluster.sums import sum_left
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
@@ -271,8 +272,14 @@ class Room:
         fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
         fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
         for at in np.flatnonzero(fits).tolist():
-            fits[at] = self.allowed(wants, nodes.names[rows[at]])
+            name = nodes.names[rows[at]]
+            fits[at] = self.allowed(wants, name) and self._sum_suffices(wants, name)
         return fits
+
+    def _sum_suffices(self, wants: Wants, name: str) -> bool:
+        """Whether kube-scheduler's count of a node has enough left; where it is not known the cards decide."""
+        left = sum_left(self.state.books[name], percent=wants.percent)
+        return left is None or left >= wants.request.effective_units
 
     def query(self, wants: Wants) -> Query:
         """A pod's needs, ready to be asked of the arrays."""

@@ -1,0 +1,218 @@
+"""A node of a scene: its cards, its kubelet, and the shipped ledger that publishes words and holds."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from allocator.cards import Card
+from allocator.errors import LedgerError
+from allocator.ids import PERCENT_IDS, device_id, percent_id
+from allocator.ledger import BookEntry, Ledger, Pod
+from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
+from allocator.records import Assignment, Holds, dump_holds, load_assigned
+from allocator.request import PodRequest, parse_admitted
+from tests.cluster_builders import MEMORY, node_object
+
+UNIT_MIB = 1024
+LATER_S = 100.0
+"""Longer than the ledger waits for anything."""
+
+
+def request_of(pod: dict[str, Any]) -> PodRequest:
+    """What the node reads of a pod."""
+    spec = pod["spec"]
+    request, _ = parse_admitted(
+        pod["metadata"]["annotations"], spec["initContainers"], spec["containers"], MEMORY
+    )
+    assert request is not None
+    return request
+
+
+def assigned_to(pod: dict[str, Any]) -> Assignment | None:
+    """The cards that the Binding of a pod names."""
+    text = pod["metadata"]["annotations"].get(POD_ASSIGNED)
+    return None if text is None else load_assigned(text)
+
+
+class Host:
+    """A node; what it publishes is written by the shipped ledger.
+
+    Args:
+        name: Of the node.
+        cards: In word order.
+
+    Attributes:
+        cards: The cards as the driver has them now; one that has gone is in none.
+        sick: UUIDs of cards that the kubelet does not offer.
+        withheld: UUIDs of cards that were not promised, likewise.
+        cordoned: UUIDs in the node's annotation.
+        book: The kubelet's book: device IDs by UID and container.
+        spec: `spec` of the Node.
+        ready: Its condition.
+        plugin: Whether its kubelet has the device plugin.
+        cpu: Cores.
+        tells_units: Whether its holds have units, as the release before did not write.
+    """
+
+    def __init__(self, name: str, cards: list[Card]) -> None:
+        self.name = name
+        self.cards = cards
+        self.ledger = Ledger(cards)
+        self.now = 1000.0
+        self.sick: frozenset[str] = frozenset()
+        self.withheld: frozenset[str] = frozenset()
+        self.cordoned: frozenset[str] = frozenset()
+        self.book: dict[tuple[str, str], frozenset[str]] = {}
+        self.spec: dict[str, Any] = {}
+        self.ready = True
+        self.plugin = True
+        self.cpu = 40
+        self.tells_units = True
+        self._know()
+        self.ledger.pods_synced([], self.now, self.now)
+
+    # What happens to pods.
+
+    def hear(self, pod: dict[str, Any]) -> None:
+        """The daemon learns of a pod that was bound here, or has changed."""
+        phase = pod["status"]["phase"]
+        self.ledger.pod_changed(
+            Pod(
+                uid=pod["metadata"]["uid"],
+                namespace=pod["metadata"]["namespace"],
+                name=pod["metadata"]["name"],
+                request=request_of(pod),
+                assigned=assigned_to(pod),
+                admitted=phase == "Running",
+                ran=phase == "Running",
+                terminal=phase in ("Succeeded", "Failed"),
+            ),
+            self.now,
+        )
+
+    def admit(self, pod: dict[str, Any]) -> dict[str, frozenset[str]] | None:
+        """The kubelet hands devices to each container of a pod; None where it cannot, and the pod fails."""
+        uid, request = pod["metadata"]["uid"], request_of(pod)
+        given: dict[str, frozenset[str]] = {}
+        reusable: frozenset[str] = frozenset()
+        taken_up = {("default", name) for name in (pod["metadata"]["name"],)}
+        for container in request.containers:
+            must = frozenset(sorted(reusable)[: container.units])
+            offered = self._offered(percent=request.percent) - frozenset().union(*given.values()) | must
+            try:
+                ask = self.ledger.ask(offered, must, container.units, taken_up)
+                ids = must if len(must) == container.units else frozenset(ask.answer())
+                self.ledger.allocate(ids, self.now, taken_up)
+            except LedgerError:
+                self.forget(uid)
+                return None
+            given[container.name] = ids
+            reusable = reusable | ids if container.kind == "init" else reusable - ids
+            self.book[uid, container.name] = ids
+        self._know()
+        return given
+
+    def _offered(self, *, percent: bool) -> frozenset[str]:
+        """What the kubelet would offer: everything healthy that its book does not have."""
+        ids = frozenset(
+            text
+            for card in self.cards
+            if card.uuid not in self.sick | self.withheld and card.size_units
+            for text in (
+                (percent_id(card.uuid, slot) for slot in range(PERCENT_IDS))
+                if percent
+                else (device_id(card.uuid, slot) for slot in range(card.size_units))
+            )
+        )
+        return ids.difference(*self.book.values())
+
+    def forget(self, uid: str) -> None:
+        """The kubelet takes a pod out of its book, and nothing of it runs."""
+        self.book = {key: ids for key, ids in self.book.items() if key[0] != uid}
+        self._know()
+
+    def end(self, uid: str) -> None:
+        """A pod is over, and the node has seen all of it."""
+        self.ledger.pod_gone(uid, self.now)
+        self.forget(uid)
+        self.now += LATER_S
+        alive = {uid for uid, _ in self.book}
+        self.ledger.looked(self.ledger.doubtful(), alive, self.now)
+
+    def _know(self) -> None:
+        self.now += 1.0
+        entries = [BookEntry(uid, name, MEMORY, ids) for (uid, name), ids in self.book.items()]
+        self.ledger.read_book(entries, self.now)
+
+    # What happens to cards.
+
+    def resize(self, uuid: str, units: int | None) -> None:
+        """A card has another size; None: it has gone."""
+        self.cards = [
+            card if card.uuid != uuid else replace(card, size_units=units or 0)
+            for card in self.cards
+            if card.uuid != uuid or units is not None
+        ]
+        self.ledger.set_cards(self.cards)
+        self.ledger.keep_out("sick", self.sick)
+
+    def keep_out(self) -> None:
+        """The daemon takes cards out of use."""
+        self.ledger.keep_out("sick", self.sick)
+        self.ledger.keep_out("withheld", self.withheld)
+        self.ledger.keep_out("cordoned", self.cordoned)
+
+    def over_full(self) -> frozenset[str]:
+        """UUIDs of cards of which pods and others have more together than there is."""
+        promised, others = self.ledger.promised(), self.ledger.facts.pressure
+        return frozenset(
+            card.uuid for card in self.cards if promised[card.uuid] + others.get(card.uuid, 0) > card.size_units
+        )
+
+    # What the API server has.
+
+    def published(self, version: int) -> dict[str, Any]:
+        """The Node as the daemon publishes it now."""
+        cards = self.ledger.installed
+        healthy = [card for card in cards if card.healthy and card.size_units]
+        holds = self.ledger.published_holds()
+        told = Holds(version, frozenset(holds), holds if self.tells_units else {})
+        made: dict[str, Any] = node_object(
+            self.name,
+            [card.size_units for card in cards],
+            list(self.ledger.used()),
+            version=version,
+            revision=version,
+            cpu=str(self.cpu),
+            models=[card.model for card in cards],
+            healthy=[card.healthy for card in cards],
+            uuids=[card.uuid for card in cards],
+            extra={NODE_HOLDS: dump_holds(told)},
+        )
+        units = sum(card.size_units for card in healthy) if self.plugin else 0
+        made["status"]["allocatable"] |= {
+            resource_name(UNIT_MIB): str(units),
+            PERCENT_RESOURCE: str(len(healthy) * PERCENT_IDS if self.plugin else 0),
+        }
+        made["kind"] = "Node"
+        made["metadata"]["labels"] = {}
+        return made
+
+    def copy(self) -> "Host":
+        """A host that goes on by itself, from what the kubelet and the API server show."""
+        other = Host.__new__(Host)
+        vars(other).update(vars(self))
+        other.book = dict(self.book)
+        other.ledger = Ledger(self.cards)
+        facts = other.ledger.facts
+        for uid, known in self.ledger.facts.pods.items():
+            facts.pods[uid] = known
+        facts.pressure = dict(self.ledger.facts.pressure)
+        facts.view, facts.read = self.ledger.facts.view, self.ledger.facts.read
+        other.keep_out()
+        return other
+
+
+def shown(node: dict[str, Any]) -> str:
+    """Write a Node for a failure's message."""
+    return json.dumps(node, separators=(",", ":"))

@@ -1,0 +1,282 @@
+"""What every place that answers says of one scene, in one form: nodes and pods by name, cards by position."""
+
+import copy
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from allocator.names import POD_ASSIGNED, POD_REQUEUED
+from gpupack.ask import Cluster, why
+from gpupack.ask.answers import Why
+from gpupack.ask.movers import Movers
+from gpupack.ask.objects import AskNode, AskPod
+from gpupack.ask.table import Table
+from gpupack.ask.tries import Held
+from gpupack.dashboard.advice import Pending, explained
+from gpupack.dashboard.board import Board
+from gpupack.top import load_nodes, rows
+from gpupack.top.records import NodeRow
+from scheduler_plugin.cluster.objects import NodeLite, PodLite
+from scheduler_plugin.cluster.rules import TOMBSTONE_S
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.http.extender import Extender, Filtered
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.preemption import Room, room_on
+from scheduler_plugin.placement.query import Query
+from scheduler_plugin.queue.configuration.config import parse_config
+from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.running import explain
+
+from .scene import Scene
+
+Units = dict[tuple[str, int], int]
+"""Units by node and position of the card."""
+
+LATER_S: Final = TOMBSTONE_S + 1.0
+
+
+class Places:
+    """Every place, told of the same objects as its own watch or list would tell it.
+
+    Args:
+        scene: The cluster.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self._items = list(scene.nodes.values()), list(scene.pods.values())
+
+    # The places.
+
+    @cached_property
+    def extender(self) -> Extender:
+        """An extender that has just started; pods of the queue are released by then."""
+        nodes, pods = self._items
+        pods = [released(pod) if pod["metadata"]["name"] in self.scene.asking else pod for pod in pods]
+        state = ClusterState()
+        state.replace_nodes([msgspec.convert(each, NodeLite) for each in nodes], "", 0.0)
+        state.replace_pods([msgspec.convert(each, PodLite) for each in pods], "", 0.0)
+        state.expire(LATER_S)
+        return Extender(state, Policies(), 0)
+
+    @cached_property
+    def watched(self) -> Extender:
+        """An extender that has seen all that happened, after the tombstones of what is gone have ended."""
+        self.scene.scheduler.expire(LATER_S)
+        return Extender(self.scene.scheduler, Policies(), 0)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The cluster of `why`, `fit`, `advise` and the simulator."""
+        return Cluster.read(self.scene.text)
+
+    @cached_property
+    def queue(self) -> Queue:
+        """The queue."""
+        nodes, pods = self._items
+        state = ClusterState(rules=QueueRules())
+        state.replace_nodes([msgspec.convert(each, QueueNode) for each in nodes], "", 0.0)
+        lites = [msgspec.convert(each, QueuePod) for each in pods]
+        state.replace_pods(lites, "", 0.0)
+        state.expire(LATER_S)
+        queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, Policies())
+        for each in nodes:
+            queue.set_node(each["metadata"]["name"], node_facts(msgspec.convert(each, QueueNode)))
+        for lite in lites:
+            queue.apply_pod(lite, 0.0)
+        return queue
+
+    @cached_property
+    def top(self) -> dict[str, NodeRow]:
+        """`gpupack top --pods`, by node."""
+        return {row.node: row for row in rows(load_nodes(self.scene.text, pods=True))}
+
+    @cached_property
+    def board(self) -> Board:
+        """The dashboard; it hears of the last node and the last pod later than of the others."""
+        nodes, pods = self._items
+        board = Board()
+        board.replace_nodes([msgspec.convert(each, AskNode) for each in nodes[:-1]])
+        board.replace_pods([msgspec.convert(each, AskPod) for each in pods[:-1]])
+        board.cluster()
+        for each in nodes[-1:]:
+            board.put_node(msgspec.convert(each, AskNode))
+        for each in pods[-1:]:
+            board.put_pod(msgspec.convert(each, AskPod))
+        board.refresh()
+        return board
+
+    @cached_property
+    def held(self) -> Held:
+        """What pods have, as `why` and `advise` see it."""
+        return Held(self.cluster)
+
+    @property
+    def usable(self) -> list[str]:
+        """Names of the nodes whose cards can be used at all."""
+        nodes = self.cluster.state.nodes
+        return [name for name in self.scene.nodes if nodes.usable[nodes.rows[name]]]
+
+    # A pod's cards.
+
+    def cards_of(self, name: str) -> dict[str, Units]:
+        """What every place says of the cards of a pod that has a node."""
+        pod = self.scene.pods[name]
+        uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        told = why(self.cluster, "default", name)
+        positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
+        detail = self.board.detail(node)
+        assert detail is not None
+        found = {
+            "top": _units(
+                (node, at, each.units)
+                for at, card in enumerate(self.top[node].cards)
+                for each in card.pods
+                if each.uid == uid
+            ),
+            "why": _units((node, positions[card.uuid], card.promised_units) for card in told.cards),
+            "dashboard": _units(
+                (node, at, each.units)
+                for at, card in enumerate(detail.cards)
+                for each in card.pods
+                if each.uid == uid
+            ),
+        }
+        if node in self.usable:
+            record = self.cluster.state.pods[uid]
+            found["ways out"] = _on(node, self.held.of(record))
+            for mover in Movers(self.cluster, self.held).on(node):
+                if mover.uid == uid:
+                    found["advise"] = _on(node, mover.units)
+        return found
+
+    def freed_by(self, name: str) -> dict[str, Units]:
+        """What the end of a pod frees, as every place says that reckons with it."""
+        pod = self.scene.pods[name]
+        uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        return {
+            "ways out": _on(node, self.held.freed(self.cluster.state.pods[uid])),
+            "preempt": _on(node, self.room(node).freed.get(uid, {})),
+            "advise": _on(node, self.held.freed(self.board.cluster().state.pods[uid])),
+        }
+
+    def room(self, node: str, query: Query | None = None) -> Room:
+        """A node as preemption sees it."""
+        state = self.extender.state
+        found = room_on(state, node, query or self.query(self.scene.asking[0]))
+        assert found is not None
+        return found
+
+    # What is free.
+
+    def free_on(self, node: str) -> dict[str, list[int]]:
+        """Free units of the cards of a node that can be used."""
+        found = {}
+        states = {"filter": self.extender.state, "why": self.cluster.state, "queue": self.queue.state}
+        for place, state in states.items():
+            row = state.nodes.rows[node]
+            found[place] = state.nodes.free[row, : int(state.nodes.cards[row])].tolist()
+        found["top"] = [card.free_units for card in self.top[node].cards]
+        found["advise"] = list(Table(self.cluster).free(node))
+        found["preempt"] = [max(0, card.size_units - card.used_units) for card in self.room(node).cards]
+        if self.board.tiles[node].open:
+            found["dashboard"] = [card.free for card in self.board.tiles[node].cards]
+        return found
+
+    # Who fits.
+
+    def query(self, name: str) -> Query:
+        """What a pod asks for."""
+        state = self.extender.state
+        record = state.pods[f"uid-{name}"]
+        assert record.request is not None
+        return self.extender.policies.query(state.nodes, record.request, record.cpu_milli, record.memory_bytes)
+
+    def filtered(self, name: str, extender: Extender) -> tuple[Filtered, dict[str, str]]:
+        """Filter's answer of a pod over HTTP, and its reason by node; empty where the node passes."""
+        found = extender.filter(self._body(name), LATER_S)
+        answer = json.loads(found.answer)
+        reasons = {**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}
+        return found, {node: "" for node in answer["NodeNames"]} | reasons
+
+    def _body(self, name: str) -> bytes:
+        pod = released(self.scene.pods[name])
+        return json.dumps({"Pod": pod, "NodeNames": sorted(self.scene.nodes)}).encode()
+
+    def bound(self, name: str, node: str) -> tuple[str, Units]:
+        """Bind a pod and undo it: why not, or the units charged."""
+        state = self.extender.state
+        before = state.nodes.assumed[state.nodes.rows[node]].copy()
+        try:
+            found = Committer(state, self.extender.policies).begin("default", name, f"uid-{name}", node, LATER_S)
+        except CommitError as error:
+            return str(error), {}
+        assert found.take is not None
+        charged = state.nodes.assumed[state.nodes.rows[node]] - before
+        state.roll_back(found.take, LATER_S)
+        return "", {(node, at): units for at, units in enumerate(charged.tolist()) if units}
+
+    def with_cards(self, name: str, node: str) -> dict[str, Any]:
+        """A pod that waits as it would be once it is bound."""
+        state = self.extender.state
+        found = Committer(state, self.extender.policies).begin("default", name, f"uid-{name}", node, LATER_S)
+        assert found.take is not None
+        state.roll_back(found.take, LATER_S)
+        pod = copy.deepcopy(released(self.scene.pods[name]))
+        pod["spec"]["nodeName"] = node
+        pod["metadata"]["annotations"][POD_ASSIGNED] = found.assigned
+        return pod
+
+    def preempted(self, name: str, node: str, proposed: list[str]) -> list[str] | None:
+        """UIDs of the victims that the verb preempt names on a node; None: it names the node not at all."""
+        body = {
+            "Pod": released(self.scene.pods[name]),
+            "NodeNameToMetaVictims": {node: {"Pods": [{"UID": uid} for uid in proposed]}},
+        }
+        answer = json.loads(self.extender.preempt(json.dumps(body).encode(), LATER_S))
+        found = answer["NodeNameToMetaVictims"].get(node)
+        return None if found is None else [each["UID"] for each in found["Pods"]]
+
+    def why(self, name: str, *, ways: bool = False) -> Why:
+        """What `gpupack why` says of a pod."""
+        return why(self.cluster, "default", name, ways=ways)
+
+    def pending(self, name: str) -> Pending:
+        """What the dashboard says of a pod."""
+        pod = next(pod for pod in self.board.cluster().pods.values() if pod.metadata.name == name)
+        return explained(self.board.cluster(), pod, lambda *_: None)
+
+    def queued(self, name: str) -> tuple[set[str], explain.Why | None]:
+        """Nodes on which the queue has room for a pod, and why it waits there, where it does."""
+        entry = self.queue.entries[f"uid-{name}"]
+        assert entry.wants is not None
+        fits = self.queue.room.fits(entry.wants)
+        nodes = self.queue.state.nodes
+        named = {nodes.names[row] for row in np.flatnonzero(fits).tolist()}
+        return named, explain.why(self.queue, entry, LATER_S) if entry.ticket.gated else None
+
+
+def released(pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod as kube-scheduler shows it once the queue has released it."""
+    meta = pod["metadata"]
+    annotations = {key: text for key, text in meta["annotations"].items() if key != POD_REQUEUED}
+    spec = {key: value for key, value in pod["spec"].items() if key != "schedulingGates"}
+    return pod | {"metadata": meta | {"annotations": annotations}, "spec": spec}
+
+
+def _units(found: Any) -> Units:
+    units: Units = {}
+    for node, at, count in found:
+        units[node, at] = units.get((node, at), 0) + count
+    return units
+
+
+def _on(node: str, units: Mapping[int, int]) -> Units:
+    return {(node, at): count for at, count in units.items()}

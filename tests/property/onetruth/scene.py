@@ -1,0 +1,372 @@
+"""A random small cluster, as the API server has it, and what is true of it.
+
+Pods are bound by the shipped extender and committer, served by a small kubelet with the shipped ledger, and
+then cards go, shrink, fall sick or are cordoned, nodes are closed, and pods end, of all of which the API
+server may have heard or not.
+"""
+
+import json
+from functools import cached_property
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from allocator.cards import Card
+from allocator.ids import SEPARATOR
+from allocator.names import (
+    NODE_CORDON,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+    POD_CARDS,
+    POD_GPU_MODEL,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
+from allocator.records import Assignment, dump_allocation, dump_assigned
+from scheduler_plugin.cluster.objects import NodeLite, PodLite
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
+from tests.cluster_builders import container, in_percent, pod_object
+
+from .host import Host, assigned_to, request_of
+
+MODELS: Final = ("NVIDIA A100", "NVIDIA L40S")
+TAINT: Final = "team"
+NOT_READY: Final = "node.kubernetes.io/not-ready"
+"""Kubernetes has this taint on a node that is not Ready; kube-scheduler looks at it, not at the condition."""
+
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+CONTROLLER: Final = {"kind": "ReplicaSet", "name": "app", "uid": "rs", "controller": True}
+PRIORITY: Final = 5
+"""Of the pods that were bound; those that ask have more."""
+
+
+class Scene:
+    """One cluster.
+
+    Args:
+        random: Where everything comes from.
+        several: Whether pods that ask may have several containers that ask, each with cards of its own.
+
+    Attributes:
+        hosts: Nodes as they are, by name.
+        nodes: Nodes as the API server has them.
+        pods: Pods likewise, by name.
+        asking: Names of those that wait and are asked about.
+        clean: Names of the nodes of which the API server has all that there is to know.
+        under_way: Name and node of a pod whose Binding is on its way, which only the extender knows.
+        scheduler: What the extender has seen, event by event.
+    """
+
+    def __init__(self, random: Random, *, several: bool = True) -> None:
+        self.random = random
+        self.several = several
+        self.version = 100
+        self.hosts: dict[str, Host] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.asking: list[str] = []
+        self.clean: set[str] = set()
+        self.under_way: tuple[str, str] | None = None
+        self.scheduler = ClusterState()
+        self.committer = Committer(self.scheduler, Policies())
+        for number in range(random.randint(1, 3)):
+            self._host(f"n{number}")
+        for _ in range(random.randint(2, 14)):
+            if random.random() < 0.55:
+                self._bind()
+            else:
+                self._happen()
+        for _ in range(random.randint(1, 2)):
+            self._ask()
+        if random.random() < 0.2:
+            self._send_binding()
+
+    # How it comes about.
+
+    def _next(self) -> int:
+        self.version += 1
+        return self.version
+
+    def _host(self, name: str) -> None:
+        random = self.random
+        sizes = [random.choice((4, 7, 8, 12))] * random.randint(1, 3)
+        if random.random() < 0.5:
+            sizes = [random.choice((4, 7, 8, 12)) for _ in sizes]
+        model = random.choice(MODELS)
+        models = [model if random.random() < 0.8 else random.choice(MODELS) for _ in sizes]
+        cards = [
+            Card(at, f"GPU-{name}-{at}", models[at], size_units=size, used_units=0)
+            for at, size in enumerate(sizes)
+        ]
+        self.hosts[name] = Host(name, cards)
+        self.hosts[name].cpu = random.choice((40, 40, 6))
+        self.publish(name)
+
+    def publish(self, name: str) -> None:
+        """The daemon writes its words, and the API server has everything of the node."""
+        host = self.hosts[name]
+        made = host.published(self._next())
+        self.nodes[name] = made
+        self.clean.add(name)
+        self._write(name)
+
+    def _write(self, name: str) -> None:
+        """What others than the daemon write of a node."""
+        host, made = self.hosts[name], self.nodes[name]
+        made["spec"] = host.spec
+        made["status"]["conditions"] = [{"type": "Ready", "status": str(host.ready)}]
+        made["metadata"]["resourceVersion"] = str(self._next())
+        made["metadata"]["annotations"].pop(NODE_CORDON, None)
+        if host.cordoned:
+            made["metadata"]["annotations"][NODE_CORDON] = ",".join(sorted(host.cordoned))
+        self.scheduler.apply_node(msgspec.convert(made, NodeLite), 0.0)
+
+    def send(self, pod: dict[str, Any]) -> None:
+        """The API server has a pod, or another version of it."""
+        pod["metadata"]["resourceVersion"] = str(self._next())
+        self.pods[pod["metadata"]["name"]] = pod
+        self.scheduler.apply_pod(msgspec.convert(pod, PodLite), 0.0)
+
+    def _pod(self, name: str, *, several: bool, priority: int) -> dict[str, Any]:
+        """A pod that asks for something."""
+        random = self.random
+        percent = random.random() < 0.4
+        cards = random.choice((1, 1, 1, 2, 3))
+        annotations = {POD_CARDS: str(cards)} if cards > 1 else {}
+        if random.random() < 0.15:
+            annotations[POD_GPU_MODEL] = random.choice((*MODELS, "*A100*", "A100"))
+
+        def asks(called: str, **more: str) -> dict[str, Any]:
+            share = random.choice((10, 25, 30, 34, 40, 50, 60, 100)) if percent else random.randint(1, 8)
+            made: dict[str, Any]
+            made = in_percent(share * cards, called) if percent else container(called, share * cards)
+            return made | more
+
+        containers, init = [asks("main")], []
+        if several and random.random() < 0.35:
+            kind = random.choice(("main", "sidecar", "init"))
+            if kind == "main":
+                containers.append(asks("other"))
+            elif kind == "sidecar":
+                init.append(asks("side", restartPolicy="Always"))
+            elif cards == 1:
+                init.append(asks("before"))
+        for each in (*containers, *init):
+            each["resources"] = {
+                what: {**amounts, "cpu": "1"} for what, amounts in each["resources"].items()
+            }
+        made = pod_object(
+            name,
+            version=self._next(),
+            annotations=annotations,
+            containers=containers,
+            init=init,
+            spec={
+                "priority": priority,
+                "tolerations": [{"key": TAINT, "operator": "Exists"}] if random.random() < 0.3 else [],
+            },
+        )
+        made["kind"] = "Pod"
+        made["metadata"]["ownerReferences"] = [CONTROLLER]
+        return made
+
+    def _bind(self) -> None:
+        """Bind a pod as kube-scheduler does, or another scheduler; the kubelet may serve it at once."""
+        random = self.random
+        made = self._pod(f"p{len(self.pods)}", several=True, priority=random.randint(0, PRIORITY))
+        self.send(made)
+        name = random.choice(sorted(self.hosts))
+        if random.random() < 0.06:
+            made["spec"]["nodeName"] = name
+        else:
+            try:
+                commitment = self.committer.begin(
+                    "default", made["metadata"]["name"], made["metadata"]["uid"], name, 0.0
+                )
+            except CommitError:
+                self.scheduler.delete_pod(msgspec.convert(made, PodLite), str(self._next()), 0.0)
+                del self.pods[made["metadata"]["name"]]
+                return
+            made["spec"]["nodeName"] = name
+            if commitment.assigned is not None:
+                made["metadata"]["annotations"][POD_ASSIGNED] = commitment.assigned
+        self.send(made)
+        self.clean.discard(name)
+        if random.random() < 0.75:
+            self._serve(made)
+
+    def _serve(self, pod: dict[str, Any]) -> None:
+        """The kubelet admits a pod, of which the API server may hear, and the daemon may publish."""
+        random, name = self.random, pod["spec"]["nodeName"]
+        host = self.hosts[name]
+        host.hear(pod)
+        given = host.admit(pod)
+        if given is None:
+            pod["status"]["phase"] = "Failed"
+            self.send(pod)
+            host.end(pod["metadata"]["uid"])
+            return
+        pod["status"]["phase"] = "Running"
+        host.hear(pod)
+        if random.random() < 0.7:
+            got = self._got(pod, given)
+            if got is not None:
+                text = dump_allocation(pod["metadata"]["uid"], got)
+                pod["metadata"]["annotations"][POD_ALLOCATION] = text
+        self.send(pod)
+        if random.random() < 0.7:
+            self.publish(name)
+
+    def _got(self, pod: dict[str, Any], given: dict[str, frozenset[str]]) -> Assignment | None:
+        """What the node writes of the cards that each container got."""
+        sizes = {card.uuid: card.size_units for card in self.hosts[pod["spec"]["nodeName"]].cards}
+        request = request_of(pod)
+        found = {}
+        for each in request.containers:
+            uuids = sorted({text.partition(SEPARATOR)[0] for text in given[each.name]})
+            found[each.name] = tuple((uuid, request.units_of(each, sizes[uuid])) for uuid in uuids)
+        return found
+
+    def _happen(self) -> None:
+        """Something happens to a card, a node or a pod."""
+        random = self.random
+        host = self.hosts[random.choice(sorted(self.hosts))]
+        card = random.choice(host.cards).uuid if host.cards else ""
+        what = random.choice(("gone", "shrinks", "sick", "cordon", "withheld", "foreign", "node", "pod", "pod"))
+        if what == "pod":
+            self._happen_to_pod()
+            return
+        self.clean.discard(host.name)
+        if what == "node":
+            self._happen_to_node(host)
+        elif what == "gone" and len(host.cards) > 1:
+            host.resize(card, None)
+        elif what == "shrinks" and card:
+            host.resize(card, random.choice((0, 2, 4)))
+        elif what == "sick":
+            host.sick ^= {card}
+        elif what == "withheld":
+            host.withheld ^= {card}
+        elif what == "cordon":
+            host.cordoned ^= {card}
+        elif what == "foreign":
+            host.ledger.set_pressure({card: random.choice((1, 3, 20))})
+        host.keep_out()
+        if random.random() < 0.8:
+            self.publish(host.name)
+        else:
+            self._write(host.name)
+
+    def _happen_to_node(self, host: Host) -> None:
+        random = self.random
+        what = random.choice(("cordon", "taint", "old cordon", "not ready", "no plugin", "old release"))
+        if what == "cordon":
+            host.spec = {**host.spec, "unschedulable": True}
+        elif what == "taint":
+            self._taint(host, (TAINT, "NoSchedule"))
+        elif what == "old cordon":
+            self._taint(host, (UNSCHEDULABLE.key, UNSCHEDULABLE.effect))
+        elif what == "not ready":
+            host.ready = False
+            self._taint(host, (NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute"))
+        elif what == "no plugin":
+            host.plugin = False
+        else:
+            host.tells_units = False
+
+    def _taint(self, host: Host, *taints: tuple[str, str]) -> None:
+        more = [{"key": key, "effect": effect} for key, effect in taints]
+        host.spec = {**host.spec, "taints": [*host.spec.get("taints", ()), *more]}
+
+    def _happen_to_pod(self) -> None:
+        random = self.random
+        if not self.pods:
+            return
+        pod = self.pods[random.choice(sorted(self.pods))]
+        host = self.hosts[pod["spec"]["nodeName"]]
+        uid = pod["metadata"]["uid"]
+        self.clean.discard(host.name)
+        what = random.choice(("ending", "done", "over", "gone", "moved"))
+        if what == "ending":
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        elif what in ("done", "over"):
+            pod["status"]["phase"] = "Succeeded"
+        self.send(pod)
+        if what == "over":
+            host.end(uid)
+            self.publish(host.name)
+        elif what == "gone":
+            del self.pods[pod["metadata"]["name"]]
+            self.scheduler.delete_pod(msgspec.convert(pod, PodLite), str(self._next()), 0.0)
+        elif what == "moved" and POD_ALLOCATION not in pod["metadata"]["annotations"]:
+            self._say_otherwise(pod, host)
+
+    def _say_otherwise(self, pod: dict[str, Any], host: Host) -> None:
+        """The annotations of a pod name a card that the node has not."""
+        assigned = assigned_to(pod)
+        if assigned is not None:
+            others = {
+                name: tuple((f"{uuid}-lost", units) for uuid, units in shares)
+                for name, shares in assigned.items()
+            }
+            pod["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(others)
+            self.send(pod)
+            self.clean.discard(host.name)
+
+    def _ask(self) -> None:
+        """A pod that waits: for kube-scheduler, in the queue, or in the queue again."""
+        random = self.random
+        made = self._pod(f"w{len(self.asking)}", several=self.several, priority=PRIORITY + 1)
+        made["metadata"]["labels"] = {QUEUE_NAME: "a"}
+        where = random.choice(("scheduler", "scheduler", "queue", "again"))
+        if where == "queue":
+            made["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+        elif where == "again":
+            made["metadata"]["annotations"][POD_REQUEUED] = "true"
+        self.asking.append(made["metadata"]["name"])
+        self.send(made)
+
+    def _send_binding(self) -> None:
+        """The extender takes a pod's cards, and the API server has not heard of it."""
+        made = self._pod("under-way", several=True, priority=PRIORITY)
+        self.send(made)
+        for name in sorted(self.hosts):
+            try:
+                self.committer.begin("default", "under-way", made["metadata"]["uid"], name, 0.0)
+            except CommitError:
+                continue
+            self.under_way = "under-way", name
+            return
+
+    # What the API server has.
+
+    def without(self, pod: dict[str, Any]) -> "Scene":
+        """The cluster once a pod has ended, and its node has said so."""
+        name = pod["spec"]["nodeName"]
+        host = self.hosts[name].copy()
+        host.end(pod["metadata"]["uid"])
+        made, before = host.published(self._next()), self.nodes[name]
+        made["spec"] = before["spec"]
+        made["status"]["conditions"] = before["status"]["conditions"]
+        if NODE_CORDON in before["metadata"]["annotations"]:
+            made["metadata"]["annotations"][NODE_CORDON] = before["metadata"]["annotations"][NODE_CORDON]
+        then = Scene.__new__(Scene)
+        vars(then).update({key: value for key, value in vars(self).items() if key != "text"})
+        then.nodes = {**self.nodes, name: made}
+        then.pods = {key: each for key, each in self.pods.items() if each is not pod}
+        return then
+
+    @cached_property
+    def text(self) -> str:
+        """The output of `kubectl get nodes,pods -A -o json`."""
+        return json.dumps({"kind": "List", "items": [*self.nodes.values(), *self.pods.values()]})
+
+    def on(self, node: str) -> list[dict[str, Any]]:
+        """Pods that have a node."""
+        return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]

@@ -1,0 +1,151 @@
+"""What is true of a scene, worked out anew from the objects: slowly, and by trying everything."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+from allocator.cards import Card
+from allocator.names import NODE_HOLDS, PERCENT_RESOURCE
+from allocator.packing import read_node
+from allocator.records import load_holds
+from allocator.request import Demand, PodRequest
+from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
+from tests.cluster_builders import MEMORY
+
+from .host import assigned_to, request_of
+from .scene import ENDED, NOT_READY, Scene
+
+
+def lives(pod: dict[str, Any]) -> bool:
+    """Whether a pod has a node and is not over."""
+    return bool(pod["spec"].get("nodeName")) and pod["status"]["phase"] not in ENDED
+
+
+def is_held(scene: Scene, pod: dict[str, Any]) -> bool:
+    """Whether the words of its node have a pod."""
+    annotations = scene.nodes[pod["spec"]["nodeName"]]["metadata"]["annotations"]
+    return pod["metadata"]["uid"] in load_holds(annotations[NODE_HOLDS]).uids
+
+
+def assigned_units(scene: Scene, pod: dict[str, Any]) -> dict[str, int] | None:
+    """Units by card of a Binding, on the cards that its node has; None where it cannot be as it says."""
+    node = scene.nodes[pod["spec"]["nodeName"]]
+    words = read_node(node["status"]["allocatable"])
+    assigned, request = assigned_to(pod), request_of(pod)
+    if words is None or assigned is None:
+        return None
+    sizes = dict(zip(uuids(node), words.sizes, strict=True))
+    if any(not sizes.get(uuid) for shares in assigned.values() for uuid, _ in shares):
+        return None
+    found: dict[str, int] = {}
+    for each in request.containers:
+        for uuid, units in assigned[each.name]:
+            if units != request.units_of(each, sizes[uuid]):
+                return None
+            found[uuid] = found.get(uuid, 0) + units
+    if request.shared:
+        (uuid,) = found
+        size, effective = sizes[uuid], request.effective_units
+        found = {uuid: effective * size // 100 if request.percent else effective}
+    return found
+
+
+def uuids(node: dict[str, Any]) -> list[str]:
+    """The cards of a node, in word order."""
+    from allocator.names import NODE_CARDS  # noqa: PLC0415
+    from allocator.records import load_cards  # noqa: PLC0415
+
+    return [card.uuid for card in load_cards(node["metadata"]["annotations"][NODE_CARDS])]
+
+
+def free_on(scene: Scene, name: str, out: Sequence[bool]) -> list[int] | None:
+    """Free units of a node's cards; None where a pod counts there and its cards are not known.
+
+    Args:
+        scene: The cluster.
+        name: Of the node.
+        out: By card, whether it is out of use.
+    """
+    node = scene.nodes[name]
+    words = read_node(node["status"]["allocatable"])
+    assert words is not None
+    used = dict(zip(uuids(node), words.used, strict=True))
+    for pod in scene.on(name):
+        if lives(pod) and not is_held(scene, pod):
+            units = assigned_units(scene, pod)
+            if units is None:
+                return None
+            for uuid, count in units.items():
+                used[uuid] += count
+    return [
+        0 if is_out else max(0, size - count)
+        for is_out, size, count in zip(out, words.sizes, used.values(), strict=True)
+    ]
+
+
+def fits(cards: Sequence[Card], request: PodRequest) -> bool:
+    """Whether there is any choice of cards for all of a pod's demands."""
+    return next(placements(cards, request.demands, request), None) is not None
+
+
+def placements(
+    cards: Sequence[Card], demands: Sequence[Demand], request: PodRequest
+) -> Iterator[list[tuple[int, ...]]]:
+    """Give every choice of cards."""
+    left = [card.size_units - card.used_units for card in cards]
+    yield from _placements(cards, left, demands, request)
+
+
+def _placements(
+    cards: Sequence[Card], left: list[int], demands: Sequence[Demand], request: PodRequest
+) -> Iterator[list[tuple[int, ...]]]:
+    if not demands:
+        yield []
+        return
+    demand, *rest = demands
+    able = [
+        at
+        for at, card in enumerate(cards)
+        if request.selector.admits(card) and left[at] >= demand.units_on(card.size_units)
+    ]
+    for chosen in combinations(able, demand.cards):
+        then = list(left)
+        for at in chosen:
+            then[at] -= demand.units_on(cards[at].size_units)
+        for more in _placements(cards, then, rest, request):
+            yield [chosen, *more]
+
+
+def closed_to(scene: Scene, name: str, tolerates: bool) -> bool:
+    """Whether cordon and taints keep a pod off a node."""
+    spec = scene.nodes[name]["spec"]
+    keys = {taint["key"] for taint in spec.get("taints", ())}
+    if tolerates:
+        keys -= {key for key in keys if key not in (UNSCHEDULABLE.key, NOT_READY)}
+    return bool(keys) or bool(spec.get("unschedulable"))
+
+
+def cpu_left(scene: Scene, name: str) -> int:
+    """Cores that the pods of a node leave."""
+    asked = sum(cpu_of(pod) for pod in scene.on(name) if lives(pod))
+    return int(scene.nodes[name]["status"]["allocatable"]["cpu"]) - asked
+
+
+def cpu_of(pod: dict[str, Any]) -> int:
+    """Cores that a pod asks for: every container of a scene asks for one."""
+    init = [each.get("restartPolicy") for each in pod["spec"]["initContainers"]]
+    sidecars, mains = init.count("Always"), len(pod["spec"]["containers"])
+    return max(mains + sidecars, 1 if None in init else 0)
+
+
+def sum_left(scene: Scene, name: str, *, percent: bool) -> int:
+    """What kube-scheduler's count of a node's units, or percent, leaves."""
+    resource = PERCENT_RESOURCE if percent else MEMORY
+    asked = sum(
+        request.effective_units
+        for pod in scene.on(name)
+        if lives(pod)
+        for request in [request_of(pod)]
+        if request.percent == percent
+    )
+    return int(scene.nodes[name]["status"]["allocatable"][resource]) - asked

@@ -1,0 +1,87 @@
+"""One truth: whoever is asked about a pod's cards, what is free, and why a pod waits answers the same.
+
+A scene is a small random cluster as the API server has it: see `onetruth.scene`. Its objects are given to
+filter, bind, the queue, preemption, `why`, `fit`, `top`, `advise`, the dashboard and the simulator, and their
+answers are compared with each other, with those of the nodes' ledgers, and with what trying everything out
+finds (`onetruth.truth`). Asked is
+
+1. which cards a pod has, and how many units of each,
+2. what is free of every card,
+3. which nodes take a pod that waits, and what is in the way on the others, in filter's words,
+4. what the end of a pod frees, and that no less is free once it has ended.
+
+Where answers differ on purpose:
+
+- A Binding on its way is known to the extender alone, as are tombstones of pods that vanished unheld and room
+  that is kept for others: the first is what its counts differ by, the others have ended here.
+- A pod that the words do not have yet is charged where its Binding says as long as all of that can be true of
+  the node's cards; else, as every pod that others bound, on each card that could take it. People are shown
+  what is left of the Binding, or that nobody knows.
+- The dashboard has nothing free on a node that takes no pods; `top` shows its cards as they are. A node
+  without a device plugin has no cards for filter, and is shown with those that it had.
+- Filter sees cards only: cordons, taints, cpu and the node's sum are kube-scheduler's. `fit` and `advise` ask
+  about pods of which only the cards are known: those of `fit` stand taints that people set.
+- Filter refuses a pod that waits in its queue again on every node; what it says here is said of the pod once
+  it is released.
+- What others use beyond a card that is full of pods nobody but its node knows: words stop at the card's size.
+- In the simulator nobody runs when it begins, cards that are out of use are cards, percent are units of the
+  usual card, and of a pod with several containers each asks for as much as the largest.
+"""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.property.onetruth.checks import check
+from tests.property.onetruth.mutants import MUTANTS
+from tests.property.onetruth.scene import Scene
+from tests.property.proven import Record
+from tests.property.undercount.mutant import Mutant
+
+PROVEN = Record(Path(__file__).parent / "onetruth", MUTANTS)
+SEEDS = 400
+"""Scenes in which a rule's absence has to show."""
+
+
+def ask_everybody(seed: int) -> None:
+    """Make the scene of a seed, and compare all answers."""
+    try:
+        check(Scene(Random(seed)))
+    except Exception as error:
+        error.add_note(f"scene of seed {seed}: check(Scene(Random({seed})))")
+        raise
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32 - 1))
+def test_every_place_answers_alike(seed: int) -> None:
+    ask_everybody(seed)
+
+
+def differ(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
+    """Whether answers differ in a scene, with the rule taken out or in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if taken_out:
+            mutant.take_out(patch)
+        try:
+            mutant.kind(seed)
+        except AssertionError:
+            return True
+    return False
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("mutant", PROVEN.pending(), ids=lambda mutant: mutant.name)
+def test_every_rule_is_needed_for_one_truth(mutant: Mutant) -> None:
+    seeds = (*PROVEN.seeds(mutant), mutant.seed, *range(SEEDS))
+    shows = (
+        seed
+        for seed in seeds
+        if differ(mutant, seed, taken_out=True) and not differ(mutant, seed, taken_out=False)
+    )
+    seed = next(shows, None)
+    assert seed is not None, "no scene shows that the rule is needed"
+    PROVEN.add(mutant, seed)
