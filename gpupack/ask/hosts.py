@@ -244,9 +244,7 @@ class Hosts:
         if known is None:
             percent, books = resource == PERCENT_RESOURCE, self._cluster.state.books
             left = ((name, sum_left(books[name], percent=percent)) for name in self._cluster.nodes)
-            known = self._left[resource] = {
-                name: UNKNOWN if units is None else units for name, units in left
-            }
+            known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
         return known
 
     def too_little(

@@ -41,9 +41,8 @@ def sum_left(record: NodeRecord, *, percent: bool) -> int | None:
     offered = record.offered[percent]
     if offered is None:
         return None
-    pods = [*record.pods.values(), *(take.pod for uid, take in record.takes.items() if uid not in record.pods)]
+    taken = (take.pod for uid, take in record.takes.items() if uid not in record.pods)
+    requests = (pod.charged for pod in (*record.pods.values(), *taken))
     return offered - sum(
-        pod.charged.effective_units
-        for pod in pods
-        if pod.charged is not None and pod.charged.percent == percent
+        request.effective_units for request in requests if request is not None and request.percent == percent
     )

@@ -71,12 +71,14 @@ class Room:
 
 
 def room_on(state: ClusterState, node: str, query: Query) -> Room | None:
-    """Look at a node; None where its cards cannot be used."""
+    """Look at a node; None where its cards, or shares of them, cannot be had."""
     book = state.books.get(node)
     row = state.nodes.rows.get(node)
     if book is None or row is None or not state.nodes.usable[row]:
         return None
     nodes = state.nodes
+    if query.request.percent and not nodes.percent[row]:
+        return None
     taken = (nodes.used[row] + nodes.assumed[row]).tolist()
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
     pod_cards = read_pod_cards(book, open_units)

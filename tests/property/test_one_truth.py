@@ -29,15 +29,13 @@ Where answers differ on purpose:
 """
 
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.onetruth.checks import check
+from tests.property.onetruth.checks import ask_everybody
 from tests.property.onetruth.mutants import MUTANTS
-from tests.property.onetruth.scene import Scene
 from tests.property.proven import Record
 from tests.property.undercount.mutant import Mutant
 
@@ -46,16 +44,7 @@ SEEDS = 400
 """Scenes in which a rule's absence has to show."""
 
 
-def ask_everybody(seed: int) -> None:
-    """Make the scene of a seed, and compare all answers."""
-    try:
-        check(Scene(Random(seed)))
-    except Exception as error:
-        error.add_note(f"scene of seed {seed}: check(Scene(Random({seed})))")
-        raise
-
-
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_every_place_answers_alike(seed: int) -> None:
     ask_everybody(seed)

@@ -39,7 +39,7 @@ def pod(units, used_gib=None, name="p"):
         (CardRow(0, "u", "m", 80, 30, held_units=20, pods=(pod(10, 30), pod(10, None, "q"))), 20, 10, 0, 50),
         # A pod that was just bound is not in the words yet: the card may look fuller than it is, not emptier.
         (CardRow(0, "u", "m", 80, 0, held_units=0, assumed_units=30, pods=(pod(30),)), 30, 0, 0, 50),
-        # One that got another card than it was assigned counts there once the words say so, as in the extender.
+        # One that got another card than it was assigned counts once the words say so, as in the extender.
         (CardRow(0, "u", "m", 80, 0, held_units=0, pods=(pod(30),)), 0, 0, 0, 80),
         # Processes of nobody's use 10, and a pod of 30 was just bound: the extender has 40 left.
         (CardRow(0, "u", "m", 80, 10, held_units=0, assumed_units=30, pods=(pod(30),)), 30, 10, 0, 40),

@@ -75,7 +75,7 @@ def test_every_reason_has_a_place_a_word_and_a_text(misfit):
 
 
 def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_others_leave():
-    """Words stop at the card's size: 6 and 1 units on a card of 4 were 4, of which the end of the 6 freed all."""
+    """Words stop at a card's size: 6 and 1 units on one of 4 were 4, of which the end of the 6 freed all."""
     units = {"uid-large": {0: 6}, "uid-small": {0: 1}}
     holds = {NODE_HOLDS: dump_holds(Holds(1, frozenset(units), units))}
     pods = [Pod("large", 6, "n", (0,)), Pod("small", 1, "n", (0,))]
@@ -113,6 +113,10 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
     entry = world.queue.entries[waiting]
     assert world.queue.room.fits(entry.wants).any() == fits
     assert (world.released() == ["w"]) == fits
-    objects = [sick | {"kind": "Pod"}, Pod("w", 5).object(), node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"}]
+    objects = [
+        sick | {"kind": "Pod"},
+        Pod("w", 5).object(),
+        node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"},
+    ]
     answer = why(Cluster.read(msgspec.json.encode({"items": objects})), "default", "w")
     assert answer.fits == (("n",) if fits else ())

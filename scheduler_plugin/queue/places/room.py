@@ -277,7 +277,7 @@ class Room:
         return fits
 
     def _sum_suffices(self, wants: Wants, name: str) -> bool:
-        """Whether kube-scheduler's count of a node has enough left; where it is not known the cards decide."""
+        """Whether kube-scheduler's count of a node has enough left; where that is not known, cards decide."""
         left = sum_left(self.state.books[name], percent=wants.percent)
         return left is None or left >= wants.request.effective_units
 

@@ -1,55 +1,16 @@
 """Compares what the places say of a scene, with each other and with what is true."""
 
-import tempfile
-from collections import Counter
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any
 
-from allocator.cards import Card
-from allocator.request import PodRequest
-from gpupack.ask import FitAsk, fit
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.fit import count
-from gpupack.ask.groups import WORDS
-from gpupack.ask.hosts import plain_pod
-from gpupack.ask.planning import Limits
-from gpupack.ask.advise import advise_start
-from gpupack.ask.simulating import trace_of
-from gpupack.ask.snapshot import NODE_HEADER, POD_HEADER
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.errors import TraceError
-from scheduler_plugin.simulator.cluster import Cluster as Simulated
-from scheduler_plugin.simulator.trace import read_nodes, read_pods
-from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.reasons import CLOSEST_FIRST, REQUEUED, reason
-from scheduler_plugin.queue.running.explain import Reason
-from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
-from allocator.names import POD_REQUEUED
+from allocator.names import POD_ALLOCATION
 
 from . import truth
-from .host import request_of
+from .agreeing import agree
+from .asking import check_asking
 from .places import Places
-from .scene import NOT_READY, PRIORITY, TAINT, Scene
-
-QUICK: Final = Limits(steps=50)
-
-
-class DisagreementError(AssertionError):
-    """Two places answer differently."""
-
-
-def agree(what: str, answers: Mapping[str, Any]) -> None:
-    """Check that all places say the same.
-
-    Raises:
-        DisagreementError: they do not.
-    """
-    first, *others = answers.items()
-    for place, said in others:
-        if said != first[1]:
-            raise DisagreementError(f"{what}: {first[0]} says {first[1]}, {place} says {said}")
+from .scene import Scene
+from .simulating import check_simulator
 
 
 def check(scene: Scene) -> None:
@@ -67,6 +28,19 @@ def check(scene: Scene) -> None:
     for name in scene.asking:
         if places.extender.state.pods[f"uid-{name}"].request is not None:
             check_asking(scene, places, name)
+
+
+def ask_everybody(seed: int) -> None:
+    """Make the scene of a seed, and compare all answers.
+
+    Raises:
+        AssertionError: some place answers differently; says how to make the scene again.
+    """
+    try:
+        check(Scene(Random(seed)))
+    except Exception as error:
+        error.add_note(f"the scene of seed {seed}: tests.property.onetruth.checks.ask_everybody({seed})")
+        raise
 
 
 def check_words(scene: Scene) -> None:
@@ -95,10 +69,13 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
             for uuid, units in promises.items()
             if uid in units and sizes[uuid]
         }
-    assigned = truth.assigned_units(scene, pod)
-    if not held and assigned is not None and "gpupack.io/allocation" not in pod["metadata"]["annotations"]:
-        answers["bind"] = {(node, uuids.index(uuid)): units for uuid, units in assigned.items()}
-        if node in places.usable:
+    if not held and POD_ALLOCATION not in pod["metadata"]["annotations"]:
+        assigned, left = truth.assigned_units(scene, pod), truth.left_of_assigned(scene, pod)
+        if left is not None:
+            answers["truth"] = {(node, uuids.index(uuid)): units for uuid, units in left.items()}
+        if assigned is not None:
+            answers["bind"] = {(node, uuids.index(uuid)): units for uuid, units in assigned.items()}
+        if assigned is not None and node in places.usable:
             answers["filter"] = _charged(places, uid, node)
     agree(f"the cards of {name} on {node}", answers)
     if node in places.usable:
@@ -151,106 +128,10 @@ def check_under_way(scene: Scene, places: Places) -> None:
         )
 
 
-def check_asking(scene: Scene, places: Places, name: str) -> None:
-    """Which nodes take a pod that waits, and why the others do not."""
-    pod = scene.pods[name]
-    filtered, reasons = places.filtered(name, places.extender)
-    if scene.under_way is None:
-        agree(f"filter's reasons for {name}", {"now": reasons, "watched": places.filtered(name, places.watched)[1]})
-    request = request_of(pod)
-    query = places.query(name)
-    passes: set[str] = set()
-    why_not: dict[str, str] = {}
-    for node in scene.nodes:
-        refused = reasons.get(node, "")
-        error, charged = places.bound(name, node)
-        answers = {"bind": not error}
-        state = places.extender.state
-        row = state.nodes.rows[node]
-        cards = cards_of(state.nodes, row)
-        open_percent = not request.percent or bool(state.nodes.percent[row])
-        answers["truth"] = bool(state.nodes.usable[row]) and open_percent and truth.fits(cards, request)
-        answers["filter"] = node in reasons and not refused
-        agree(f"whether the cards of {node} take {name}", answers)
-        if answers["bind"]:
-            passes.add(node)
-            check_kubelet(scene, places, name, node, charged)
-        else:
-            misfit = _misfit(places, node, request, open_percent)
-            text = reason(misfit, request.demands, 1024)
-            why_not[node] = text
-            found = {"truth": text, "bind": error.rpartition("no longer fits: ")[2]}
-            if refused:
-                found["filter"] = refused
-            agree(f"why the cards of {node} do not take {name}", found)
-    check_people(scene, places, name, passes, why_not)
-    check_queue(scene, places, name, passes)
-    check_preempt(scene, places, name, passes)
-
-
-def _misfit(places: Places, node: str, request: PodRequest, open_percent: bool) -> Misfit:
-    """The first thing in the way of a pod on a node that does not take it."""
-    nodes = places.extender.state.nodes
-    row = nodes.rows[node]
-    if not nodes.usable[row] or not open_percent:
-        return Misfit.NO_PLUGIN
-    cards = [card for card in cards_of(nodes, row) if card.size_units]
-    most = max(demand.cards for demand in request.demands)
-    if sum(map(request.selector.admits, cards)) < most and not request.selector.admits_all:
-        everywhere = [card for at in nodes.rows.values() for card in cards_of(nodes, at) if card.size_units]
-        somewhere = any(map(request.selector.admits, everywhere))
-        return Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
-    return Misfit.NOT_FREE if truth.fits(_emptied(places, node), request) else Misfit.TOO_SMALL
-
-
-def _emptied(places: Places, node: str) -> list[Card]:
-    """The cards of a node as if all pods had ended."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    nodes = places.extender.state.nodes
-    row = nodes.rows[node]
-    evictable = nodes.evictable[row].tolist()
-    return [
-        replace(card, used_units=card.size_units - evictable[at]) for at, card in enumerate(cards_of(nodes, row))
-    ]
-
-
-def _offers(scene: Scene, node: str, pod: dict[str, Any]) -> bool:
-    """Whether kube-scheduler offers a node to a pod, cards aside."""
-    request = request_of(pod)
-    return (
-        not truth.closed_to(scene, node, bool(pod["spec"]["tolerations"]))
-        and truth.cpu_left(scene, node) >= truth.cpu_of(pod)
-        and truth.sum_left(scene, node, percent=request.percent) >= request.effective_units
-    )
-
-
-def check_kubelet(
-    scene: Scene, places: Places, name: str, node: str, charged: dict[tuple[str, int], int]
-) -> None:
-    """The kubelet gives a pod what bind has chosen, where the node has told all and waits for no other pod."""
-    if node not in scene.clean or scene.under_way is not None:
-        return
-    if any(truth.lives(pod) and not truth.is_held(scene, pod) for pod in scene.on(node)):
-        return
-    host = scene.hosts[node].copy()
-    pod = places.with_cards(name, node)
-    host.hear(pod)
-    given = host.admit(pod)
-    units = host.ledger.promises() if given is not None else {}
-    uuids = truth.uuids(scene.nodes[node])
-    found = {
-        (node, uuids.index(uuid)): by_uid[f"uid-{name}"]
-        for uuid, by_uid in units.items()
-        if f"uid-{name}" in by_uid
-    }
-    agree(f"the cards of {name} once it is bound to {node}", {"bind": charged, "ledger": found})
-
-
 def check_end(scene: Scene, places: Places) -> None:
     """A pod's end frees what preemption and the ways out of `why` reckon with; never less.
 
-    Nobody but the node can know what processes of others use of a card that pods fill: words stop at its size.
+    Nobody but the node knows what processes of others use of a card that pods fill: words stop at its size.
     """
     able = [
         pod
@@ -279,156 +160,3 @@ def check_end(scene: Scene, places: Places) -> None:
     known = truth.is_held(scene, pod) or truth.assigned_units(scene, pod) is not None
     if known and units == freed and host.tells_units:
         agree(f"what is free on {node} once {name} has ended", {"preempt": told, "truth": free})
-
-
-def check_simulator(scene: Scene, places: Places) -> None:
-    """The simulator has the cards and the requests of the cluster; nobody runs there when it begins.
-
-    It differs on purpose: cards that are out of use are cards there, of a pod with several containers each
-    asks for as much as the largest, and percent are units of the card that there is most.
-    """
-    try:
-        taken = trace_of(places.cluster)
-    except TraceError:
-        return
-    rows = [dict(zip(NODE_HEADER, row, strict=True)) for row in taken.nodes]
-    kinds = Counter(
-        (name, card.model, card.size_units)
-        for name in places.usable
-        for card in places.top[name].cards
-        if card.size_units
-    )
-    simulated = {
-        (str(row["sn"])[:2], row["model"], row["card_units"]): row["gpu"] for row in rows
-    }
-    agree("cards", {"top": dict(kinds), "simulator": simulated})
-    asked = {str(row[0]): dict(zip(POD_HEADER, row, strict=True)) for row in taken.pods}
-    nodes, pods = map(str, taken.write(Path(_folder().name)))
-    cluster = Simulated(read_nodes(nodes, _unsaid))
-    traced = {pod.name: pod for pod in read_pods(pods, (), _unsaid)}
-    for name in scene.asking:
-        request = request_of(scene.pods[name])
-        if len(request.demands) > 1 or request.percent or f"default/{name}" not in traced:
-            continue
-        (demand,) = request.demands
-        row = asked[f"default/{name}"]
-        agree(
-            f"what {name} asks for",
-            {"filter": (demand.cards, demand.per_card), "simulator": (row["num_gpu"], row["gpu_units"])},
-        )
-        fitting = cluster.fitting(cluster.kind(traced[f"default/{name}"], "least-used"))
-        found = {cluster.arrays.names[row] for row in fitting.tolist()}
-        cpu = truth.cpu_of(scene.pods[name]) * 1000
-        expected = {
-            str(row["sn"])
-            for row in rows
-            if int(row["card_units"]) >= demand.per_card
-            and int(row["gpu"]) >= demand.cards
-            and int(row["cpu_milli"]) >= cpu
-            and (request.selector.admits_model(str(row["model"])) or not asked[f"default/{name}"]["gpu_spec"])
-        }
-        agree(f"empty nodes that take {name}", {"truth": expected, "simulator": found})
-
-
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """One folder for all scenes: to remove one takes longer than all else."""
-    return tempfile.TemporaryDirectory(prefix="gpupack-")
-
-
-def _unsaid(_line: str) -> None:
-    """Say nothing."""
-
-
-def check_people(
-    scene: Scene, places: Places, name: str, passes: set[str], why_not: Mapping[str, str]
-) -> None:
-    """What `why`, the dashboard, `fit` and `advise` say of the same."""
-    pod = scene.pods[name]
-    expected = {node for node in passes if _offers(scene, node, pod)}
-    told = places.why(name)
-    if not places.usable:
-        return
-    pending = places.pending(name)
-    agree(f"nodes that take {name}", {"truth": expected, "why": set(told.fits)})
-    agree(
-        f"what is said of {name}",
-        {"why": (told.state, told.text), "dashboard": (pending.state, pending.text)},
-    )
-    by_node = {node: group for group in told.nodes for node in group.examples}
-    words = {word: misfit for misfit, word in WORDS.items()}
-    request = request_of(pod)
-    for node, group in by_node.items():
-        if group.reason in words:
-            text = reason(words[group.reason], request.demands, 1024)
-            agree(f"why {node} does not take {name}", {"truth": why_not[node], "why": text})
-        else:
-            assert group.reason == "NodeSum" or not _offers(scene, node, pod), (node, group)
-    refused = places.filtered(name, places.extender)[0].refusal
-    if refused is not None and not passes:
-        first = next((group.reason for group in told.nodes if group.reason in words), None)
-        counted = [words[group.reason] for group in told.nodes if group.reason in words]
-        if first is not None and len(counted) == len(told.nodes):
-            agree(f"what is most in the way of {name}", {"metric": refused.label, "why": words[first].name.lower()})
-    check_fit(scene, places, pod, passes)
-
-
-def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
-    """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
-    request = request_of(pod)
-    if len(request.containers) > 1 or not request.selector.admits_all:
-        return
-    ask = FitAsk(request.containers[0].units, request.cards, percent=request.percent)
-    found = fit(places.cluster, ask)
-    systems = {UNSCHEDULABLE.key, NOT_READY}
-    open_nodes = {
-        node
-        for node in passes
-        if not scene.nodes[node]["spec"].get("unschedulable")
-        and systems.isdisjoint(each["key"] for each in scene.nodes[node]["spec"].get("taints", ()))
-        and truth.sum_left(scene, node, percent=request.percent) >= request.effective_units
-    }
-    agree(f"nodes for pods like {pod['metadata']['name']}", {"truth": open_nodes, "fit": {each.node for each in found.nodes}})
-    untainted = sum(each.pods for each in found.nodes if not scene.nodes[each.node]["spec"].get("taints"))
-    advice = advise_start(places.cluster, ask, 1, QUICK)
-    agree(
-        f"pods like {pod['metadata']['name']} that fit",
-        {"fit": untainted, "advise": advice.before.pods},
-    )
-
-
-def check_queue(scene: Scene, places: Places, name: str, passes: set[str]) -> None:
-    """Where the queue has room for a pod, and why it waits there."""
-    pod = scene.pods[name]
-    room, told = places.queued(name)
-    agree(f"nodes that take {name}", {"truth": {node for node in passes if _offers(scene, node, pod)}, "queue": room})
-    if told is None:
-        return
-    request = request_of(pod)
-    could = any(
-        truth.fits(_emptied(places, node), request)
-        and not truth.closed_to(scene, node, bool(pod["spec"]["tolerations"]))
-        and int(scene.nodes[node]["status"]["allocatable"]["cpu"]) >= truth.cpu_of(pod)
-        and (not request.percent or bool(places.queue.state.nodes.percent[places.queue.state.nodes.rows[node]]))
-        for node in places.usable
-    )
-    expected = Reason.TURN if room else Reason.ROOM if could or not places.usable else Reason.NEVER
-    agree(f"why the queue keeps {name}", {"truth": expected, "queue": told.reason})
-    if POD_REQUEUED in pod["metadata"]["annotations"]:
-        import json  # noqa: PLC0415
-
-        body = json.dumps({"Pod": pod, "NodeNames": sorted(scene.nodes)}).encode()
-        answer = json.loads(places.extender.filter(body, 100.0).answer)
-        assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(sorted(scene.nodes), REQUEUED)
-
-
-def check_preempt(scene: Scene, places: Places, name: str, passes: set[str]) -> None:
-    """Whom preemption names, and that the pod fits once they have gone."""
-    for node in set(places.usable) - passes:
-        uids = sorted(places.extender.state.books[node].pods)
-        named = places.preempted(name, node, uids)
-        room = places.room(node, places.query(name))
-        everybody = room.fits(places.query(name), uids)
-        agree(f"whether evicting pods of {node} helps {name}", {"room": everybody, "preempt": named is not None})
-        if named is not None:
-            assert room.fits(places.query(name), named)

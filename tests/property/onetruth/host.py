@@ -1,6 +1,5 @@
 """A node of a scene: its cards, its kubelet, and the shipped ledger that publishes words and holds."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +49,7 @@ class Host:
         spec: `spec` of the Node.
         ready: Its condition.
         plugin: Whether its kubelet has the device plugin.
+        shares: Whether that offers percent.
         cpu: Cores.
         tells_units: Whether its holds have units, as the release before did not write.
     """
@@ -65,7 +65,7 @@ class Host:
         self.book: dict[tuple[str, str], frozenset[str]] = {}
         self.spec: dict[str, Any] = {}
         self.ready = True
-        self.plugin = True
+        self.plugin = self.shares = True
         self.cpu = 40
         self.tells_units = True
         self._know()
@@ -163,10 +163,12 @@ class Host:
         self.ledger.keep_out("cordoned", self.cordoned)
 
     def over_full(self) -> frozenset[str]:
-        """UUIDs of cards of which pods and others have more together than there is."""
+        """UUIDs of cards that pods fill, and others use too."""
         promised, others = self.ledger.promised(), self.ledger.facts.pressure
         return frozenset(
-            card.uuid for card in self.cards if promised[card.uuid] + others.get(card.uuid, 0) > card.size_units
+            card.uuid
+            for card in self.cards
+            if others.get(card.uuid) and promised[card.uuid] >= card.size_units
         )
 
     # What the API server has.
@@ -192,7 +194,7 @@ class Host:
         units = sum(card.size_units for card in healthy) if self.plugin else 0
         made["status"]["allocatable"] |= {
             resource_name(UNIT_MIB): str(units),
-            PERCENT_RESOURCE: str(len(healthy) * PERCENT_IDS if self.plugin else 0),
+            PERCENT_RESOURCE: str(len(healthy) * PERCENT_IDS if self.plugin and self.shares else 0),
         }
         made["kind"] = "Node"
         made["metadata"]["labels"] = {}
@@ -211,8 +213,3 @@ class Host:
         facts.view, facts.read = self.ledger.facts.view, self.ledger.facts.read
         other.keep_out()
         return other
-
-
-def shown(node: dict[str, Any]) -> str:
-    """Write a Node for a failure's message."""
-    return json.dumps(node, separators=(",", ":"))

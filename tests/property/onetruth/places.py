@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from allocator.names import POD_ASSIGNED, POD_REQUEUED
+from allocator.request import ContainerRequest, PodRequest
 from gpupack.ask import Cluster, why
 from gpupack.ask.answers import Why
 from gpupack.ask.movers import Movers
@@ -39,6 +40,7 @@ from .scene import Scene
 Units = dict[tuple[str, int], int]
 """Units by node and position of the card."""
 
+ONE_UNIT: Final = PodRequest((ContainerRequest("main", 1, "main"),))
 LATER_S: Final = TOMBSTONE_S + 1.0
 
 
@@ -167,12 +169,18 @@ class Places:
             "advise": _on(node, self.held.freed(self.board.cluster().state.pods[uid])),
         }
 
-    def room(self, node: str, query: Query | None = None) -> Room:
-        """A node as preemption sees it."""
-        state = self.extender.state
-        found = room_on(state, node, query or self.query(self.scene.asking[0]))
+    def room(self, node: str) -> Room:
+        """A node as preemption sees it for a pod that asks for units."""
+        query = self.extender.policies.query(self.extender.state.nodes, ONE_UNIT, 0, 0)
+        found = room_on(self.extender.state, node, query)
         assert found is not None
         return found
+
+    def makes_room(self, name: str, node: str, victims: list[str]) -> bool:
+        """Whether a pod fits on a node once pods have gone, as preemption sees it."""
+        query = self.query(name)
+        room = room_on(self.extender.state, node, query)
+        return room is not None and room.fits(query, victims)
 
     # What is free.
 
@@ -197,14 +205,16 @@ class Places:
         state = self.extender.state
         record = state.pods[f"uid-{name}"]
         assert record.request is not None
-        return self.extender.policies.query(state.nodes, record.request, record.cpu_milli, record.memory_bytes)
+        return self.extender.policies.query(
+            state.nodes, record.request, record.cpu_milli, record.memory_bytes
+        )
 
     def filtered(self, name: str, extender: Extender) -> tuple[Filtered, dict[str, str]]:
         """Filter's answer of a pod over HTTP, and its reason by node; empty where the node passes."""
         found = extender.filter(self._body(name), LATER_S)
         answer = json.loads(found.answer)
         reasons = {**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}
-        return found, {node: "" for node in answer["NodeNames"]} | reasons
+        return found, dict.fromkeys(answer["NodeNames"], "") | reasons
 
     def _body(self, name: str) -> bytes:
         pod = released(self.scene.pods[name])
@@ -215,7 +225,9 @@ class Places:
         state = self.extender.state
         before = state.nodes.assumed[state.nodes.rows[node]].copy()
         try:
-            found = Committer(state, self.extender.policies).begin("default", name, f"uid-{name}", node, LATER_S)
+            found = Committer(state, self.extender.policies).begin(
+                "default", name, f"uid-{name}", node, LATER_S
+            )
         except CommitError as error:
             return str(error), {}
         assert found.take is not None

@@ -51,7 +51,6 @@ class Scene:
 
     Args:
         random: Where everything comes from.
-        several: Whether pods that ask may have several containers that ask, each with cards of its own.
 
     Attributes:
         hosts: Nodes as they are, by name.
@@ -63,9 +62,8 @@ class Scene:
         scheduler: What the extender has seen, event by event.
     """
 
-    def __init__(self, random: Random, *, several: bool = True) -> None:
+    def __init__(self, random: Random) -> None:
         self.random = random
-        self.several = several
         self.version = 100
         self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
@@ -133,7 +131,7 @@ class Scene:
         self.pods[pod["metadata"]["name"]] = pod
         self.scheduler.apply_pod(msgspec.convert(pod, PodLite), 0.0)
 
-    def _pod(self, name: str, *, several: bool, priority: int) -> dict[str, Any]:
+    def _pod(self, name: str, priority: int) -> dict[str, Any]:
         """A pod that asks for something."""
         random = self.random
         percent = random.random() < 0.4
@@ -149,7 +147,7 @@ class Scene:
             return made | more
 
         containers, init = [asks("main")], []
-        if several and random.random() < 0.35:
+        if random.random() < 0.35:
             kind = random.choice(("main", "sidecar", "init"))
             if kind == "main":
                 containers.append(asks("other"))
@@ -158,9 +156,7 @@ class Scene:
             elif cards == 1:
                 init.append(asks("before"))
         for each in (*containers, *init):
-            each["resources"] = {
-                what: {**amounts, "cpu": "1"} for what, amounts in each["resources"].items()
-            }
+            each["resources"] = {what: {**amounts, "cpu": "1"} for what, amounts in each["resources"].items()}
         made = pod_object(
             name,
             version=self._next(),
@@ -179,7 +175,7 @@ class Scene:
     def _bind(self) -> None:
         """Bind a pod as kube-scheduler does, or another scheduler; the kubelet may serve it at once."""
         random = self.random
-        made = self._pod(f"p{len(self.pods)}", several=True, priority=random.randint(0, PRIORITY))
+        made = self._pod(f"p{len(self.pods)}", random.randint(0, PRIORITY))
         self.send(made)
         name = random.choice(sorted(self.hosts))
         if random.random() < 0.06:
@@ -238,7 +234,9 @@ class Scene:
         random = self.random
         host = self.hosts[random.choice(sorted(self.hosts))]
         card = random.choice(host.cards).uuid if host.cards else ""
-        what = random.choice(("gone", "shrinks", "sick", "cordon", "withheld", "foreign", "node", "pod", "pod"))
+        what = random.choice(
+            ("gone", "shrinks", "sick", "cordon", "withheld", "foreign", "node", "pod", "pod")
+        )
         if what == "pod":
             self._happen_to_pod()
             return
@@ -265,7 +263,9 @@ class Scene:
 
     def _happen_to_node(self, host: Host) -> None:
         random = self.random
-        what = random.choice(("cordon", "taint", "old cordon", "not ready", "no plugin", "old release"))
+        what = random.choice(
+            ("cordon", "taint", "old cordon", "not ready", "no plugin", "no shares", "old release")
+        )
         if what == "cordon":
             host.spec = {**host.spec, "unschedulable": True}
         elif what == "taint":
@@ -277,6 +277,8 @@ class Scene:
             self._taint(host, (NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute"))
         elif what == "no plugin":
             host.plugin = False
+        elif what == "no shares":
+            host.shares = False
         else:
             host.tells_units = False
 
@@ -322,7 +324,7 @@ class Scene:
     def _ask(self) -> None:
         """A pod that waits: for kube-scheduler, in the queue, or in the queue again."""
         random = self.random
-        made = self._pod(f"w{len(self.asking)}", several=self.several, priority=PRIORITY + 1)
+        made = self._pod(f"w{len(self.asking)}", PRIORITY + 1)
         made["metadata"]["labels"] = {QUEUE_NAME: "a"}
         where = random.choice(("scheduler", "scheduler", "queue", "again"))
         if where == "queue":
@@ -334,7 +336,7 @@ class Scene:
 
     def _send_binding(self) -> None:
         """The extender takes a pod's cards, and the API server has not heard of it."""
-        made = self._pod("under-way", several=True, priority=PRIORITY)
+        made = self._pod("under-way", PRIORITY)
         self.send(made)
         for name in sorted(self.hosts):
             try:

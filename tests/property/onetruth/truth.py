@@ -5,9 +5,9 @@ from itertools import combinations
 from typing import Any
 
 from allocator.cards import Card
-from allocator.names import NODE_HOLDS, PERCENT_RESOURCE
+from allocator.names import NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE
 from allocator.packing import read_node
-from allocator.records import load_holds
+from allocator.records import load_cards, load_holds
 from allocator.request import Demand, PodRequest
 from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
 from tests.cluster_builders import MEMORY
@@ -50,11 +50,27 @@ def assigned_units(scene: Scene, pod: dict[str, Any]) -> dict[str, int] | None:
     return found
 
 
+def left_of_assigned(scene: Scene, pod: dict[str, Any]) -> dict[str, int] | None:
+    """Units by card of a Binding, without cards that are gone or have no units; None where it names none.
+
+    Of pods that ask for units: what a share was worth of a card that is gone nobody can say.
+    """
+    node = scene.nodes[pod["spec"]["nodeName"]]
+    words = read_node(node["status"]["allocatable"])
+    assigned, request = assigned_to(pod), request_of(pod)
+    if words is None or assigned is None or request.percent:
+        return None
+    sizes = dict(zip(uuids(node), words.sizes, strict=True))
+    found: dict[str, int] = {}
+    for each in request.containers:
+        for uuid, units in assigned[each.name]:
+            if sizes.get(uuid):
+                found[uuid] = request.effective_units if request.shared else found.get(uuid, 0) + units
+    return found
+
+
 def uuids(node: dict[str, Any]) -> list[str]:
     """The cards of a node, in word order."""
-    from allocator.names import NODE_CARDS  # noqa: PLC0415
-    from allocator.records import load_cards  # noqa: PLC0415
-
     return [card.uuid for card in load_cards(node["metadata"]["annotations"][NODE_CARDS])]
 
 

@@ -1,0 +1,226 @@
+"""Compares which nodes take a pod that waits, and what is said of the others."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from allocator.cards import Card
+from allocator.names import POD_REQUEUED
+from allocator.request import PodRequest
+from gpupack.ask import FitAsk, fit
+from gpupack.ask.advise import advise_start
+from gpupack.ask.groups import WORDS
+from gpupack.ask.planning import Limits
+from scheduler_plugin.cluster.cards import cards_of
+from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.placement.reasons import REQUEUED, reason
+from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
+from scheduler_plugin.queue.running.explain import Reason
+
+from . import truth
+from .agreeing import agree
+from .host import UNIT_MIB, request_of
+from .places import Places
+from .scene import NOT_READY, Scene
+
+QUICK: Final = Limits(steps=50)
+
+
+def check_asking(scene: Scene, places: Places, name: str) -> None:
+    """Which nodes take a pod that waits, and why the others do not."""
+    reasons = places.filtered(name, places.extender)[1]
+    if scene.under_way is None:
+        watched = places.filtered(name, places.watched)[1]
+        agree(f"filter's reasons for {name}", {"started now": reasons, "told event by event": watched})
+    why_not = {node: _why_not(scene, places, name, node, reasons) for node in scene.nodes}
+    passes = {node for node, text in why_not.items() if not text}
+    for node in passes:
+        check_kubelet(scene, places, name, node)
+    check_people(scene, places, name, passes, why_not)
+    check_queue(scene, places, name, passes)
+    check_preempt(places, name, passes)
+
+
+def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mapping[str, str]) -> str:
+    """Compare what is said of a pod on a node; why it does not take it, empty where it does."""
+    request, nodes = request_of(scene.pods[name]), places.extender.state.nodes
+    row = nodes.rows[node]
+    can_have = bool(nodes.usable[row]) and (not request.percent or bool(nodes.percent[row]))
+    error, _ = places.bound(name, node)
+    answers = {
+        "truth": can_have and truth.fits(cards_of(nodes, row), request),
+        "bind": not error,
+        "filter": reasons.get(node) == "",
+    }
+    agree(f"whether the cards of {node} take {name}", answers)
+    if not error:
+        return ""
+    text = reason(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
+    found = {"truth": text, "bind": error.rpartition("no longer fits: ")[2]}
+    if node in reasons:
+        found["filter"] = reasons[node]
+    agree(f"why the cards of {node} do not take {name}", found)
+    return text
+
+
+def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -> Misfit:
+    """The first thing in the way of a pod on a node that does not take it."""
+    nodes = places.extender.state.nodes
+    row = nodes.rows[node]
+    if not can_have:
+        return Misfit.NO_PLUGIN
+    cards = [card for card in cards_of(nodes, row) if card.size_units]
+    most = max(demand.cards for demand in request.demands)
+    if sum(map(request.selector.admits, cards)) < most and not request.selector.admits_all:
+        everywhere = [card for at in nodes.rows.values() for card in cards_of(nodes, at) if card.size_units]
+        somewhere = any(map(request.selector.admits, everywhere))
+        return Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
+    return Misfit.NOT_FREE if truth.fits(_emptied(places, node), request) else Misfit.TOO_SMALL
+
+
+def _emptied(places: Places, node: str) -> list[Card]:
+    """The cards of a node as if all pods had ended."""
+    nodes = places.extender.state.nodes
+    row = nodes.rows[node]
+    evictable = nodes.evictable[row].tolist()
+    return [
+        replace(card, used_units=card.size_units - evictable[at])
+        for at, card in enumerate(cards_of(nodes, row))
+    ]
+
+
+def _offers(scene: Scene, node: str, pod: dict[str, Any]) -> bool:
+    """Whether kube-scheduler offers a node to a pod, cards aside."""
+    request = request_of(pod)
+    return (
+        not truth.closed_to(scene, node, bool(pod["spec"]["tolerations"]))
+        and truth.cpu_left(scene, node) >= truth.cpu_of(pod)
+        and truth.sum_left(scene, node, percent=request.percent) >= request.effective_units
+    )
+
+
+def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
+    """The kubelet gives a pod what bind has chosen, where the node has told all and awaits no other."""
+    if node not in scene.clean or scene.under_way is not None:
+        return
+    if any(truth.lives(pod) and not truth.is_held(scene, pod) for pod in scene.on(node)):
+        return
+    host = scene.hosts[node].copy()
+    pod = places.with_cards(name, node)
+    host.hear(pod)
+    given = host.admit(pod)
+    units = host.ledger.promises() if given is not None else {}
+    uuids = truth.uuids(scene.nodes[node])
+    found = {
+        (node, uuids.index(uuid)): by_uid[f"uid-{name}"]
+        for uuid, by_uid in units.items()
+        if f"uid-{name}" in by_uid
+    }
+    agree(
+        f"the cards of {name} once it is bound to {node}",
+        {"bind": places.bound(name, node)[1], "ledger": found},
+    )
+
+
+def check_people(
+    scene: Scene, places: Places, name: str, passes: set[str], why_not: Mapping[str, str]
+) -> None:
+    """What `why`, the dashboard, `fit` and `advise` say of the same."""
+    pod = scene.pods[name]
+    expected = {node for node in passes if _offers(scene, node, pod)}
+    told = places.why(name)
+    if not places.usable:
+        return
+    pending = places.pending(name)
+    agree(f"nodes that take {name}", {"truth": expected, "why": set(told.fits)})
+    agree(
+        f"what is said of {name}",
+        {"why": (told.state, told.text), "dashboard": (pending.state, pending.text)},
+    )
+    by_node = {node: group for group in told.nodes for node in group.examples}
+    words = {word: misfit for misfit, word in WORDS.items()}
+    request = request_of(pod)
+    for node, group in by_node.items():
+        if group.reason in words:
+            text = reason(words[group.reason], request.demands, UNIT_MIB)
+            agree(f"why {node} does not take {name}", {"truth": why_not[node], "why": text})
+        else:
+            assert group.reason == "NodeSum" or not _offers(scene, node, pod), (node, group)
+    refused = places.filtered(name, places.extender)[0].refusal
+    if refused is not None and not passes:
+        first = next((group.reason for group in told.nodes if group.reason in words), None)
+        counted = [words[group.reason] for group in told.nodes if group.reason in words]
+        if first is not None and len(counted) == len(told.nodes):
+            agree(
+                f"what is most in the way of {name}",
+                {"metric": refused.label, "why": words[first].name.lower()},
+            )
+    check_fit(scene, places, pod, passes)
+
+
+def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
+    """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
+    request = request_of(pod)
+    if len(request.containers) > 1 or not request.selector.admits_all:
+        return
+    ask = FitAsk(request.containers[0].units, request.cards, percent=request.percent)
+    found = fit(places.cluster, ask)
+    systems = {UNSCHEDULABLE.key, NOT_READY}
+    open_nodes = {
+        node
+        for node in passes
+        if not scene.nodes[node]["spec"].get("unschedulable")
+        and systems.isdisjoint(each["key"] for each in scene.nodes[node]["spec"].get("taints", ()))
+        and truth.sum_left(scene, node, percent=request.percent) >= request.effective_units
+    }
+    agree(
+        f"nodes for pods like {pod['metadata']['name']}",
+        {"truth": open_nodes, "fit": {each.node for each in found.nodes}},
+    )
+    untainted = sum(each.pods for each in found.nodes if not scene.nodes[each.node]["spec"].get("taints"))
+    advice = advise_start(places.cluster, ask, 1, QUICK)
+    agree(
+        f"pods like {pod['metadata']['name']} that fit",
+        {"fit": untainted, "advise": advice.before.pods},
+    )
+
+
+def check_queue(scene: Scene, places: Places, name: str, passes: set[str]) -> None:
+    """Where the queue has room for a pod, and why it waits there."""
+    pod = scene.pods[name]
+    room, told = places.queued(name)
+    agree(
+        f"nodes that take {name}",
+        {"truth": {node for node in passes if _offers(scene, node, pod)}, "queue": room},
+    )
+    if told is None:
+        return
+    request = request_of(pod)
+    could = any(
+        truth.fits(_emptied(places, node), request)
+        and not truth.closed_to(scene, node, bool(pod["spec"]["tolerations"]))
+        and int(scene.nodes[node]["status"]["allocatable"]["cpu"]) >= truth.cpu_of(pod)
+        and (
+            not request.percent or bool(places.queue.state.nodes.percent[places.queue.state.nodes.rows[node]])
+        )
+        for node in places.usable
+    )
+    expected = Reason.TURN if room else Reason.ROOM if could or not places.usable else Reason.NEVER
+    agree(f"why the queue keeps {name}", {"truth": expected, "queue": told.reason})
+    if POD_REQUEUED in pod["metadata"]["annotations"]:
+        body = json.dumps({"Pod": pod, "NodeNames": sorted(scene.nodes)}).encode()
+        answer = json.loads(places.extender.filter(body, 100.0).answer)
+        assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(sorted(scene.nodes), REQUEUED)
+
+
+def check_preempt(places: Places, name: str, passes: set[str]) -> None:
+    """Whom preemption names, and that the pod fits once they have gone."""
+    for node in set(places.usable) - passes:
+        uids = sorted(places.extender.state.books[node].pods)
+        named = places.preempted(name, node, uids)
+        agree(
+            f"whether evicting pods of {node} helps {name}",
+            {"cards": places.makes_room(name, node, uids), "preempt": named is not None},
+        )
+        assert named is None or places.makes_room(name, node, named)

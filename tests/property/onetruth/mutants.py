@@ -1,0 +1,103 @@
+"""Each rule that several places share taken out, one at a time: in some scene answers must differ then."""
+
+from allocator import podcards
+from gpupack.ask import groups, hosts
+from gpupack.dashboard import records
+from gpupack.top import seats
+from scheduler_plugin.cluster import podcards as freed
+from scheduler_plugin.cluster import published, rules, sums
+from scheduler_plugin.placement import filtering
+from scheduler_plugin.queue.places import labels
+from tests.property.undercount.mutant import Mutant
+
+from .checks import ask_everybody
+
+MUTANTS = tuple(
+    Mutant(name, module, line, instead, ask_everybody, 0)
+    for name, module, line, instead in (
+        (
+            "shares in percent count in units of the card as it is now",
+            podcards,
+            "costs = charge(request, assignment, sizes_of, partly=True)",
+            "costs = charge(request, assignment, {}, partly=True)",
+        ),
+        (
+            "a card that has gone counts for nobody",
+            podcards,
+            "return {position_of[uuid]: units for uuid, units in costs.items() if uuid in position_of}",
+            "return {position_of.get(uuid, 0): units for uuid, units in costs.items()}",
+        ),
+        (
+            "a card that has lost its units counts for nobody",
+            podcards,
+            "if uuid and size",
+            "if uuid",
+        ),
+        (
+            "a pod that was just bound counts in filter",
+            rules,
+            "if pod.charged is not None and not self.holds(book, uid):",
+            "if False:",
+        ),
+        (
+            "a pod that was just bound counts in top",
+            seats,
+            "assumed = _RULES.assumed(node, _RULES.claims(node))",
+            "assumed = [0] * len(cards)",
+        ),
+        (
+            "a pod that was just bound counts in the dashboard",
+            records,
+            "free = card.free_units if",
+            "free = max(0, card.size_units - card.used_units) if",
+        ),
+        (
+            "the taint of a cordon counts without the cordon",
+            hosts,
+            "if not (spec.unschedulable and taint == UNSCHEDULABLE) and",
+            "if taint != UNSCHEDULABLE and",
+        ),
+        (
+            "a cordon counts before its taint is there",
+            labels,
+            "return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found",
+            "return found",
+        ),
+        (
+            "a cordon of cards counts before the words say so",
+            published,
+            "if not record.healthy or record.uuid in cordoned",
+            "if not record.healthy",
+        ),
+        (
+            "of a full card all that pods have counts",
+            published,
+            "used[card] = max(used[card], min(units_held, _MOST_HELD))",
+            "pass",
+        ),
+        (
+            "nothing is free for certain of a card that others fill",
+            freed,
+            "if used >= size > of_pods}",
+            "if False}",
+        ),
+        (
+            "pods on unhealthy cards count in a node's sum",
+            sums,
+            "return offered - sum(",
+            "return offered - 0 * sum(",
+        ),
+        (
+            "a node without shares of cards says so",
+            filtering,
+            "codes[nodes.usable[rows] & ~nodes.percent[rows]] = Misfit.NO_PLUGIN",
+            "pass",
+        ),
+        (
+            "why says what filter says",
+            groups,
+            "codes = misfits(nodes, query, out)",
+            "codes = misfits(nodes, query, out) * 0 + Misfit.NOT_FREE",
+        ),
+    )
+)
