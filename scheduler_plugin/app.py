@@ -90,7 +90,9 @@ async def run(
         reporter = Reporter(state, clock, events, elector)
         budgets = Budgets()
         budget_reflector = Reflector(client, BUDGETS_PATH, BudgetLite, budgets, clock=clock)
-        extender = Extender(state, policies, settings.shortlist, budgets)
+        extender = Extender(
+            state, policies, settings.shortlist, budgets, rank_all_pods=settings.rank_all_pods
+        )
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
         looks = SecondLooks(extender, client, clock, lambda: watcher.stale, elector)
         metrics.follow_looks(looks)

@@ -20,6 +20,8 @@ from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
 from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.policies import NODE_POLICIES, names
+from scheduler_plugin.placement.policies.registry import ranks_plain_pods
 
 MAX_SHORTLIST: Final = 100_000
 
@@ -35,6 +37,7 @@ class Settings(HttpAddress):
         node_policy: Ranks nodes for pods that name no policy of their own.
         node_policy_parameters: Its parameters, text by name.
         card_policy: Chooses cards for pods that name no policy of their own.
+        rank_all_pods: Rank nodes for pods that ask for no card, too, where kube-scheduler asks about them.
         shortlist: Nodes that filter returns at most; 0 returns all that fit.
         unit_mib: MiB a unit; names the resource.
         tls_cert: PEM file; with `tls_key` the server speaks TLS only.
@@ -60,6 +63,7 @@ class Settings(HttpAddress):
     node_policy: str = DEFAULT_NODE_POLICY
     node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     card_policy: str = DEFAULT_CARD_POLICY
+    rank_all_pods: bool = False
     shortlist: int = 16
     unit_mib: int = MIB_PER_GIB
     tls_cert: str | None = None
@@ -98,7 +102,10 @@ class Settings(HttpAddress):
     def _policy_faults(self) -> list[str]:
         faults = []
         try:
-            Policies(self.node_policy, parameters=self.node_policy_parameters)
+            policy = Policies(self.node_policy, parameters=self.node_policy_parameters).of_cluster
+            if self.rank_all_pods and not ranks_plain_pods(policy):
+                able = ", ".join(name for name in names() if ranks_plain_pods(NODE_POLICIES.made(name)))
+                faults.append(f"rank all pods with node policy {self.node_policy}: allowed are {able}")
         except PolicyError as error:
             faults.append(str(error))
         try:

@@ -45,6 +45,12 @@ from gpupack.policies import PolicyCommand, all_policies
 )
 @card_policy_parameter
 @click.option(
+    "--rank-all-pods/--no-rank-all-pods",
+    default=False,
+    show_default=True,
+    help="Rank nodes for pods without GPU too, where kube-scheduler is told to ask about them.",
+)
+@click.option(
     "--shortlist", type=int, default=16, show_default=True, help="Nodes filter returns; 0 for all that fit."
 )
 @click.option(

@@ -1,6 +1,6 @@
 """The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,12 +8,13 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
-from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cluster.budgets import Budgets
 from scheduler_plugin.cluster.objects import PodLite, may_preempt, ranks_nodes_itself
-from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, read_asking
+from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, pod_requests, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.nodeset import NodeSet
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
 from scheduler_plugin.http.protocol import (
@@ -49,29 +50,6 @@ REMEMBERED_SETTLED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """What filter found.
-
-    Attributes:
-        answer: For kube-scheduler.
-        refused: UID of a pod that only found no room, else empty.
-        passed: UID of a pod that asks for cards and found a node, else empty.
-        refusal: Why no node will do, for people.
-        evictable: Names of nodes, not always all, on which pods may be evicted for this one.
-        among: Nodes to look at once more later; with `refused` only.
-        tried: The pod, where its node policy was asked, and the best row; None: it held the pod back.
-    """
-
-    answer: bytes
-    refused: str = ""
-    passed: str = ""
-    refusal: Refusal | None = field(default=None, compare=False)
-    evictable: tuple[str, ...] = ()
-    among: NodeSet | None = field(default=None, compare=False)
-    tried: tuple[Query, int | None] | None = field(default=None, compare=False)
-
-
 class Extender:
     """The first, optimistic tier: looks at a snapshot and takes nothing.
 
@@ -80,6 +58,7 @@ class Extender:
         policies: Of the cluster.
         shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
         budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
+        rank_all_pods: Prioritize ranks nodes for pods that ask for no card, too.
 
     Attributes:
         backlog: The pods that wait, for policies that want to know.
@@ -92,6 +71,8 @@ class Extender:
         policies: Policies,
         shortlist: int = SHORTLIST,
         budgets: Budgets | None = None,
+        *,
+        rank_all_pods: bool = False,
     ) -> None:
         self.state = state
         self.budgets = budgets or Budgets()
@@ -99,6 +80,7 @@ class Extender:
         self.backlog = Backlog(state, policies)
         self.offers = Offers()
         self.shortlist = shortlist
+        self._rank_all_pods = rank_all_pods
         self.left: Signal[[str]] = Signal()
         self._calls = CallDecoder()
         self._settled_uids: dict[str, None] = {}
@@ -210,10 +192,12 @@ class Extender:
         try:
             query = self._query(pod)
         except RequestError:
-            query = None
-        if query is None:
             return encode_scores(candidates, self.state.nodes, result)
         rows, at = self._known(candidates)
+        if query is None:
+            if self._rank_all_pods:
+                result[slice(None) if at is None else at] = self._plain_ranks(pod, rows)
+            return encode_scores(candidates, self.state.nodes, result)
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
             positions = np.flatnonzero(fitting(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
@@ -221,6 +205,13 @@ class Extender:
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
+
+    def _plain_ranks(self, pod: PodLite, rows: RowArray) -> IntArray:
+        """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
+        nodes = self.state.nodes
+        cpu_milli, memory_bytes = pod_requests(pod)
+        ask = Ask(cpu_milli, memory_bytes, (), pod=pod.metadata.uid)
+        return protocol_scores(self.policies.of_cluster.score(nodes, ask, rows), nodes.name_rank[rows])
 
     def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.

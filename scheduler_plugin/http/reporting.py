@@ -8,7 +8,7 @@ from kubeapi.events import EventRecorder, EventType, ObjectRef, pod_ref
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Leadership
-from scheduler_plugin.http.extender import Filtered
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.protocol import BindArgs
 from scheduler_plugin.http.waiting import Refusal, Waiting
 from scheduler_plugin.placement.reasons import memory

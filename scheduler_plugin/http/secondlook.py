@@ -25,7 +25,8 @@ from kubeapi.paths import pod_path
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.commit.binding import Leadership
-from scheduler_plugin.http.extender import Extender, Filtered
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.nodeset import NodeSet
 
 AFTER_S: Final = 1.0

@@ -16,7 +16,8 @@ from scheduler_plugin.commit.binding import Binder, Leadership
 from scheduler_plugin.commit.preemptor import Preemptor
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.http.direct import Answer
-from scheduler_plugin.http.extender import Extender, Filtered
+from scheduler_plugin.http.extender import Extender
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import WAIT_S, Patience
 from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error

@@ -52,6 +52,11 @@ class Policies:
         self.backlog_readers: list[BacklogReader] = []
         self._add(node_policy, make(node_policy, parameters))
 
+    @property
+    def of_cluster(self) -> NodePolicy:
+        """The policy of pods that name none."""
+        return self._made[self.node_policy]
+
     def of(self, request: PodRequest) -> NodePolicy:
         """The policy that ranks nodes for a pod: its own, else the cluster's."""
         name = request.node_policy or self.node_policy

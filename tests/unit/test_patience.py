@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.http.extender import Filtered
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.metrics import Metrics
 from scheduler_plugin.http.patience import REMEMBERED, REST_S, News, Patience
 from scheduler_plugin.http.server import Service
@@ -92,6 +92,9 @@ class FullUntil:
 
     def filter(self, body: bytes, _now: float, _stale: str) -> Filtered:
         return Filtered(b"passed") if self.news.count >= self.count else Filtered(b"refused", body.decode())
+
+    def answered(self, found: Filtered) -> None:
+        pass
 
 
 def make_service(patience: Patience, clock: Clock, room_at: int) -> Service:

@@ -10,7 +10,7 @@ from kubeapi.errors import KubeApiError, NotFound, TimedOut
 from scheduler_plugin.cluster.objects import Gate
 from scheduler_plugin.cluster.pods import PodRecord
 from scheduler_plugin.http import secondlook
-from scheduler_plugin.http.extender import Filtered
+from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.secondlook import (
     AFTER_S,
     AT_ONCE,

@@ -13,6 +13,7 @@ class Balanced:
 
     epoch = 0
     by_row = True
+    ranks_plain_pods = True
 
     def __init__(self) -> None:
         self._fractions = Fractions()
@@ -21,7 +22,7 @@ class Balanced:
         """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
         self._fractions.follow(view)
         spread = self._fractions.after(ask, rows)
-        present = self._fractions.present(rows)
+        present = self._fractions.present(rows, ask)
         spread -= mean(spread, present)
         spread *= spread
         if present is not None:

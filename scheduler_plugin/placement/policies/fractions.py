@@ -106,9 +106,15 @@ class Fractions:
         result += self._used.take(rows, axis=1)
         return result
 
-    def present(self, rows: RowArray) -> FloatArray | None:
-        """1 where the node has something of the class, else 0: float64[3, m]; None: 1 everywhere."""
-        return None if self._complete else self._present.take(rows, axis=1)
+    def present(self, rows: RowArray, ask: Ask | None = None) -> FloatArray | None:
+        """1 where the node has something of the class, else 0: float64[3, m]; None: 1 everywhere.
+
+        Args:
+            rows: intp[m]; only a pod that asks for no card has rows without cards.
+            ask: What the pod asks for; None: for cards.
+        """
+        plain = ask is not None and not ask.demands
+        return None if self._complete and not plain else self._present.take(rows, axis=1)
 
 
 def mean(f: FloatArray, present: FloatArray | None) -> FloatArray:

@@ -13,6 +13,7 @@ class LeastRequested:
 
     epoch = 0
     by_row = True
+    ranks_plain_pods = True
 
     def __init__(self) -> None:
         self._fractions = Fractions()
@@ -20,7 +21,7 @@ class LeastRequested:
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
         self._fractions.follow(view)
-        return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows)), DECIMALS)
+        return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows, ask)), DECIMALS)
 
 
 def make(_parameters: Parameters) -> LeastRequested:

@@ -60,11 +60,12 @@ class Ask:
 class NodePolicy(Protocol):
     """Ranks nodes for a pod; see the module's text for the rules.
 
-    `epoch` and `score` are all that a policy needs. One more attribute makes the queue faster:
+    `epoch` and `score` are all that a policy needs. More attributes:
 
         by_row = True: while `epoch` stays, the score of a node changes with `view.version` of that node only.
             The queue then scores again only the nodes that changed; of other policies it scores all nodes for
             each pod.
+        ranks_plain_pods = True: it ranks nodes, also those without cards, for pods that ask for no card.
     """
 
     @property
@@ -150,6 +151,11 @@ class WorkloadPolicy(Protocol):
     def with_workload(self, workload: "Workload") -> NodePolicy:
         """The same policy, for a workload that is known."""
         ...
+
+
+def ranks_plain_pods(policy: NodePolicy) -> bool:
+    """Tell whether a policy says that it ranks nodes for pods that ask for no card; see `NodePolicy`."""
+    return bool(getattr(policy, "ranks_plain_pods", False))
 
 
 def by_row(policy: NodePolicy) -> bool:

@@ -35,6 +35,9 @@ PARTS: Final = ("W0", "W1", "W2")
 _POLLED_FIRST: Final = 64
 _WINNER: Final = -1.0
 _NEVER_POLLED: Final = 2.0
+_ANY: Final = Ask(0, 0, ())
+"""Nodes without cards are among those whose y is remembered."""
+
 _TINY: Final = 1e-300
 _HELD_PODS: Final = 65536
 _PENDING_PODS: Final = 65536
@@ -79,6 +82,8 @@ class Settings:
 
 class WeightedBalance:
     """The node policy; see the module's text."""
+
+    ranks_plain_pods = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = Settings() if settings is None else settings
@@ -167,7 +172,7 @@ class WeightedBalance:
             self._y_epoch = self.epoch
             changed = np.arange(len(view.version))
         if changed.size:
-            present = self._fractions.present(changed)
+            present = self._fractions.present(changed, _ANY)
             self._y[changed] = _imbalances(self._fractions.before(changed), present, self._column)
         return self._y
 
@@ -182,7 +187,8 @@ class WeightedBalance:
         return sum(shares) / max(1, (cpu > 0) + (memory > 0) + (gpu > 0))
 
     def _after(self, ask: Ask, rows: RowArray) -> FloatArray:
-        return _imbalances(self._fractions.after(ask, rows), self._fractions.present(rows), self._column)
+        present = self._fractions.present(rows, ask)
+        return _imbalances(self._fractions.after(ask, rows), present, self._column)
 
     def _polling_order(self, view: ClusterView, rows: RowArray) -> RowArray:
         """Positions in `rows` by name, from the one after the last winner when the cursor rotates."""
