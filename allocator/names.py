@@ -28,6 +28,7 @@ POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
 
 POD_DATA = f"{DOMAIN}/data"
 POD_JOB = f"{DOMAIN}/job"
+POD_FIRST_STAGE_SIZE = f"{DOMAIN}/first-stage-size"
 POD_GANG = f"{DOMAIN}/gang"
 POD_GANG_SIZE = f"{DOMAIN}/gang-size"
 

@@ -24,6 +24,7 @@ from scheduler_plugin.queue.configuration.config import parse_config
 from scheduler_plugin.queue.deciding.admission import Release
 from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
 from scheduler_plugin.queue.entering.entries import TakenBack
+from scheduler_plugin.queue.entering.jobs import QueueJob, read_job
 from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
 from tests.cluster_builders import node_object, pod_object
 
@@ -53,6 +54,7 @@ class QueueWorld:
         self.version = 1
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}
+        self.queue.stages.set_jobs([])
 
     def configure(self, config: str) -> None:
         self.queue.configure(parse_config("queues.yaml", config))
@@ -82,6 +84,43 @@ class QueueWorld:
         self.state.delete_node(name, str(self.version), self.now)
         self.queue.set_node(name, None)
 
+    def job(
+        self,
+        name: str,
+        completions: int | None = 1,
+        *,
+        data: str = "",
+        job: str = "",
+        succeeded: int = 0,
+        complete: bool = False,
+        failed: bool = False,
+    ) -> None:
+        """Create or change a Job whose pods say this; what it makes is made by hand."""
+        notes = {key: value for key, value in ((POD_DATA, data), (POD_JOB, job)) if value}
+        conditions = [{"type": "Complete", "status": "True"}] if complete else []
+        conditions += [{"type": "Failed", "status": "True"}] if failed else []
+        raw = {
+            "metadata": {"name": name, "namespace": "default", "uid": f"job-{name}"},
+            "spec": {"completions": completions, "template": {"metadata": {"annotations": notes}}},
+            "status": {"succeeded": succeeded, "conditions": conditions},
+        }
+        self.queue.stages.set_job(read_job(msgspec.convert(raw, QueueJob)))
+
+    def lose_job(self, name: str) -> None:
+        """Delete a Job."""
+        self.queue.stages.lose_job(f"job-{name}")
+
+    def made_by(self, job: str) -> dict[str, Any]:
+        """Metadata of a pod that a Job made."""
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": job,
+            "uid": f"job-{job}",
+            "controller": True,
+        }
+        return {"ownerReferences": [owner]}
+
     def pod(
         self,
         name: str,
@@ -96,6 +135,7 @@ class QueueWorld:
         gates: Sequence[str] = (QUEUE_GATE,),
         live: bool = False,
         annotations: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> str:
         """Create a gated pod, seen as an event where it is `live`; its UID."""
@@ -108,6 +148,7 @@ class QueueWorld:
             f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
         )
         raw["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        raw["metadata"].update(metadata or {})
         self.objects[raw["metadata"]["uid"]] = raw
         self._send(raw, live=live)
         return str(raw["metadata"]["uid"])

@@ -141,11 +141,16 @@ class QueuedReplaying(Replaying):
         self._began_units = 0.0
         self._waited: dict[int, float] = {}
         self._stuck: set[PodKind] = set()
+        # A second stage waits for those of its first one, too, that have not arrived yet.
+        for number, arrival in enumerate(replay.arrivals):
+            if arrival.pod.data:
+                self.tenants[self.queues[number]].waiting.begun(f"{number:09}", arrival.pod.job)
 
     def arrive(self, number: int, kind: PodKind) -> None:
         """Let a pod wait, and release what can be released."""
         if not self._possible[kind]:
             self.story.impossible.add(number)
+            self._finish(number)
             return
         now = self.arrivals[number].at_s
         self._wait(number, kind, now)
@@ -157,8 +162,7 @@ class QueuedReplaying(Replaying):
         """Take a pod away that has ended."""
         super().end(ended)
         self._leave(ended)
-        pod = self.arrivals[ended.number].pod
-        self.tenants[self.queues[ended.number]].waiting.finished(f"{ended.number:09}", pod.job)
+        self._finish(ended.number)
 
     def sample(self, at: float) -> None:
         """Note how the cluster and the queues are from a moment on."""
@@ -175,6 +179,10 @@ class QueuedReplaying(Replaying):
         self.tenants[self.queues[number]].waiting.add(task)
         self._waiting += 1
         self._waiting_milli += kind.asked
+
+    def _finish(self, number: int) -> None:
+        """Nobody waits for a pod any more."""
+        self.tenants[self.queues[number]].waiting.finished(f"{number:09}", self.arrivals[number].pod.job)
 
     def _leave(self, pod: Running) -> None:
         """A pod runs no more."""

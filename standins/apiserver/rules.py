@@ -14,7 +14,8 @@ NAMESPACES = Resource("namespaces", "Namespace", namespaced=False)
 EVENTS = Resource("events", "Event")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
 BUDGETS = Resource("poddisruptionbudgets", "PodDisruptionBudget", "policy")
-RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS)
+JOBS = Resource("jobs", "Job", "batch")
+RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, JOBS)
 
 ANNOTATIONS_LIMIT = 262_144
 

@@ -10,7 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from allocator.names import LEADER_LABEL, POD_GANG, POD_GANG_SIZE, QUEUE_GATE, QUEUE_NAME
+from allocator.names import (
+    LEADER_LABEL,
+    POD_DATA,
+    POD_FIRST_STAGE_SIZE,
+    POD_GANG,
+    POD_GANG_SIZE,
+    POD_JOB,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.running.app import run
 from scheduler_plugin.queue.running.settings import QueueSettings
@@ -326,3 +335,59 @@ async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: 
                 return "100 units and the cluster's cards have 32" in (await running.status())["warning"]
 
             await until(warned)
+
+
+async def test_a_second_stage_waits_for_pods_that_a_job_is_still_to_make(tmp_path: Path) -> None:
+    """The reduce pod was there first; then one of two maps has succeeded before the other one exists."""
+    notes = {POD_JOB: "j", POD_DATA: "d"}
+    job: dict[str, Any] = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "maps"},
+        "spec": {"completions": 2, "template": {"metadata": {"annotations": notes}}},
+    }
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        path = f"{api.url}/apis/batch/v1/namespaces/default/jobs"
+        async with queue(api, tmp_path) as running:
+            make_pod(api, "reduce", 1, annotations={POD_JOB: "j"})
+            assert "no pod with data of job default/j is known yet" in await running.waits(
+                "reduce", "FirstStage"
+            )
+            async with running.session.post(path, json=job) as answer:
+                uid = (await answer.json())["metadata"]["uid"]
+
+            async def told(lacks: str) -> None:
+                async def is_told() -> bool:
+                    return lacks in await running.waits("reduce", "FirstStage")
+
+                await until(is_told)
+                assert running.gated("reduce")
+
+            await told("Job default/maps has 0 of 2 pods that succeeded")
+            for number, (succeeded, lacks) in enumerate([(1, "1 of 2 pods"), (2, "")]):
+                name = f"map-{number}"
+                make_pod(api, name, 1, annotations=notes)
+                reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "maps", "uid": uid}
+                references = [{**reference, "controller": True}]
+                api.patch_pod("default", name, {"metadata": {"ownerReferences": references}})
+                await running.released(name)
+                api.patch_pod("default", name, {"status": {"phase": "Succeeded"}})
+                patch = {"status": {"succeeded": succeeded}}
+                headers = {"Content-Type": "application/merge-patch+json"}
+                async with running.session.patch(
+                    f"{path}/maps/status", json=patch, headers=headers
+                ) as answer:
+                    assert answer.status == 200
+                if lacks:
+                    await told(lacks)
+                    text = (await running.get("/metrics"))[1]
+                    assert 'gpupack_queue_pods{queue="a",state="first_stage"} 1.0' in text
+            await running.released("reduce")
+
+            async def said() -> bool:
+                return any("FirstStage: its job waits" in event for event in running.events("reduce"))
+
+            await until(said)
+            make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
+            await running.released("alone")

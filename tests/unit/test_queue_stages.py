@@ -1,7 +1,10 @@
 """Stages of a job: what its second stage waits for, whatever happens to the pods of the first."""
 
+from typing import Any
+
 import pytest
 
+from allocator.names import POD_FIRST_STAGE_SIZE
 from scheduler_plugin.queue.running.explain import Reason, tenants, waiting
 from tests.queue_world import QueueWorld, world
 
@@ -104,3 +107,149 @@ def test_queues_that_nobody_configured_leave_nothing_behind() -> None:
         moved = world.pod(f"moved-{i}", 1, queue=f"left-{i}", data="d", job="j")
         world.change(moved, metadata={"labels": {"gpupack.io/queue-name": "a"}})
     assert [each.name for each in tenants(world.queue, 0)] == ["a"]
+
+
+def test_a_second_stage_waits_for_a_first_one_that_comes_later(world: QueueWorld) -> None:
+    """The reduce pod was there before any map pod: it is not taken for one of a job that has none."""
+    world.pod("reduce", 1, job="j")
+    assert world.released() == []
+    (why,) = waiting(world.queue, 0)
+    assert why.reason is Reason.STAGE
+    assert why.message == (
+        "its job waits for its first stage: no pod with data of job default/j is known yet; "
+        "where it has none, gpupack.io/first-stage-size: 0 says so"
+    )
+    first = world.pod("map", 1, data="d", job="j")
+    assert world.released() == ["map"]
+    world.bind(first)
+    world.change(first, status={"phase": "Succeeded"})
+    assert world.released() == ["reduce"]
+
+
+def test_a_second_stage_waits_for_all_completions_of_the_job_that_makes_the_first(world: QueueWorld) -> None:
+    """Also for pods that do not exist yet; a failed pod that its Job makes again is no hindrance."""
+    world.job("maps", completions=2, data="d", job="j")
+    world.pod("reduce", 1, job="j")
+    uids = []
+    for name, phase in (("m1", "Succeeded"), ("m2", "Failed"), ("m3", "Succeeded")):
+        assert world.released() == []
+        uids.append(world.pod(name, 1, data="d", job="j", metadata=world.made_by("maps")))
+        assert world.released() == [name]
+        world.bind(uids[-1])
+        world.change(uids[-1], status={"phase": phase})
+    assert world.released() == []
+    assert waiting(world.queue, 0)[0].message == (
+        "its job waits for its first stage: Job default/maps has 0 of 2 pods that succeeded"
+    )
+    world.job("maps", completions=2, data="d", job="j", succeeded=1)
+    assert world.released() == []
+    world.job("maps", completions=2, data="d", job="j", succeeded=2)
+    assert world.released() == ["reduce"]
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"completions": None}, "Job default/maps is not complete: it has 1 pod that succeeded"),
+        ({"completions": 3, "failed": True}, "Job default/maps has failed, with 1 of 3 pods that succeeded"),
+    ],
+    ids=("work queue", "failed"),
+)
+def test_a_second_stage_is_told_what_its_first_one_lacks(
+    world: QueueWorld, job: dict[str, Any], said: str
+) -> None:
+    """And begins when the Job is gone, or complete."""
+    world.job("maps", data="d", job="j", succeeded=1, **job)
+    world.pod("reduce", 1, job="j")
+    assert world.released() == []
+    assert waiting(world.queue, 0)[0].message == f"its job waits for its first stage: {said}"
+    world.job("maps", data="d", job="j", succeeded=1, completions=job["completions"], complete=True)
+    assert world.released() == ["reduce"]
+
+
+def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld) -> None:
+    """On any pod of the job; those that succeeded count also when they are gone, those that failed do not."""
+    reduce = world.pod("reduce", 1, job="j", annotations={POD_FIRST_STAGE_SIZE: "2"})
+    for name, phase, left in (("m1", "Succeeded", 1), ("m2", "Failed", 1), ("m3", "Succeeded", 2)):
+        first = world.pod(name, 1, data="d", job="j")
+        assert world.released() == [name]
+        world.bind(first)
+        world.change(first, status={"phase": phase})
+        if left < 2:
+            assert world.released() == []
+            assert f"{left} of 2 pods have succeeded" in waiting(world.queue, 0)[0].message
+        world.delete(first)
+    assert world.released() == ["reduce"]
+    world.bind(reduce)
+    world.pod("none", 1, job="k", annotations={POD_FIRST_STAGE_SIZE: "0"})
+    assert world.released() == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("size", "job", "why"),
+    [
+        ("-1", "j", 'is "-1": allowed is a whole number from 0 to 999999'),
+        ("two", "j", 'is "two": allowed is a whole number from 0 to 999999'),
+        ("2", "", "without gpupack.io/job: allowed are both or none"),
+    ],
+)
+def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: str, why: str) -> None:
+    """And what is allowed."""
+    world.pod("reduce", 1, job=job, annotations={POD_FIRST_STAGE_SIZE: size})
+    assert world.released() == []
+    assert waiting(world.queue, 0)[0].message == f"annotation {POD_FIRST_STAGE_SIZE} {why}"
+
+
+def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
+    """A Job may make more pods than are seen; where an annotation says how many that does not matter."""
+    world.queue.stages.set_jobs(None)
+    first = world.pod("map", 1, data="d", job="j")
+    world.pod("reduce", 1, job="j")
+    counted = world.pod("counted", 1, data="d", job="k")
+    world.pod("reduce-k", 1, job="k", annotations={POD_FIRST_STAGE_SIZE: "1"})
+    assert sorted(world.released()) == ["counted", "map"]
+    for uid in (first, counted):
+        world.bind(uid)
+        world.change(uid, status={"phase": "Succeeded"})
+    assert world.released() == ["reduce-k"]
+    assert waiting(world.queue, 0)[0].message == (
+        "its job waits for its first stage: the Jobs of the cluster are not known yet"
+    )
+    world.queue.stages.set_jobs([])
+    assert world.released() == ["reduce"]
+
+
+def test_a_pod_whose_job_is_not_known_yet_does_not_end_its_first_stage(world: QueueWorld) -> None:
+    """Pods and Jobs come by two watches."""
+    first = world.pod("map", 1, data="d", job="j", metadata=world.made_by("maps"))
+    world.pod("reduce", 1, job="j")
+    assert world.released() == ["map"]
+    world.bind(first)
+    world.change(first, status={"phase": "Succeeded"})
+    assert world.released() == []
+    assert waiting(world.queue, 0)[0].message == (
+        "its job waits for its first stage: the Job that made pod default/map is not known yet"
+    )
+    world.job("maps", completions=2, data="d", job="j", succeeded=1)
+    assert world.released() == []
+    world.lose_job("maps")
+    assert world.released() == ["reduce"]
+
+
+def test_a_second_stage_that_is_made_again_does_not_wait_for_pods_that_are_gone(world: QueueWorld) -> None:
+    """While a pod of the job exists it is remembered that its first stage has ended."""
+    first = world.pod("map", 1, data="d", job="j")
+    reduce = world.pod("reduce", 1, job="j")
+    world.released()
+    world.bind(first)
+    world.change(first, status={"phase": "Succeeded"})
+    assert world.released() == ["reduce"]
+    world.delete(first)
+    world.bind(reduce)
+    world.change(reduce, status={"phase": "Failed"})
+    again = world.pod("again", 1, job="j")
+    assert world.released() == ["again"]
+    for uid in (reduce, again):
+        world.delete(uid)
+    world.pod("next", 1, job="j")
+    assert world.released() == []

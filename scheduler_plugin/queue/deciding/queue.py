@@ -33,7 +33,7 @@ from scheduler_plugin.queue.places.room import NodeFacts, Room
 from scheduler_plugin.queue.places.wants import Needs
 from scheduler_plugin.queue.sharing.slots import Slots
 from scheduler_plugin.queue.sharing.tenants import Tenants
-from scheduler_plugin.queue.sharing.waiting import Kind, Task
+from scheduler_plugin.queue.sharing.waiting import Task
 
 REFUSED_S: Final = (1.0, 300.0)
 """The shortest and the longest pause before a release that the API server has refused is tried again."""
@@ -61,7 +61,7 @@ class Queue:
 
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
-        failed: Failed pods that a job waits for, by UID.
+        stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Releases that the API server has refused, by UID, and their pauses.
         seen_bound: When a pod that was released was last seen bound, seconds.
     """
@@ -79,8 +79,7 @@ class Queue:
         self.amounts = self.admission.amounts
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
-        self._stages = Stages(self.tenants)
-        self.failed = self._stages.failed
+        self.stages = Stages(self.tenants)
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
@@ -102,7 +101,7 @@ class Queue:
         self.locality = self.admission.locality = Locality(config.locality)
         for name, facts in self.room.facts.items():
             self._count_node(name, facts)
-        self._stages.configure()
+        self.stages.configure()
         for entry in list(self.entries.values()):
             self._enter(entry)
 
@@ -141,8 +140,10 @@ class Queue:
         concerns = ticket.gated or (ticket.queue and (record.charged is not None or record.error))
         if not concerns or record.ended:
             self._end(uid, now)
-            if record.ended and pod.status.phase != "Succeeded":
-                self._stages.fail(record, ticket)
+            if record.ended:
+                self.stages.end(record, ticket, succeeded=pod.status.phase == "Succeeded")
+            else:
+                self.stages.forget(uid)
             return
         wants, fault = self._shapes.read(record, ticket, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if ticket.gated else Phase.RELEASED
@@ -196,6 +197,7 @@ class Queue:
     def delete_pod(self, uid: str, now: float) -> None:
         """Forget a pod; after the state has."""
         self._end(uid, now)
+        self.stages.forget(uid)
 
     def not_released(self, uid: str, now: float, why: str = "") -> None:
         """The API server has refused a release: after a pause the pod waits again, in its old place.
@@ -216,7 +218,7 @@ class Queue:
     @property
     def known(self) -> Iterator[str]:
         """UIDs of all pods that the queue would forget if they were gone."""
-        return chain(self.entries, self.failed)
+        return chain(self.entries, (uid for uid in self.stages.pods if uid not in self.entries))
 
     # What comes out.
 
@@ -275,10 +277,7 @@ class Queue:
 
     def _enter(self, entry: Entry) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
-        if entry.kind is Kind.LOCAL and entry.job:
-            self._stages.begin(entry.uid, entry.ticket.queue, entry.job)
-        else:
-            self._stages.end(entry.uid)
+        self.stages.enter(entry)
         ready = (
             entry.phase is Phase.GATED
             and not self.refusal(entry)
@@ -383,7 +382,6 @@ class Queue:
         self.unplaced.discard(uid)
         self.refusals.forget(uid)
         self._take_backs.forget(uid)
-        self._stages.end(uid)
         entry = self.entries.pop(uid, None)
         if entry is None:
             return

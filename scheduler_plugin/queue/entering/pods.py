@@ -9,7 +9,15 @@ from typing import Final
 import msgspec
 
 from allocator.errors import shown
-from allocator.names import POD_DATA, POD_GANG, POD_GANG_SIZE, POD_JOB, QUEUE_GATE, QUEUE_NAME
+from allocator.names import (
+    POD_DATA,
+    POD_FIRST_STAGE_SIZE,
+    POD_GANG,
+    POD_GANG_SIZE,
+    POD_JOB,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
 from scheduler_plugin.cluster.objects import (
     Affinity,
     NodeLite,
@@ -28,12 +36,16 @@ from scheduler_plugin.queue.places.room import NodeFacts
 MAX_GANG: Final = 1024
 MAX_NAME: Final = 253
 MAX_DATA: Final = 64
+MAX_FIRST_STAGE: Final = 999_999
 _SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
+_FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
 
 
 class Owner(Struct):
     """One of `metadata.ownerReferences`."""
 
+    api_version: str = ""
+    kind: str = ""
     uid: str = ""
     controller: bool = False
 
@@ -141,6 +153,8 @@ class Ticket:
         gang: Its gang, within its namespace; empty for none.
         gang_size: Pods of the gang.
         owner: UID of the controller that would create it again; empty for none.
+        maker: UID of the Job that made it; empty where none has.
+        first_stage_size: Pods of the first stage of its job; None: it does not say.
         ending: It is being deleted.
         grace_s: Seconds that it may take to end, once it is being deleted.
         unschedulable: When and why kube-scheduler found no node for it, in its words; empty where it said
@@ -162,6 +176,8 @@ class Ticket:
     gang: str
     gang_size: int
     owner: str
+    maker: str
+    first_stage_size: int | None
     ending: bool
     grace_s: float
     unschedulable: str
@@ -186,7 +202,9 @@ def read_ticket(pod: QueuePod) -> Ticket:
     )
     gang, size, fault = read_gang(annotations)
     job, wrong = _name(annotations, POD_JOB)
-    fault = fault or wrong
+    stage_size, wrong_size = _read_first_stage_size(annotations, job)
+    fault = fault or wrong or wrong_size
+    owner = next((owner for owner in meta.owner_references or () if owner.controller), Owner())
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
@@ -201,7 +219,9 @@ def read_ticket(pod: QueuePod) -> Ticket:
         job=job,
         gang=gang,
         gang_size=size,
-        owner=next((owner.uid for owner in meta.owner_references or () if owner.controller), ""),
+        owner=owner.uid,
+        maker=owner.uid if owner.kind == "Job" and owner.api_version.startswith("batch/") else "",
+        first_stage_size=stage_size,
         ending=meta.deletion_timestamp is not None,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
         unschedulable=_unschedulable(condition),
@@ -254,6 +274,19 @@ def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
         allowed = f"allowed is a whole number from 1 to {MAX_GANG}"
         return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}: {allowed}"
     return gang, size, ""
+
+
+def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int | None, str]:
+    """Read how many pods the first stage of a job has; a fault in words where that makes no sense."""
+    text = annotations.get(POD_FIRST_STAGE_SIZE)
+    if text is None:
+        return None, ""
+    if not job:
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} without {POD_JOB}: allowed are both or none"
+    if not _FIRST_STAGE.fullmatch(text):
+        allowed = f"allowed is a whole number from 0 to {MAX_FIRST_STAGE}"
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} is {shown(text)}: {allowed}"
+    return int(text), ""
 
 
 def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from scheduler_plugin.queue.running.controller import Controller
 from scheduler_plugin.queue.running.http import make_app
 from scheduler_plugin.queue.running.metrics import QueueMetrics
 from scheduler_plugin.queue.running.settings import QueueSettings
-from scheduler_plugin.queue.running.watching import NamespaceSink, QueueFeed, namespaces
+from scheduler_plugin.queue.running.watching import JobSink, NamespaceSink, QueueFeed, jobs, namespaces
 from scheduler_plugin.queue.running.writing import Writer
 
 SHUTDOWN_S = 2.0
@@ -101,6 +101,7 @@ async def run(
             work = [
                 watcher.run(),
                 namespaces(client, sink, clock).run(),
+                jobs(client, JobSink(queue, controller.note), clock).run(),
                 term.run(controller.note),
                 recorder.run(),
                 file.follow(configure),

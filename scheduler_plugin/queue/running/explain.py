@@ -15,6 +15,7 @@ from scheduler_plugin.placement.reasons import CLOSEST_FIRST, demanded, reason
 from scheduler_plugin.queue.configuration.quota import Cohort
 from scheduler_plugin.queue.deciding.queue import Queue
 from scheduler_plugin.queue.entering.entries import Entry, Gang, Phase
+from scheduler_plugin.queue.entering.stages import TO_COME
 from scheduler_plugin.queue.places.wants import GangWants, Needs, Wants
 from scheduler_plugin.queue.sharing.tenants import TenantState
 from scheduler_plugin.queue.sharing.waiting import Kind, Task
@@ -85,6 +86,7 @@ class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
         waiting: Pods.
         oldest_wait_s: Seconds that the pod waits that waits longest.
         stop: Whether it releases.
+        first_stage: Pods that wait for the first stage of their job.
     """
 
     name: str
@@ -98,6 +100,7 @@ class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
     waiting: int
     oldest_wait_s: float
     stop: str
+    first_stage: int = 0
 
 
 def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> Why:
@@ -167,7 +170,13 @@ def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStat
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
         stop="not configured" if tenant.form is None else tenant.form.stop,
+        first_stage=sum(_pods(task.wants) for task in tenant.waiting.held()),
     )
+
+
+def _pods(needs: Needs) -> int:
+    """Count the pods of a task."""
+    return len(needs.members) if isinstance(needs, GangWants) else 1
 
 
 def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
@@ -191,7 +200,7 @@ def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) 
     """Say why a pod that waits in a queue is not the one released."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     if task is not None and tenant.waiting.is_held(task.uid):
-        return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job))
+        return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job), task.job)
     if not tenant.is_open:
         return Reason.STOPPED, f"queue {tenant.name} is stopped"
     fits = queue.room.fits(wants, holder=entry.gang or entry.uid)
@@ -261,21 +270,27 @@ def _why_never(queue: Queue, wants: Wants) -> str:
     return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
 
 
-def _stage(queue: Queue, unfinished: Collection[str]) -> str:
-    """Say which pods of the first stage a job waits for: first those that will not end by themselves."""
-    found = sorted(_holds_up(queue, uid) for uid in islice(unfinished, STAGE_LOOKED_AT))
+def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
+    """Say which pods of the first stage a job waits for: first those that will not end by themselves.
+
+    Then what of its first stage is still to come.
+    """
+    lacks = queue.stages.lacks(job) if TO_COME in unfinished else ""
+    count = len(unfinished) - (TO_COME in unfinished)
+    if not count:
+        return f"its job waits for its first stage: {lacks}"
+    known = (uid for uid in unfinished if uid != TO_COME)
+    found = sorted(_holds_up(queue, uid) for uid in islice(known, STAGE_LOOKED_AT))
     named = ", ".join(text for _, text in found[:STAGE_NAMED])
-    more = len(unfinished) - min(len(found), STAGE_NAMED)
-    count = len(unfinished)
+    more = count - min(len(found), STAGE_NAMED)
     pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"
-    return (
-        f"its job waits for {pods} with data, its first stage: {named}{f' and {more} more' if more else ''}"
-    )
+    said = f"its job waits for {pods} with data, its first stage: {named}"
+    return said + (f" and {more} more" if more else "") + (f"; {lacks}" if lacks else "")
 
 
 def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
     """How bad it is that a pod of the first stage has not ended, and what is known of it."""
-    failed, entry = queue.failed.get(uid), queue.entries.get(uid)
+    failed, entry = queue.stages.failed.get(uid), queue.entries.get(uid)
     if failed is not None:
         return 0, f"{failed.name} (failed: it counts until it is deleted)"
     if entry is None:

@@ -61,6 +61,7 @@ class QueueMetrics:
                 if units is not None:
                     self._units.labels(tenant.name, kind).set(units)
             self._pods.labels(tenant.name, "waiting").set(tenant.waiting)
+            self._pods.labels(tenant.name, "first_stage").set(tenant.first_stage)
             self._pods.labels(tenant.name, "released").set(tenant.running)
             self._weight.labels(tenant.name).set(tenant.weight)
             self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)

@@ -8,6 +8,7 @@ from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.queue.deciding.queue import Queue
+from scheduler_plugin.queue.entering.jobs import QueueJob, read_job
 from scheduler_plugin.queue.entering.pods import NamespaceLite, node_facts
 
 
@@ -99,6 +100,43 @@ class NamespaceSink:
 
     def disconnected(self, error: KubeApiError) -> None:
         """Nothing to do: the namespaces known are used until others come."""
+
+
+class JobSink:
+    """Writes Jobs into the stages of a queue.
+
+    Args:
+        queue: Takes them.
+        changed: Called after each change that a stage depends on.
+    """
+
+    def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
+        self._stages = queue.stages
+        self._changed = changed
+
+    def replace(self, items: Sequence[QueueJob], resource_version: str) -> None:
+        """Take a complete list."""
+        del resource_version
+        self._stages.set_jobs(read_job(item) for item in items)
+        self._changed()
+
+    def event(self, kind: Kind, item: QueueJob, resource_version: str) -> None:
+        """Take one change."""
+        del resource_version
+        gone = kind == "DELETED"
+        if self._stages.lose_job(item.metadata.uid) if gone else self._stages.set_job(read_job(item)):
+            self._changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed up to this version."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Nothing to do: the Jobs known are used until others come."""
+
+
+def jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
+    """Watch Jobs: they say how many pods a first stage will have had."""
+    return Reflector(client, "/apis/batch/v1/jobs", QueueJob, sink, clock=clock)
 
 
 def namespaces(

@@ -198,6 +198,10 @@ class Waiting(Generic[W]):
         self._forget_empty(job, known)
         return bool(known.second)
 
+    def held(self) -> Iterator[Task[W]]:
+        """Tasks that wait for the first stage of their job."""
+        return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
+
     def unfinished(self, job: str) -> Collection[str]:
         """UIDs of the first-stage tasks that a job waits for, in the order in which they came."""
         known = self._jobs.get(job)
