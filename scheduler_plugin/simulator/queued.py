@@ -231,14 +231,26 @@ class QueuedReplaying(Replaying):
         order = by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
         if not self._places.has_slots:
             return self._offer(None, None, order, now)
-        for row in range(self._cluster.arrays.row_count):
-            for slot in self._places.idle(row):
-                if self._offer(slot, row, order, now):
-                    return True
+        for near_only in (True, False) if self._places.by_data else (False,):
+            for row in range(self._cluster.arrays.row_count):
+                for slot in self._places.idle(row):
+                    if self._offer(slot, row, order, now, near_only=near_only):
+                        return True
         return False
 
-    def _offer(self, slot: Kind | None, row: int | None, order: list[SimTenant], now: float) -> bool:
-        """Offer a slot of a type on a row, or the whole cluster; whether somebody was released."""
+    def _offer(
+        self,
+        slot: Kind | None,
+        row: int | None,
+        order: list[SimTenant],
+        now: float,
+        *,
+        near_only: bool = False,
+    ) -> bool:
+        """Offer a slot of a type on a row, or the whole cluster; whether somebody was released.
+
+        With `near_only` nobody goes whose data is elsewhere.
+        """
         unplaced: set[PodKind] = set()
 
         def may(tenant: Tenant[PodKind], group: Group[PodKind]) -> bool:
@@ -255,7 +267,7 @@ class QueuedReplaying(Replaying):
 
         while True:
             choice = pick(slot, order, near=near, may=may, locality=self._places.by_data)
-            if choice is None:
+            if choice is None or (near_only and choice.relaxed):
                 return False
             among = None if row is None else self._only({row})
             if among is None and choice.task.data and self._places.by_data and not choice.relaxed:

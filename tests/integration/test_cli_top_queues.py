@@ -31,6 +31,7 @@ STATUS = {
             "waiting": 1,
             "oldestWaitS": 90.5,
             "stop": "None",
+            "firstStage": 0,
         }
     ],
     "pods": [

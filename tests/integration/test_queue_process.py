@@ -172,6 +172,41 @@ async def test_batch_mode_names_the_node(tmp_path: Path) -> None:
             assert terms == {"nodeSelectorTerms": [{**term, "matchFields": [field]}]}
 
 
+async def test_a_node_that_slots_or_data_decide_is_named_in_gate_mode(tmp_path: Path) -> None:
+    """In the write that takes the gate away; where nothing depends on the node kube-scheduler chooses it."""
+
+    def named(running: Running, name: str) -> str:
+        affinity = running.api.pod("default", name)["spec"].get("affinity")
+        if affinity is None:
+            return ""
+        required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16,))
+        make_node(api, "n2", (16,), labels={"data.gpupack.io/d": ""})
+        async with queue(api, tmp_path) as running:
+            make_pod(api, "plain", 1)
+            make_pod(api, "near", 1, annotations={POD_DATA: "d"})
+            await running.released("plain", "near")
+            assert [named(running, name) for name in ("plain", "near")] == ["", "n2"]
+        for name in ("plain", "near"):
+            api.delete_pod("default", name, grace_s=0)
+        slots = "slots: {per: node, local: {count: 1}, free: {count: 0}}"
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\n{slots}") as running:
+            for name in ("one", "two", "three"):
+                make_pod(api, name, 1)
+            names = ["one", "two", "three"]
+
+            async def two_are_released() -> bool:
+                names.sort(key=running.gated)
+                return [running.gated(name) for name in names] == [False, False, True]
+
+            await until(two_are_released)
+            assert sorted(named(running, name) for name in names[:2]) == ["n1", "n2"]
+            assert "no node that it fits on has an idle slot" in await running.waits(names[2], "NoRoom")
+
+
 async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:
     """The one before stays in force."""
     async with ApiServer(seed=1) as api:

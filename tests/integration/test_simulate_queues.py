@@ -248,3 +248,23 @@ def test_the_headline_as_a_picture(tmp_path, capsys):
         "with borrowing": {"rounds": 3, "busy_percent": 100},
     }
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_slots_near_data_and_pods_to_come(trace):
+    """The slot of n2, where the data is, is given first; the second stage waits for a pod that comes later."""
+    pods = [("m0", 100, 0, 10, "a,d,j"), ("r0", 100, 1, 10, "a,,j"), ("m1", 100, 30, 10, "a,d,j")]
+    nodes = ["n1,32000,65536,1,T4,,r1", "n2,32000,65536,1,T4,d,r2"]
+    rewrite(trace, pods, nodes, "queue,data,job", ",data,rack")
+    config = "queues: [{name: a}]\nslots: {per: node, local: {count: 1}, free: {count: 1}}"
+    lent, _ = simulate(options(trace, config), quiet, quiet)["runs"]
+    assert lent["queues"]["a"]["wait_s"]["most"] == 39, "the second stage waits until 40"
+    made = options(trace, config)
+    read = read_nodes(made.nodes, quiet)
+    what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
+    cluster = Cluster(what.nodes)
+    placer = Placer(cluster, policy_for("best-fit", {}, None), "least-used")
+    replaying = QueuedReplaying(cluster, placer, what, parse_config("q", config))
+    kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
+    replaying.look(kinds)
+    replaying.arrive(0, kinds[0])
+    assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [False, True]

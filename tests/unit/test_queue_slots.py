@@ -2,8 +2,12 @@
 
 import pytest
 
+from allocator.names import POD_PLANNED
 from scheduler_plugin.queue.sharing.lending import Case
-from tests.queue_world import QueueWorld
+from tests.queue_world import ONE_QUEUE, QueueWorld
+
+SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"
+HERE = {"data.gpupack.io/d": ""}
 
 
 def test_slots_bound_what_runs_on_a_node_and_are_lent_between_types() -> None:
@@ -35,3 +39,82 @@ def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
         world.pod(f"p{number}", 1, created=number)
     cases = [release.case for release in world.decide()]
     assert cases == [Case.FREE_FOR_FREE] * free + [Case.LOCAL_LENT_TO_FREE] * local
+
+
+def nodes_of(world: QueueWorld) -> dict[str, str]:
+    """Where the pods go that are released now, and whether that is written into them."""
+    return {
+        world.name(member.uid): f"{member.node}{'' if release.names_node else '?'}"
+        for release in world.decide()
+        for member in release.members
+    }
+
+
+def test_slots_near_the_data_are_offered_before_any_is_offered_to_pods_whose_data_is_elsewhere() -> None:
+    """Both nodes are idle, and n1 comes first by its name."""
+    world = QueueWorld(SLOTS)
+    world.node("n1", (16,))
+    world.node("n2", (16,), labels=HERE)
+    for number in range(5):
+        world.pod(f"m{number}", 1, data="d", created=number)
+    releases = world.decide()
+    assert [(each.members[0].node, each.case, each.relaxed) for each in releases] == [
+        ("n2", Case.LOCAL_FOR_LOCAL, False),
+        ("n2", Case.FREE_LENT_TO_LOCAL, False),
+        ("n1", Case.LOCAL_FOR_LOCAL, True),
+        ("n1", Case.FREE_LENT_TO_LOCAL, True),
+    ]
+
+
+def test_a_slot_is_not_relaxed_while_another_queue_has_a_pod_for_a_slot_near_its_data() -> None:
+    """The first queue's data is nowhere: its turn is lent, and it has what is left over."""
+    world = QueueWorld(SLOTS.replace("{name: a}", "{name: a}, {name: b}"))
+    world.node("n1", (16,))
+    world.node("n2", (16,), labels=HERE)
+    world.pod("far", 1, data="nowhere", created=0)
+    world.pod("near", 1, queue="b", data="d", created=9)
+    assert nodes_of(world) == {"near": "n2", "far": "n1"}
+
+
+def test_the_node_is_named_where_slots_or_data_decide_it() -> None:
+    """Else kube-scheduler chooses: where nothing depends on it, and where the data is elsewhere anyway."""
+    world = QueueWorld()
+    world.node("n1", (16,))
+    world.node("n2", (16,), labels=HERE)
+    world.pod("plain", 1)
+    world.pod("near", 1, data="d")
+    world.pod("far", 1, data="nowhere")
+    for number in range(2):
+        world.pod(f"g{number}", 1, data="d" if number else "", gang="g", size=2)
+    found = nodes_of(world)
+    assert found.pop("plain").endswith("?")
+    assert found.pop("far").endswith("?")
+    assert found == dict.fromkeys(("near", "g0", "g1"), "n2")
+    world.configure(f"{ONE_QUEUE}\nlocality: {{enabled: false}}")
+    world.pod("anywhere", 1, data="d")
+    assert nodes_of(world)["anywhere"].endswith("?")
+    world.configure(SLOTS)
+    world.node("n3", (16,))
+    world.pod("slot", 1)
+    assert nodes_of(world) == {"slot": "n3"}
+
+
+def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that() -> None:
+    """It could be bound nowhere else. Without a controller it waits again, for that node."""
+    world = QueueWorld(SLOTS)
+    world.node("n1", (16,))
+    names = ("owned", "bare")
+    for name in names:
+        owner = {"ownerReferences": [{"uid": "o", "controller": True}]} if name == "owned" else {}
+        world.pod(name, 1, metadata=owner)
+    named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [named]}}
+    for release in world.queue.decide(world.now):
+        uid = release.task.uid
+        world.objects[uid]["metadata"]["annotations"][POD_PLANNED] = "GPU-1"
+        world.change(uid, spec={"schedulingGates": [], "affinity": {"nodeAffinity": required}})
+    world.now = 121.0
+    backs = {
+        world.name(back.entry.uid): (back.remove, back.requeue) for back in world.queue.expire(world.now)
+    }
+    assert backs == {"owned": (True, False), "bare": (False, True)}

@@ -141,7 +141,8 @@ class QueueConfig(Struct, frozen=True):
         parents: Parent cohort by cohort.
         slots: None: a pod is released wherever a card can take it.
         locality: How data is found.
-        mode: `gate` takes the gate away and lets kube-scheduler choose the node; `batch` names the node too.
+        mode: `gate` takes the gate away and names the node only where slots or data decide it, else
+            kube-scheduler chooses; `batch` always names the node.
         reclaim: What happens to borrowed room whose lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
         keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.

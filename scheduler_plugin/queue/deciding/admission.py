@@ -21,7 +21,7 @@ from scheduler_plugin.queue.places.wants import Needs, Wants
 from scheduler_plugin.queue.sharing.lending import Case, Choice, Tenant, by_share, pick
 from scheduler_plugin.queue.sharing.slots import Slots
 from scheduler_plugin.queue.sharing.tenants import Tenants, TenantState
-from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task
+from scheduler_plugin.queue.sharing.waiting import Group, GroupKey, Kind, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Release:
         relaxed: Its data is elsewhere.
         lender: Tenant whose turn it was, empty when it was its own.
         borrowed: Units that its tenant has beyond its nominal quota because of it.
+        names_node: Its pods run where their room was taken: a slot was idle there, or data is near.
     """
 
     tenant: str
@@ -60,6 +61,7 @@ class Release:
     relaxed: bool
     lender: str
     borrowed: int
+    names_node: bool
 
 
 class Admission:
@@ -118,8 +120,12 @@ class Admission:
             return None
         if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
             return None
-        choice = Choice(name, task, None, relaxed=True, lender="")
-        return self._take(choice, Look(self, [tenant]), None, now)
+        look = Look(self, [tenant])
+        for relaxed in (False, True) if task.data and self.config.locality.enabled else (True,):
+            release = self._take(Choice(name, task, None, relaxed, lender=""), look, None, now)
+            if release is not None:
+                return release
+        return None
 
     def _next(self, now: float) -> Release | None:
         """Offer idle slots until one is taken."""
@@ -175,6 +181,7 @@ class Admission:
             relaxed=choice.relaxed,
             lender=choice.lender,
             borrowed=self._borrowed(choice.tenant) - before,
+            names_node=self.config.slots is not None or self._is_near(choice),
         )
 
     def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
@@ -189,9 +196,13 @@ class Admission:
         fits = self.room.fits(wants, holder=choice.task.uid)
         if self.config.slots is not None:
             fits = fits & look.with_idle_slots()
-        if choice.task.data and not choice.relaxed and self.config.locality.enabled:
+        if self._is_near(choice):
             fits = fits & look.near_rows(choice.task.data)
         return fits
+
+    def _is_near(self, choice: Choice[Needs]) -> bool:
+        """Whether a task was chosen for a place that its data is near to."""
+        return bool(choice.task.data) and not choice.relaxed and self.config.locality.enabled
 
     def place(self, uid: str, wants: Wants, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
@@ -289,18 +300,27 @@ class Look:
         return idle
 
     def idle_slot(self) -> tuple[int, Kind] | None:
-        """An idle slot where an admissible task fits, of the task's own type if there is one."""
+        """An idle slot where an admissible task fits, of the task's own type if there is one.
+
+        Slots near to some task's data come first: those of other nodes are offered when nobody has any.
+        """
+        near = self._idle_slot(relaxed=False) if self._admission.config.locality.enabled else None
+        return near or self._idle_slot(relaxed=True)
+
+    def _idle_slot(self, *, relaxed: bool) -> tuple[int, Kind] | None:
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
         rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
-        seen: set[tuple[Kind, Needs, int | None]] = set()
+        seen: set[tuple[GroupKey[Needs], int | None]] = set()
         for tenant in self._order:
             for kind in Kind:
                 for group in tenant.waiting.groups(kind, self.able):
-                    alike = (kind, group.key.wants, self._most(tenant.name, group))
+                    alike = (group.key, self._most(tenant.name, group))
                     known = alike in seen and not self._admission.room.kept
                     if not known and self._is_admissible(tenant.name, group):
                         seen.add(alike)
-                        rows[kind] |= self._where(tenant.name, group)[0]
+                        where = self._where(tenant.name, group)[0]
+                        data = frozenset() if relaxed else group.key.data
+                        rows[kind] |= where & self.near_rows(data) if data else where
         for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
             idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
             own = [kind for kind in idle if rows[kind][row]]

@@ -2,7 +2,7 @@
 
 A release that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps it
 from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
-could not be placed anew as it is: it is pinned to a node in batch mode, or others of its gang run already.
+could not be placed anew as it is: its release has pinned it to a node, or others of its gang run already.
 A pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
 """
 
@@ -133,7 +133,7 @@ def _has_no_node(entry: Entry) -> bool:
 
 def _is_removed(entry: Entry, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return _may_be_removed(entry) and bool(entry.gang or config.mode == "batch")
+    return _may_be_removed(entry) and bool(entry.gang or entry.ticket.pinned or config.mode == "batch")
 
 
 def _may_be_removed(entry: Entry) -> bool:

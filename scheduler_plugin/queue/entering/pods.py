@@ -15,6 +15,7 @@ from allocator.names import (
     POD_GANG,
     POD_GANG_SIZE,
     POD_JOB,
+    POD_PLANNED,
     QUEUE_GATE,
     QUEUE_NAME,
 )
@@ -161,6 +162,7 @@ class Ticket:
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
+        pinned: A release has named the one node that it may run on.
         annotated: It has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """
@@ -183,6 +185,7 @@ class Ticket:
     unschedulable: str
     scheduled: float
     affinity: "Affinities"
+    pinned: bool
     annotated: bool
     fault: str
 
@@ -227,6 +230,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
         unschedulable=_unschedulable(condition),
         scheduled=_seconds(condition.last_transition_time) if condition.status == "True" else 0.0,
         affinity=_affinities(pod),
+        pinned=POD_PLANNED in annotations and _names_node(node_rules(pod).terms),
         annotated=bool(meta.annotations),
         fault=fault,
     )
@@ -258,6 +262,12 @@ def _affinities(pod: QueuePod) -> Affinities:
     nodes = affinity.node_affinity if affinity is not None else None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
     return Affinities(sum(each is not None for each in (affinity, nodes, required)))
+
+
+def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
+    """Whether each term that can hold names a node."""
+    able = [term for term in terms or () if term.match_expressions or term.match_fields]
+    return bool(able) and all(term.match_fields for term in able)
 
 
 def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:

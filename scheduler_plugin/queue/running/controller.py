@@ -171,7 +171,7 @@ class Controller:
         entry = self.queue.entries.get(member.uid)
         if entry is None:
             return
-        node = member.node if self.queue.config.mode == "batch" else ""
+        node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
             answer = await self._writer.release(entry, node, planned(self.queue, member.uid))
         self._wrote = self._clock()
