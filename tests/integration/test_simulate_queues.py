@@ -251,7 +251,7 @@ def test_the_headline_as_a_picture(tmp_path, capsys):
 
 
 def test_slots_near_data_and_pods_to_come(trace):
-    """The slot of n2, where the data is, is given first; the second stage waits for a pod that comes later."""
+    """The slot of n2, where the data is, goes first; the second stage waits for a pod that comes later."""
     pods = [("m0", 100, 0, 10, "a,d,j"), ("r0", 100, 1, 10, "a,,j"), ("m1", 100, 30, 10, "a,d,j")]
     nodes = ["n1,32000,65536,1,T4,,r1", "n2,32000,65536,1,T4,d,r2"]
     rewrite(trace, pods, nodes, "queue,data,job", ",data,rack")
