@@ -212,3 +212,23 @@ def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]
         backs += world.take_back()
     assert [back.entry.uid for back in backs if back.remove or back.requeue] == []
     assert world.queue.entries["uid-owned"].phase is Phase.RELEASED
+
+
+def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld) -> None:
+    """kube-scheduler names no node for it and victims in one breath: they would have gone in vain."""
+    uid = world.pod("p", 16)
+    world.decide()
+    world.change(uid, status={**refused(), "nominatedNodeName": "n1"})
+    assert world.take_back() == []
+    world.now = 60
+    world.bind_to(uid, "n1")
+    assert world.queue.tenants["a"].units == 16
+    late = world.pod("late", 16)
+    world.decide()
+    world.change(late, status={**refused(), "nominatedNodeName": "n1"})
+    world.now = 180
+    assert [(back.entry.uid, back.requeue) for back in world.take_back()] == [(late, True)]
+    world.now = 200
+    assert world.released() == ["late"]
+    world.change(late, status={**refused("another"), "nominatedNodeName": ""})
+    assert [back.entry.uid for back in world.take_back()] == [late]

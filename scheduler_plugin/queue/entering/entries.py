@@ -101,10 +101,12 @@ class Entry:
     def is_unschedulable(self) -> bool:
         """Tell whether kube-scheduler has found no node for it since its release.
 
-        What it said before the pod was requeued stands in the pod until it says something else.
+        What it said before the pod was requeued stands in the pod until it says something else. A node that is
+        nominated is one from which others are going on its behalf: it has the time that every release has.
         """
-        said = self.ticket.unschedulable
-        return self.phase is Phase.RELEASED and not self.ticket.gated and said not in {"", self.refused}
+        if self.phase is not Phase.RELEASED or self.ticket.gated or self.record.nominated:
+            return False
+        return self.ticket.unschedulable not in {"", self.refused}
 
     def is_gated_again(self, now: float) -> bool:
         """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
