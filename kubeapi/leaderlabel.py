@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from kubeapi.backoff import Backoff
 from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
 from kubeapi.paths import pod_path, segment
 
@@ -24,7 +25,10 @@ WRITE_AGAIN_S: Final = 10.0
 """Seconds after which the leader writes its label anew, which mends one that was removed by hand."""
 
 LOOK_S: Final = 0.2
-"""Seconds between two looks at who leads; a write that failed is tried again after as long."""
+"""Seconds between two looks at who leads."""
+
+LONGEST_RETRY_S: Final = 2.0
+"""A write that failed is tried again after a pause that grows up to so many seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +101,9 @@ class LeaderLabel:
         self._shown: bool | None = None
         self._written_at = float("-inf")
         self._failing = False
+        self._tried: bool | None = None
+        self._retry_at = float("-inf")
+        self._backoff = Backoff(LOOK_S, LONGEST_RETRY_S)
 
     async def run(self) -> None:
         """Keep the label true until cancelled."""
@@ -105,9 +112,14 @@ class LeaderLabel:
             await self._sleep(LOOK_S)
 
     async def _look(self) -> None:
-        """Write what is due; a failure is told once and tried again."""
+        """Write what is due; a failure is told once, and tried again after a pause."""
         leads = self._leads()
         if leads == self._shown and not (leads and self._clock() >= self._written_at + WRITE_AGAIN_S):
+            return
+        if leads != self._tried:
+            self._tried = leads
+            self._backoff.reset()
+        elif self._clock() < self._retry_at:
             return
         try:
             await self._write(self._pod, leads=leads)
@@ -117,10 +129,12 @@ class LeaderLabel:
             if not self._failing:
                 log.warning("leader label not written", pod=self._pod, leads=leads, error=str(error))
             self._shown, self._failing = None, True
+            self._retry_at = self._clock() + self._backoff.failed()
             return
         if leads != self._shown:
             log.info("leader label written", pod=self._pod, leads=leads)
         self._shown, self._failing, self._written_at = leads, False, self._clock()
+        self._backoff.reset()
 
     async def _write(self, pod: str, uid: str = "", *, leads: bool) -> None:
         """Put the label on a pod or take it off; no change is no write.

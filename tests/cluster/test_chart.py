@@ -135,6 +135,30 @@ def test_options_are_values() -> None:
     assert (lists["nodePolicies"], lists["schedulerNames"]) == ("mine", "gpupack-scheduler")
 
 
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (("scheduler.mode=join", "scheduler.args"), "gpupack-extender"),
+        (("queue.enabled=true", "queue.args"), "gpupack-queue"),
+    ],
+    ids=["extender", "queue"],
+)
+def test_service_and_rights_follow_the_lease(values: tuple[str, str], name: str) -> None:
+    """Else nobody may take the Lease, and the Service leads to nobody."""
+
+    def made(option: str) -> tuple[dict[str, str], list[list[str]]]:
+        objects = template(values[0], f"{values[1]}.{option}")
+        rules = objects["Role", name]["rules"]
+        leases = [rule["resourceNames"] for rule in rules if "resourceNames" in rule]
+        return objects["Service", name]["spec"]["selector"], leases
+
+    label = {"app.kubernetes.io/name": name}
+    assert made("lease-name=other") == ({**label, "gpupack.io/leader": "other"}, [["other"]])
+    selector, leases = made("pod-name=null")
+    assert selector == label, "readiness says who leads"
+    assert leases == made("log-format=json")[1]
+
+
 def test_queues_are_values(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     wanted = {"queues": [{"name": "a", "weight": 2}, {"name": "b"}], "mode": "batch"}

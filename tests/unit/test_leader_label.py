@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from kubeapi.errors import Conflict, KubeApiError, NotFound, Unreachable
-from kubeapi.leaderlabel import DELETION_COST, LOOK_S, WRITE_AGAIN_S, LeaderLabel
+from kubeapi.errors import Conflict, Forbidden, KubeApiError, NotFound, Unreachable
+from kubeapi.leaderlabel import DELETION_COST, LONGEST_RETRY_S, LOOK_S, WRITE_AGAIN_S, LeaderLabel
 
 LABEL, VALUE = "gpupack.io/leader", "lease"
 PODS = "/api/v1/namespaces/ns/pods"
@@ -159,10 +159,37 @@ async def test_a_failed_write_is_tried_again(leads: bool) -> None:
     world.leader = "a" if leads else ""
     for _ in range(3):
         world.failures = [Unreachable("refused")]
+        world.now += LONGEST_RETRY_S
         await label._look()
         assert bool(world.labelled) is not leads
+    world.now += LONGEST_RETRY_S
     await label._look()
     assert bool(world.labelled) is leads
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_an_api_server_that_goes_on_refusing_is_asked_less_often(leads: bool) -> None:
+    """Rights that are not there yet, in every replica: it is not asked five times a second for hours."""
+    world = World("a")
+    world.leader = "a" if leads else ""
+    label = world.label("a")
+    for _ in range(round(60 / LOOK_S)):
+        world.failures = [Forbidden("no")]
+        await label._look()
+        world.now += LOOK_S
+    assert 60 / LONGEST_RETRY_S <= world.requests <= 2 * 60 / LONGEST_RETRY_S + 10
+
+
+async def test_a_change_of_the_leader_waits_for_no_pause() -> None:
+    world = World("a")
+    label = world.label("a")
+    for _ in range(round(10 / LOOK_S)):
+        world.failures = [Forbidden("no")]
+        await label._look()
+        world.now += LOOK_S
+    world.failures, world.leader = [], "a"
+    await label._look()
+    assert world.labelled == ["a"]
 
 
 async def test_a_list_that_cannot_be_read_is_asked_for_again() -> None:
@@ -173,6 +200,7 @@ async def test_a_list_that_cannot_be_read_is_asked_for_again() -> None:
     await label._look()
     assert world.labelled == ["a", "b"]
     world.lists = None
+    world.now += LONGEST_RETRY_S
     await label._look()
     assert world.labelled == ["a"]
 

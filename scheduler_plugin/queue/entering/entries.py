@@ -101,8 +101,8 @@ class Entry:
     def is_unschedulable(self) -> bool:
         """Tell whether kube-scheduler has found no node for it since its release.
 
-        What it said before the pod was requeued stands in the pod until it says something else. A node that is
-        nominated is one from which others are going on its behalf: it has the time that every release has.
+        What it said before the pod was requeued stands in the pod until it says something else. From a node
+        that is nominated others are going on the pod's behalf: it has the time that every release has.
         """
         if self.phase is not Phase.RELEASED or self.ticket.gated or self.record.nominated:
             return False

@@ -104,11 +104,25 @@ form, null leaves it out.
 {{- end }}
 {{- end }}
 
-{{/* gpupack.selectLeader has a Service select the leader by the Lease's name that the values give. */}}
+{{/*
+gpupack.selectLeader has Service and rights follow the values of lease-name and pod-name: where no pod is named
+none has the leader's label, and readiness says who leads.
+*/}}
 {{- define "gpupack.selectLeader" }}
-{{- $lease := get (default dict .component.args) "lease-name" }}
-{{- if and (eq .object.kind "Service") $lease }}
+{{- $args := default dict .component.args }}
+{{- $lease := get $args "lease-name" }}
+{{- if eq .object.kind "Service" }}
+{{- if and (hasKey $args "pod-name") (kindIs "invalid" (get $args "pod-name")) }}
+{{- $_ := unset .object.spec.selector "gpupack.io/leader" }}
+{{- else if $lease }}
 {{- $_ := set .object.spec.selector "gpupack.io/leader" $lease }}
+{{- end }}
+{{- else if and $lease (eq .object.kind "Role") }}
+{{- range $rule := .object.rules }}
+{{- if and (hasKey $rule "resourceNames") (has "leases" $rule.resources) }}
+{{- $_ := set $rule "resourceNames" (list $lease) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
