@@ -1,8 +1,9 @@
 """The cards of a pod that has a node, by position in the node's words. One rule for everybody who asks.
 
-What the node published of the pod in `holds` comes first. A pod that the node does not hold yet is where its
-`allocation` says, else where `assigned` says. Cards that the node has no more, or that have no units any
-more, are nobody's: what the pod has on its other cards stays.
+What the node published of the pod in `holds` comes first. A pod that the node does not hold yet is where the
+extender charges it: where all of `assigned` can be true, there. Else it is where its `allocation` says, else
+on what is left of `assigned`. Cards that the node has no more, or that have no units any more, are nobody's:
+what the pod has on its other cards stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,55 @@ def assigned_units(
     except RequestError:
         return None
     return {position_of[uuid]: units for uuid, units in costs.items() if uuid in position_of}
+
+
+def charged_units(
+    request: PodRequest, assignment: Assignment, uuids: Sequence[str | None], sizes: Sequence[int]
+) -> dict[int, int] | None:
+    """Charge a pod that its node does not hold yet where its Binding says.
+
+    Arguments are those of `assigned_units`.
+
+    Returns:
+        None where the node's cards or the request do not agree with the Binding.
+    """
+    # What a share costs depends on the cards that the node has now; what units cost does not.
+    sizes_of = dict(zip(uuids, sizes, strict=False)) if request.percent else {}
+    try:
+        units_of = charge(request, assignment, sizes_of)  # type: ignore[arg-type]
+    except RequestError:
+        return None
+    charges: dict[int, int] = {}
+    for uuid, units in units_of.items():
+        if uuid not in uuids:
+            return None
+        charges[uuids.index(uuid)] = units
+    return charges
+
+
+def unheld_units(
+    request: PodRequest,
+    assigned: Assignment | None,
+    allocated: Assignment | None,
+    uuids: Sequence[str | None],
+    sizes: Sequence[int],
+) -> dict[int, int]:
+    """Read the units of a pod that its node does not hold yet; empty where nobody says them.
+
+    Where the extender charges the pod its end frees units, and nowhere else, whatever `allocation` says: a
+    node that has given it other cards says so in its next words.
+
+    Args:
+        request: What the pod asks for.
+        assigned: The cards of its Binding, None where they are not known.
+        allocated: Those that the node wrote, likewise.
+        uuids: As of `assigned_units`.
+        sizes: Likewise.
+    """
+    due = None if assigned is None else charged_units(request, assigned, uuids, sizes)
+    if due is not None:
+        return published_units(due, sizes)
+    return first_assigned_units(request, (allocated, assigned), uuids, sizes)
 
 
 def first_assigned_units(

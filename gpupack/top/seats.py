@@ -7,8 +7,14 @@ from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
-from allocator.podcards import assigned_units, published_units, units_of_pod
-from allocator.records import Assignment, Holds, load_allocation
+from allocator.podcards import (
+    assigned_units,
+    first_assigned_units,
+    published_units,
+    unheld_units,
+    units_of_pod,
+)
+from allocator.records import Holds, load_allocation
 from gpupack.top.records import CardRow, PodRow, Share
 from kubeapi.errors import printable
 from scheduler_plugin.cluster.objects import PodLite
@@ -125,14 +131,13 @@ def _cards_of(
     if published is not None:
         units = published_units(published, node.sizes)
         return ("allocated" if units else "unknown"), units
-    sources: tuple[tuple[Share, Assignment | None], ...] = (
-        ("allocated", record.allocated),
-        ("assigned", record.assigned),
-    )
-    for share, assignment in sources:
-        found = None
-        if assignment is not None and record.charged is not None:
-            found = assigned_units(record.charged, assignment, node.uuids, node.sizes)
-        if found is not None:
-            return (share if found else "unknown"), found
-    return "unknown", {}
+    if record.charged is None:
+        return "unknown", {}
+    cards = node.uuids, node.sizes
+    if record.uid in node.holds:
+        units = first_assigned_units(record.charged, (record.allocated, record.assigned), *cards)
+    else:
+        units = unheld_units(record.charged, record.assigned, record.allocated, *cards)
+    got = record.allocated
+    is_given = got is not None and assigned_units(record.charged, got, *cards) == units
+    return ("unknown" if not units else "allocated" if is_given else "assigned"), units

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from allocator.podcards import ByPosition, first_assigned_units, published_units
+from allocator.podcards import ByPosition, first_assigned_units, published_units, unheld_units
 from scheduler_plugin.cluster.rules import NodeRecord
 
 
@@ -41,9 +41,11 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
         held = record.holds.get(uid)
         if held is not None:
             units[uid] = published_units(held, record.sizes)
-        elif pod.charged is not None:
+        elif pod.charged is not None and uid in record.holds:
             named = (pod.allocated, pod.assigned)
             units[uid] = first_assigned_units(pod.charged, named, record.uuids, record.sizes)
+        elif pod.charged is not None:
+            units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
     closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
     return PodCards(units, frozenset(closed | _filled_by_others(record, units)))
 

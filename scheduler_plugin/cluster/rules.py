@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allocator.errors import RequestError
-from allocator.podcards import ByPosition
-from allocator.records import Assignment, charge
+from allocator.podcards import ByPosition, charged_units
+from allocator.records import Assignment
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.pods import PodRecord
 
@@ -164,18 +163,7 @@ class Rules:
         """
         if claim.assigned is None:
             return None
-        # What a share costs depends on the cards that the node has now; what units cost does not.
-        sizes = dict(zip(book.uuids, book.sizes, strict=False)) if claim.request.percent else {}
-        try:
-            units_of = charge(claim.request, claim.assigned, sizes)
-        except RequestError:
-            return None
-        charges: dict[int, int] = {}
-        for uuid, units in units_of.items():
-            if uuid not in book.uuids:
-                return None
-            charges[book.uuids.index(uuid)] = units
-        return charges
+        return charged_units(claim.request, claim.assigned, book.uuids, book.sizes)
 
     def anywhere(self, book: NodeRecord, claim: Claim) -> dict[int, int]:
         """Charge a claim on every card that is large enough."""

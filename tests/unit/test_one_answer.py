@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from allocator.names import NODE_HOLDS, POD_ASSIGNED
-from allocator.records import Holds, dump_assigned, dump_holds
+from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
+from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
 from allocator.request import Demand
 from gpupack.ask.cluster import Cluster
 from gpupack.ask.ends import lets_start
@@ -120,3 +120,26 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
     ]
     answer = why(Cluster.read(msgspec.json.encode({"items": objects})), "default", "w")
     assert answer.fits == (("n",) if fits else ())
+
+
+def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
+    """Its node has given it another card, as where the assigned one was lost; its words are late.
+
+    Preemption reckoned with 6 units that the end of the pod frees of a card on which it is not charged, and
+    named it in vain. `top` showed it there, beside totals that were without it.
+    """
+    given = {"main": ((uuid("n", 1), 6),)}
+    shares = {POD_ASSIGNED: dump_assigned({"main": ((uuid("n", 0), 6),)})}
+    shares |= {POD_ALLOCATION: dump_allocation("uid-p", given)}
+    moved = pod_object("p", 6, node="n", phase="Running", annotations=shares) | {"kind": "Pod"}
+    made = node_object("n", (8, 8), (0, 7)) | {"kind": "Node"}
+    cluster = Cluster.read(msgspec.json.encode({"items": [made, moved, Pod("w", 8).object()]}))
+    state = cluster.state
+    query = cluster.policies.query(state.nodes, state.pods["uid-w"].request, 0, 0)
+
+    room = room_on(state, "n", query)
+    assert room.freed["uid-p"] == {0: 6}
+    assert [card.size_units - card.used_units for card in room.after(["uid-p"])] == [8, 1]
+    (row,) = cluster.rows_of_top()
+    assert [card.in_use_units for card in row.cards] == [6, 7]
+    assert [[pod.units for pod in card.pods] for card in row.cards] == [[6], []]

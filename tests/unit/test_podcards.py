@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from allocator.names import NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_CARDS
-from allocator.podcards import assigned_units, first_assigned_units, published_units, units_of_pod
+from allocator.podcards import (
+    assigned_units,
+    first_assigned_units,
+    published_units,
+    unheld_units,
+    units_of_pod,
+)
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
 from allocator.request import ContainerRequest, PodRequest
 from gpupack.ask.cluster import Cluster
@@ -52,6 +58,23 @@ CARD = {"a": "GPU-a", "b": "GPU-b", "c": "GPU-c", "x": "GPU-gone"}
 def test_what_an_assignment_says_of_the_cards_that_are_left(asked, shares, expected):
     assignment = {"main": tuple((CARD[card], units) for card, units in shares)}
     assert assigned_units(asked, assignment, UUIDS, SIZES) == expected
+
+
+@pytest.mark.parametrize(
+    ("assigned", "allocated", "expected"),
+    [
+        ("a", "b", {0: 8}),
+        (None, "b", {1: 8}),
+        ("x", "b", {1: 8}),
+        ("x", None, {}),
+        ("c", "b", {}),
+        (None, None, {}),
+    ],
+    ids=["as-charged", "bound-by-others", "card-gone", "gone-unserved", "without-units", "nobody-says"],
+)
+def test_a_pod_that_is_not_held_is_where_it_is_charged(assigned, allocated, expected):
+    named = [None if card is None else {"main": ((CARD[card], 8),)} for card in (assigned, allocated)]
+    assert unheld_units(request(8), *named, UUIDS, SIZES) == expected
 
 
 def test_the_first_assignment_counts_that_can_be_of_the_request():

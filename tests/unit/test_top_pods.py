@@ -60,7 +60,13 @@ A, B = ("GPU-a", 4), ("GPU-b", 4)
         ([pod("p", **annotated(ALLOCATION, B))], {}, [[], [("p", 4, "allocated")], []]),
         ([pod("p", **annotated(ASSIGNED, B))], {}, [[], [("p", 4, "assigned")], []]),
         (
+            # As the extender, whose totals these are: where the Binding says, until the words have the pod.
             [pod("p", **annotated(ALLOCATION, A), **annotated(ASSIGNED, B))],
+            {},
+            [[], [("p", 4, "assigned")], []],
+        ),
+        (
+            [pod("p", **annotated(ALLOCATION, A), **annotated(ASSIGNED, ("GPU-x", 4)))],
             {},
             [[("p", 4, "allocated")], [], []],
         ),
@@ -81,7 +87,7 @@ A, B = ("GPU-a", 4), ("GPU-b", 4)
         ([pod("p", node_name="other"), pod("waits", node_name=None)], {}, [[], [], []]),
     ],
     ids=[
-        "held", "two-cards", "held-first", "allocation", "assigned", "allocation-first", "copied",
+        "held", "two-cards", "held-first", "allocation", "assigned", "assigned-first", "card-gone", "copied",
         "other-card", "other-units", "rubbish", "nothing", "over", "over-held", "gone", "asks-nothing",
         "asks-rubbish", "elsewhere",
     ],

@@ -8,7 +8,7 @@ from allocator.names import POD_ALLOCATION
 from . import truth
 from .agreeing import agree
 from .asking import check_asking
-from .places import Places
+from .places import Places, Units
 from .scene import Scene
 from .simulating import check_simulator
 
@@ -69,28 +69,30 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
             for uuid, units in promises.items()
             if uid in units and sizes[uuid]
         }
-    if not held and POD_ALLOCATION not in pod["metadata"]["annotations"]:
+    if not held:
         assigned, left = truth.assigned_units(scene, pod), truth.left_of_assigned(scene, pod)
-        if left is not None:
+        if left is not None and POD_ALLOCATION not in pod["metadata"]["annotations"]:
             answers["truth"] = {(node, uuids.index(uuid)): units for uuid, units in left.items()}
         if assigned is not None:
             answers["bind"] = {(node, uuids.index(uuid)): units for uuid, units in assigned.items()}
-        if assigned is not None and node in places.usable:
-            answers["filter"] = _charged(places, uid, node)
+        charged = _charged(places, uid, node)
+        if charged is not None:
+            answers["filter"] = charged
     agree(f"the cards of {name} on {node}", answers)
     if node in places.usable:
         agree(f"what the end of {name} on {node} frees", places.freed_by(name))
 
 
-def _charged(places: Places, uid: str, node: str) -> dict[tuple[str, int], int]:
-    """What the extender counts of a pod that the words of its node do not have yet."""
+def _charged(places: Places, uid: str, node: str) -> Units | None:
+    """What the extender counts of a pod that the words of its node do not have yet; None: on any card."""
     state = places.extender.state
     book = state.books[node]
-    for claim in state.rules.claims(book):
-        if claim.uid == uid:
-            found = state.rules.assigned_cards(book, claim)
-            return {(node, at): units for at, units in (found or {}).items()}
-    return {}
+    found = None
+    if node in places.usable:
+        for claim in state.rules.claims(book):
+            if claim.uid == uid:
+                found = state.rules.assigned_cards(book, claim)
+    return None if found is None else {(node, at): units for at, units in found.items() if book.sizes[at]}
 
 
 def check_free(scene: Scene, places: Places, node: str) -> None:
@@ -101,6 +103,10 @@ def check_free(scene: Scene, places: Places, node: str) -> None:
     if free is not None:
         answers["truth"] = free
     agree(f"free units on {node}", answers)
+    for card in places.top[node].cards:
+        # What pods have there is in use, but for pods that can never start: the card has become too small.
+        of_pods = sum(pod.units for pod in card.pods if pod.units <= card.size_units)
+        assert card.in_use_units >= min(card.size_units, of_pods), (node, card)
 
 
 def check_under_way(scene: Scene, places: Places) -> None:

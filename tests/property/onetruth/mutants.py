@@ -28,6 +28,12 @@ MUTANTS = tuple(
             "return {position_of.get(uuid, 0): units for uuid, units in costs.items()}",
         ),
         (
+            "a pod is where it is charged until the words have it",
+            podcards,
+            "return published_units(due, sizes)",
+            "pass",
+        ),
+        (
             "a card that has lost its units counts for nobody",
             podcards,
             "if uuid and size",
