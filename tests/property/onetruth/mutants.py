@@ -18,8 +18,8 @@ MUTANTS = tuple(
         (
             "shares in percent count in units of the card as it is now",
             podcards,
-            "costs = charge(request, assignment, sizes_of, partly=True)",
-            "costs = charge(request, assignment, {}, partly=True)",
+            "sizes_of = dict(zip(uuids, sizes, strict=False)) if request.percent else {}",
+            "sizes_of = {}",
         ),
         (
             "a card that has gone counts for nobody",
@@ -36,8 +36,8 @@ MUTANTS = tuple(
         (
             "a card that has lost its units counts for nobody",
             podcards,
-            "if uuid and size",
-            "if uuid",
+            "if card < len(sizes) and sizes[card]}",
+            "}",
         ),
         (
             "a pod that was just bound counts in filter",
