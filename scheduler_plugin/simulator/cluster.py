@@ -12,6 +12,7 @@ from scheduler_plugin.cluster.arrays import BoolArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.queue.places.shares import Resources
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class PodKind:
     units: int
     asked: int
 
+    @property
+    def resources(self) -> Resources:
+        """What a pod of the kind has while it runs."""
+        return Resources(self.units, self.ask.cpu_milli, self.ask.memory_bytes)
+
 
 class Cluster:
     """Nodes of a trace, and pods on them.
@@ -46,6 +52,7 @@ class Cluster:
 
     Attributes:
         units: Of all cards together.
+        resources: Of all nodes together.
         even: All cards have one size.
     """
 
@@ -61,6 +68,8 @@ class Cluster:
             cards = [node.card_units or card_units] * node.cards
             self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         self.units = int(self.arrays.size.sum())
+        host = self.arrays.cpu_capacity, self.arrays.memory_capacity
+        self.resources = Resources(self.units, *(int(amounts.sum()) for amounts in host))
         sizes = {node.card_units or card_units for node in nodes if node.cards}
         self.even = len(sizes) <= 1
         if self.even:

@@ -19,6 +19,7 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.queue.configuration.quota import Cohort, QuotaUse, cohorts_of
 from scheduler_plugin.queue.deciding.patience import patience_s
+from scheduler_plugin.queue.places.shares import Resources, dominant
 from scheduler_plugin.queue.sharing.lending import Tenant, by_share, pick
 from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
 from scheduler_plugin.simulator.arrivals import Replay
@@ -49,14 +50,26 @@ class SimTenant:
     Attributes:
         name: Its name.
         weight: Its share beside the others.
-        units: Of its pods that run.
+        has: What its pods have that run.
+        cluster: All that there is, where its dominant share counts; else None.
         waiting: Its pods that wait.
     """
 
-    def __init__(self, name: str, weight: float, *, strict: bool, is_open: bool, count_slots: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        *,
+        strict: bool,
+        is_open: bool,
+        count_slots: bool,
+        cluster: Resources | None = None,
+    ) -> None:
         self.name = name
         self.weight = weight
-        self.units = self.pods = 0
+        self.has = Resources()
+        self.cluster = cluster
+        self.pods = 0
         self.waiting: Waiting[PodKind] = Waiting()
         self.strict = strict
         self.is_open = is_open
@@ -64,8 +77,15 @@ class SimTenant:
 
     @property
     def allocated(self) -> float:
-        """What it has: pods where there are slots, else units."""
+        """What it has: its dominant share where that counts, pods where there are slots, else units."""
+        if self.cluster is not None:
+            return dominant(self.has, self.cluster)[1]
         return self.pods if self._count_slots else self.units
+
+    @property
+    def units(self) -> int:
+        """Units of its pods that run."""
+        return self.has.units
 
 
 def without_borrowing(config: QueueConfig) -> QueueConfig:
@@ -124,6 +144,7 @@ class QueuedReplaying(Replaying):
                 strict=form.strategy == "StrictFIFO",
                 is_open=form.stop == "None",
                 count_slots=config.slots is not None,
+                cluster=cluster.resources if config.fair_sharing == "dominant" else None,
             )
             for name, form in config.queues.items()
         }
@@ -189,7 +210,7 @@ class QueuedReplaying(Replaying):
         del self._runs[pod.number]
         self._began_units -= self._began_s.pop(pod.number) * pod.kind.units
         self._places.leave(str(pod.number))
-        self._use(self.queues[pod.number], -pod.kind.units, -1)
+        self._use(self.queues[pod.number], pod.kind, -1)
 
     def _began(self, pod: Running) -> None:
         super()._began(pod)
@@ -297,7 +318,7 @@ class QueuedReplaying(Replaying):
         self._began_s[number] = now
         self._began_units += now * kind.units
         self._places.sit(str(number), self._runs[number].place.row, task.kind)
-        self._use(name, kind.units, 1)
+        self._use(name, kind, 1)
         self._waiting -= 1
         self._waiting_milli -= kind.asked
         # What counts is how long it waited in all; an evicted pod waits more than once.
@@ -314,10 +335,12 @@ class QueuedReplaying(Replaying):
     def _near(self, data: frozenset[str]) -> BoolArray:
         return self._places.near(data, self._cluster.arrays.row_count)
 
-    def _use(self, name: str, units: int, pods: int) -> None:
-        self.tenants[name].units += units
-        self.tenants[name].pods += pods
-        self._cohorts[name].use(name, units)
+    def _use(self, name: str, kind: PodKind, pods: int) -> None:
+        """Count so many pods more, or less."""
+        tenant = self.tenants[name]
+        tenant.has = tenant.has.plus(kind.resources, pods)
+        tenant.pods += pods
+        self._cohorts[name].use(name, pods * kind.units)
 
     # Who waits long, and lenders.
 

@@ -32,6 +32,8 @@ STATUS = {
             "oldestWaitS": 90.5,
             "stop": "None",
             "firstStage": 0,
+            "weightedShare": 0.0,
+            "dominantResource": "",
         }
     ],
     "pods": [

@@ -75,8 +75,10 @@ class Running:
         ]
 
 
-def make_node(api: ApiServer, name: str, *args: Any, labels: dict[str, str] | None = None) -> None:
-    made: Any = node_object(name, *args)
+def make_node(
+    api: ApiServer, name: str, *args: Any, labels: dict[str, str] | None = None, **options: Any
+) -> None:
+    made: Any = node_object(name, *args, **options)
     api.add_node(name, labels or {}, made["status"]["allocatable"], made["metadata"]["annotations"])
 
 
@@ -205,6 +207,26 @@ async def test_a_node_that_slots_or_data_decide_is_named_in_gate_mode(tmp_path: 
             await until(two_are_released)
             assert sorted(named(running, name) for name in names[:2]) == ["n1", "n2"]
             assert "no node that it fits on has an idle slot" in await running.waits(names[2], "NoRoom")
+
+
+async def test_queues_are_asked_by_their_dominant_share(tmp_path: Path) -> None:
+    """a has less GPU memory and more of the processor than b; there is processor for one pod more."""
+    config = "fairSharing: dominant\nqueues: [{name: a}, {name: b}]"
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16), cpu="20")
+        make_pod(api, "a0", 1, "a", cpu="12")
+        make_pod(api, "b0", 4, "b", cpu="1")
+        async with queue(api, tmp_path, config) as running:
+            await running.released("a0", "b0")
+        make_pod(api, "a1", 1, "a", cpu="5")
+        make_pod(api, "b1", 1, "b", cpu="5")
+        async with queue(api, tmp_path, config) as running:
+            await running.released("b1")
+            await running.waits("a1", "NoRoom")
+            shares = {each["name"]: each["weightedShare"] for each in (await running.status())["queues"]}
+            assert shares == {"a": 0.6, "b": 0.3}
+            text = (await running.get("/metrics"))[1]
+            assert 'gpupack_queue_weighted_share{queue="a"} 0.6' in text
 
 
 async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:

@@ -250,6 +250,22 @@ def test_the_headline_as_a_picture(tmp_path, capsys):
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("share", "first"), [("units", "a"), ("dominant", "b")])
+def test_the_dominant_share_decides_where_that_is_asked_for(trace, share, first):
+    """a has half of the processor and a fifth of the card, b a quarter and two fifths. A core is left."""
+    pods = [
+        ("a0", 100, 0, 500, "a"),
+        ("a1", 100, 0, 500, "a"),
+        ("b0", 400, 0, 500, "b"),
+        ("c", 10, 0, 50, "c"),
+    ]
+    rewrite(trace, [*pods, ("a2", 100, 3, 10, "a"), ("b1", 100, 4, 10, "b")], ["n1,4000,65536,1,T4"])
+    config = f"fairSharing: {share}\nqueues: [{{name: a}}, {{name: b}}, {{name: c}}]"
+    found, _ = simulate(options(trace, config), quiet, quiet)["runs"]
+    waits = {name: found["queues"][name]["wait_s"]["most"] for name in "ab"}
+    assert waits[first] < 50 < max(waits.values())
+
+
 def test_slots_near_data_and_pods_to_come(trace):
     """The slot of n2, where the data is, goes first; the second stage waits for a pod that comes later."""
     pods = [("m0", 100, 0, 10, "a,d,j"), ("r0", 100, 1, 10, "a,,j"), ("m1", 100, 30, 10, "a,d,j")]

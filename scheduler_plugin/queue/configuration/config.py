@@ -125,6 +125,7 @@ class _Document(_Form, frozen=True):
     slots: Any = None
     locality: Any = None
     mode: Literal["gate", "batch"] = "gate"
+    fair_sharing: Literal["units", "dominant"] = "units"
     reclaim: Literal["wait", "evict"] = "wait"
     launch: Literal["free-first", "fifo"] = "free-first"
     keep_room_after: Duration = "10m"
@@ -143,6 +144,7 @@ class QueueConfig(Struct, frozen=True):
         locality: How data is found.
         mode: `gate` takes the gate away and names the node only where slots or data decide it, else
             kube-scheduler chooses; `batch` always names the node.
+        fair_sharing: Queues are ordered by units of GPU memory (pods, with slots) or by their dominant share.
         reclaim: What happens to borrowed room whose lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
         keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
@@ -156,6 +158,7 @@ class QueueConfig(Struct, frozen=True):
     slots: SlotsForm | None = None
     locality: LocalityForm = LocalityForm()
     mode: Literal["gate", "batch"] = "gate"
+    fair_sharing: Literal["units", "dominant"] = "units"
     reclaim: Literal["wait", "evict"] = "wait"
     plain_launch: bool = False
     keep_room_after_s: float = 600.0
@@ -208,6 +211,7 @@ def parse_config(name: str, text: str) -> QueueConfig:
         slots=slots,
         locality=locality,
         mode=document.mode,
+        fair_sharing=document.fair_sharing,
         reclaim=document.reclaim,
         plain_launch=document.launch == "fifo",
         keep_room_after_s=seconds["keep_room_after"],

@@ -102,6 +102,7 @@ class Admission:
             first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
         """
         self.unplaced.clear()
+        self.tenants.measure(self.room.resources)
         self.backlog.count(now)
         for name, task in first:
             release = self._out_of_turn(name, task, now)
@@ -169,7 +170,7 @@ class Admission:
             self.slots.sit(uid, node, task.kind)
         before = self._borrowed(choice.tenant)
         for member, units in zip(taken, amounts, strict=True):
-            self.tenants.hold(choice.tenant, member.uid, units)
+            self.tenants.hold(choice.tenant, member.uid, member.wants.resources(units))
         tenant.waiting.remove(task.uid)
         self.room.kept.give_up(task.uid)
         self.tenants.keep_no_more(choice.tenant, task.uid)

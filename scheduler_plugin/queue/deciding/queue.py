@@ -324,10 +324,11 @@ class Queue:
             units = self.amounts.least(entry.wants)
         else:
             self._estimated.discard(entry.uid)
-        if self.tenants[entry.ticket.queue].released.get(entry.uid) == units:
+        has = entry.wants.resources(units)
+        if self.tenants[entry.ticket.queue].counts(entry.uid) == has:
             return
         self._let_go(entry)
-        self.tenants.hold(entry.ticket.queue, entry.uid, units)
+        self.tenants.hold(entry.ticket.queue, entry.uid, has)
         entry.holder = entry.ticket.queue
 
     def _let_go(self, entry: Entry) -> None:

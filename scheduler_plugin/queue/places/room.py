@@ -21,6 +21,7 @@ from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.places.capacity import Capacity
 from scheduler_plugin.queue.places.kept import KeptRooms, OnNode
 from scheduler_plugin.queue.places.labels import NodeRules, Taint
+from scheduler_plugin.queue.places.shares import Resources
 from scheduler_plugin.queue.places.wants import Wants
 
 if TYPE_CHECKING:
@@ -88,6 +89,16 @@ class Room:
         self._allowed_key: object = None
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
+
+    @property
+    def resources(self) -> Resources:
+        """What all nodes with usable cards have."""
+        nodes = self.state.nodes
+        return Resources(
+            int(nodes.size[nodes.usable].sum()),
+            int(nodes.cpu_capacity[nodes.usable].sum()),
+            int(nodes.memory_capacity[nodes.usable].sum()),
+        )
 
     def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
         """Take what is known of a node, None when it is gone; tell whether that changed anything."""

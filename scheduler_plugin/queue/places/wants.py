@@ -6,6 +6,7 @@ from functools import cached_property
 from allocator.request import PodRequest
 from scheduler_plugin.errors import StateError
 from scheduler_plugin.queue.places.labels import NodeRules
+from scheduler_plugin.queue.places.shares import Resources
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Wants:
     def units_on(self, size: int) -> int:
         """Units of GPU memory over all its cards, where each has so many units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
+
+    def resources(self, units: int) -> Resources:
+        """What it counts for beside others, with so many units of GPU memory."""
+        return Resources(units, self.cpu_milli, self.memory_bytes)
 
     def hardness(self, size: int) -> int:
         """Units on one card of that size: a pod that needs more of one is harder to place."""

@@ -87,6 +87,8 @@ class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
         oldest_wait_s: Seconds that the pod waits that waits longest.
         stop: Whether it releases.
         first_stage: Pods that wait for the first stage of their job.
+        weighted_share: Its dominant share by its weight, where queues are ordered by that; else 0.
+        dominant_resource: `gpu-memory`, `cpu` or `memory`, of which that share is; empty for none.
     """
 
     name: str
@@ -101,6 +103,8 @@ class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
     oldest_wait_s: float
     stop: str
     first_stage: int = 0
+    weighted_share: float = 0.0
+    dominant_resource: str = ""
 
 
 def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> Why:
@@ -170,6 +174,8 @@ def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStat
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
         stop="not configured" if tenant.form is None else tenant.form.stop,
+        weighted_share=tenant.dominant[1] / tenant.weight,
+        dominant_resource=tenant.dominant[0],
         first_stage=sum(_pods(task.wants) for task in tenant.waiting.held()),
     )
 

@@ -25,6 +25,12 @@ class QueueMetrics:
         self._weight = Gauge(
             "gpupack_queue_weight", "Share beside the others.", ("queue",), registry=registry
         )
+        self._shares = Gauge(
+            "gpupack_queue_weighted_share",
+            "Dominant share by weight, with fairSharing: dominant.",
+            ("queue",),
+            registry=registry,
+        )
         self._oldest = Gauge(
             "gpupack_queue_oldest_wait_seconds",
             "How long the pod waits that waits longest.",
@@ -49,7 +55,7 @@ class QueueMetrics:
 
     def render(self, controller: Controller, now: float) -> bytes:
         """Write everything in Prometheus' text format."""
-        for gauge in (self._units, self._pods, self._weight, self._oldest):
+        for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
             gauge.clear()
         for tenant in tenants(controller.queue, now):
             for kind, units in (
@@ -64,6 +70,8 @@ class QueueMetrics:
             self._pods.labels(tenant.name, "first_stage").set(tenant.first_stage)
             self._pods.labels(tenant.name, "released").set(tenant.running)
             self._weight.labels(tenant.name).set(tenant.weight)
+            if controller.queue.config.fair_sharing == "dominant":
+                self._shares.labels(tenant.name).set(tenant.weighted_share)
             self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)
         counts = controller.counts
         for name, by_tenant in (

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_plugin.queue.configuration.config import QueueConfig, QueueForm
 from scheduler_plugin.queue.configuration.quota import Cohort, QuotaUse, cohorts_of
+from scheduler_plugin.queue.places.shares import Resources, dominant
 from scheduler_plugin.queue.sharing.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class TenantState:
         waiting: Its tasks.
         released: Units by UID of its pods that were released and have not ended.
         count_slots: What it has is counted in pods, each in a slot, and not in units.
+        cluster: All that there is, where its dominant share counts; None: it does not.
     """
 
     def __init__(self, name: str, form: QueueForm | None, *, count_slots: bool) -> None:
@@ -27,7 +29,9 @@ class TenantState:
         self.waiting: Waiting[Needs] = Waiting()
         self.released: dict[str, int] = {}
         self.count_slots = count_slots
-        self._units = 0
+        self.cluster: Resources | None = None
+        self._has = Resources()
+        self._host: dict[str, Resources] = {}
 
     @property
     def weight(self) -> float:
@@ -37,31 +41,44 @@ class TenantState:
     @property
     def units(self) -> int:
         """Units of its released pods."""
-        return self._units
+        return self._has.units
+
+    @property
+    def dominant(self) -> tuple[str, float]:
+        """The resource of which it has the largest part, and that part; nothing where that does not count."""
+        return ("", 0.0) if self.cluster is None else dominant(self._has, self.cluster)
 
     @property
     def allocated(self) -> float:
-        """What it has: pods where there are slots, else units."""
-        return len(self.released) if self.count_slots else self._units
+        """What it has: its dominant share where that counts, pods where there are slots, else units."""
+        if self.cluster is not None:
+            return self.dominant[1]
+        return len(self.released) if self.count_slots else self.units
 
     @property
     def is_open(self) -> bool:
         """Whether its pods are released at all."""
         return self.form is not None and self.form.stop == "None"
 
-    def hold(self, uid: str, units: int) -> int:
+    def hold(self, uid: str, has: Resources) -> int:
         """Count a released pod; return the units added."""
         if uid in self.released:
             return 0
-        self.released[uid] = units
-        self._units += units
-        return units
+        self.released[uid] = has.units
+        self._host[uid] = has
+        self._has = self._has.plus(has)
+        return has.units
+
+    def counts(self, uid: str) -> Resources | None:
+        """What a pod counts for; None where it is not counted."""
+        return self._host.get(uid)
 
     def let_go(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
-        units = self.released.pop(uid, 0)
-        self._units -= units
-        return units
+        self.released.pop(uid, None)
+        has = self._host.pop(uid, Resources())
+        self._has = self._has.plus(has, -1)
+        return has.units
 
 
 class Tenants:
@@ -76,6 +93,7 @@ class Tenants:
         self._cohorts: dict[str, Cohort] = {}
         self._kept: dict[str, tuple[str, int]] = {}
         self._kept_in: dict[int, int] = {}
+        self._cluster: Resources | None = None
         self.configure(config)
 
     def __getitem__(self, name: str) -> TenantState:
@@ -83,6 +101,7 @@ class Tenants:
         tenant = self._known.get(name)
         if tenant is None:
             tenant = self._known[name] = TenantState(name, None, count_slots=self._count_slots)
+            tenant.cluster = self._cluster
         return tenant
 
     def __iter__(self) -> Iterator[TenantState]:
@@ -91,6 +110,8 @@ class Tenants:
     def configure(self, config: QueueConfig) -> None:
         """Take another configuration; everything that waits or runs stays."""
         self._count_slots = config.slots is not None
+        self._by_dominant_share = config.fair_sharing == "dominant"
+        self.measure(self._cluster or Resources())
         for name in [*config.queues, *self._known]:
             tenant = self[name]
             tenant.form = config.queues.get(name)
@@ -104,6 +125,14 @@ class Tenants:
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self.keep({})
+
+    def measure(self, cluster: Resources) -> None:
+        """Take all that there is: of that dominant shares are parts, where those count."""
+        cluster_or_none = cluster if self._by_dominant_share else None
+        if cluster_or_none != self._cluster:
+            self._cluster = cluster_or_none
+            for tenant in self._known.values():
+                tenant.cluster = cluster_or_none
 
     def forget(self, name: str) -> None:
         """Drop a tenant that is not configured and has nothing: pods may name what they like."""
@@ -165,9 +194,9 @@ class Tenants:
         if self._kept.get(name, ("", 0))[0] == task:
             self.keep({other: each for other, each in self._kept.items() if other != name})
 
-    def hold(self, name: str, uid: str, units: int) -> None:
+    def hold(self, name: str, uid: str, has: Resources) -> None:
         """Count a released pod of a tenant."""
-        self._use(name, self[name].hold(uid, units))
+        self._use(name, self[name].hold(uid, has))
 
     def let_go(self, name: str, uid: str) -> None:
         """Stop counting a pod of a tenant."""

@@ -1,0 +1,41 @@
+"""How much a queue has of the cluster: its dominant share. Pure.
+
+Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
+"""
+
+from typing import NamedTuple
+
+
+class Resources(NamedTuple):
+    """What pods have, or what there is in all.
+
+    Attributes:
+        units: Units of GPU memory.
+        cpu_milli: Thousandths of a core.
+        memory_bytes: Bytes of host memory.
+    """
+
+    units: int = 0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+    def plus(self, other: "Resources", times: int = 1) -> "Resources":
+        """Add something so many times; -1 takes it away."""
+        return Resources(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def dominant(has: Resources, total: Resources) -> tuple[str, float]:
+    """Find the resource of which somebody has the largest part, and that part.
+
+    Of equal parts the first counts, in the order of `Resources`. What the cluster has none of does not count.
+
+    Returns:
+        `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 for who has nothing.
+    """
+    parts = {
+        name: mine / all_of_it
+        for name, mine, all_of_it in zip(("gpu-memory", "cpu", "memory"), has, total, strict=True)
+        if all_of_it > 0
+    }
+    name = max(parts, key=parts.__getitem__, default="")
+    return (name, parts[name]) if name and parts[name] else ("", 0.0)
