@@ -157,6 +157,9 @@ def test_given_widths_and_bounds():
         ({"width-gpu": "1"}, 'parameter "width-gpu" does not exist; allowed are mode, .*width-gpu-memory'),
         ({"bounds-cpu": "4,2"}, r"bucket bounds \[4, 2\]"),
         ({"order": "cpu"}, "order is cpu; allowed is each of gpu-memory, cpu, memory once"),
+        ({"outermost": "wide"}, "outermost is 'wide'; allowed are open, closed"),
+        ({"outermost": "closed"}, "outermost is closed with mode candidates; allowed is mode pick"),
+        ({"mode": "pick", "outermost": "closed", "bounds-cpu": "4"}, r"bucket bounds \[4\]: allowed"),
         ({"colour": "red"}, 'parameter "colour" does not exist'),
     ],
 )
@@ -280,3 +283,28 @@ def test_ranks_that_move_reach_the_index():
     arrays.set_cards(arrays.rows["b"], [16], [8])
     arrays.remove("a")
     assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "b"
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["index", "arrays"])
+@pytest.mark.parametrize(
+    ("parameters", "units", "expected"),
+    [
+        ({"width-gpu-memory": "4", "buckets": "2"}, 2, "b"),
+        ({"width-gpu-memory": "4", "buckets": "2", "outermost": "closed"}, 2, None),
+        ({"width-gpu-memory": "4", "buckets": "3", "outermost": "closed"}, 2, "b"),
+        ({"width-gpu-memory": "4", "buckets": "3", "outermost": "closed"}, 13, None),
+        ({"bounds-gpu-memory": "1,6,11", "outermost": "closed"}, 2, "b"),
+        ({"bounds-gpu-memory": "1,6,10", "outermost": "closed"}, 2, None),
+        # M buckets cover the largest card, idle or not.
+        ({"outermost": "closed"}, 16, "a"),
+    ],
+)
+def test_a_closed_outermost_ring(parameters, units, expected, admitted):
+    """The method's last ring ends at l + M n; ours is open above unless it is told."""
+    arrays = view({"a": (0, 0, [16], 0, 0, [0]), "b": (0, 0, [16], 0, 0, [6])})
+    admits = np.ones(arrays.size.shape, dtype=bool) if admitted else None
+    policy = make("best-fit", {"mode": "pick", **parameters})
+    key = policy.pick(arrays, ask(0, 0, (units, 1), admits=admits)).key
+    assert (None if key is None else arrays.names[key]) == expected
+    arrays.set_cards(arrays.rows["a"], [16], [9])
+    assert arrays.names[policy.pick(arrays, ask(0, 0, (2, 1), admits=admits)).key] == "a"

@@ -91,3 +91,12 @@ def test_unequal_bounds():
 def test_errors(make, message):
     with pytest.raises(PolicyError, match=message):
         make()
+
+
+def test_a_closed_last_bucket():
+    buckets = Buckets.equal(1, 8, 6, closed=True)
+    assert [buckets.bucket_of(a) for a in (0, 1, 48, 49, 80)] == [0, 1, 6, 0, 0]
+    buckets.put(1, 49, 1)
+    buckets.put(2, 48, 2)
+    assert buckets.find(4, 6, lambda _: True).key == 2
+    assert buckets.find(49, 6, lambda _: True).key is None

@@ -46,6 +46,7 @@ MOST_ITEMS: Final = 512
 """Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
 
 Mode = Literal["pick", "candidates"]
+Outermost = Literal["open", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Settings:
         widths: n by class, in its unit; where not given, M buckets cover the largest remaining amount.
         bounds: Lower bounds by class, in its unit, instead of l, n and M.
         fallback: What to take beyond the limit.
+        outermost: Whether the last bucket is open above. A closed one keeps nodes with more left out of the
+            index; of `bounds` the last one is its end, and M buckets cover the largest capacity.
         order: Which class dominates among equals.
     """
 
@@ -70,6 +73,7 @@ class Settings:
     widths: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fallback: Fallback = "closest"
+    outermost: Outermost = "open"
     order: tuple[str, ...] = CLASSES
 
     def __post_init__(self) -> None:
@@ -91,8 +95,19 @@ class Settings:
         for name, width in self.widths.items():
             Buckets.equal(self.lower, width, self.buckets)
             _class(name)
+        if self.outermost == "closed" and self.mode != "pick":
+            raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed is mode pick")
         for bounds in self.bounds.values():
-            Buckets(bounds)
+            self.given(bounds, 1)
+
+    def given(self, bounds: Sequence[int], scale: int) -> Buckets:
+        """Make the buckets of given bounds, each multiplied.
+
+        Raises:
+            PolicyError: too few bounds, or they do not grow.
+        """
+        scaled = [bound * scale for bound in bounds]
+        return Buckets(scaled[:-1], scaled[-1]) if self.outermost == "closed" else Buckets(scaled)
 
 
 class _Index:
@@ -217,7 +232,9 @@ class BestFit:
         found = find_in_arrays(
             index.buckets.bounds,
             *(left, view.name_rank[rows], suits),
-            *(max(1, search.amount), limit, self.settings.fallback),
+            *(max(1, search.amount), limit),
+            fallback=self.settings.fallback,
+            end=index.buckets.end,
         )
         row = None if found.key is None else int(rows[found.key])
         return replace(found, key=row, touched=touched + found.touched)
@@ -242,14 +259,17 @@ class BestFit:
         settings, name, cards = self.settings, search.name, search.demand.cards
         scale = SCALES[name] * cards
         if name in settings.bounds:
-            return Buckets([bound * scale for bound in settings.bounds[name]])
-        rows = np.arange(len(view.names))
-        if name != GPU:
+            return settings.given(settings.bounds[name], scale)
+        rows, closed = np.arange(len(view.names)), settings.outermost == "closed"
+        if closed:
+            capacity = view.cpu_capacity if name == CPU else view.memory_capacity
+            largest = int((view.size * cards if name == GPU else capacity).max(initial=0))
+        elif name != GPU:
             largest = int(host_left(view, name, rows).max(initial=0))
         else:
             largest = cards * int(view.free_order[cards - 1].max(initial=0)) if cards <= self._width else 0
         width = settings.widths.get(name, max(1, ceil(largest / scale / settings.buckets)))
-        return Buckets.equal(settings.lower * scale, width * scale, settings.buckets)
+        return Buckets.equal(settings.lower * scale, width * scale, settings.buckets, closed=closed)
 
 
 def _others(view: ClusterView, rows: RowArray) -> FloatArray:
@@ -288,13 +308,13 @@ def make(parameters: Parameters) -> BestFit:
     """Build the policy.
 
     Args:
-        parameters: `mode`, `buckets`, `limit`, `lower`, `fallback`, `order` (comma list of classes), and for
-            a class `width-CLASS` or `bounds-CLASS` (comma list).
+        parameters: `mode`, `buckets`, `limit`, `lower`, `fallback`, `outermost`, `order` (comma list of
+            classes), and for a class `width-CLASS` or `bounds-CLASS` (comma list).
 
     Raises:
         PolicyError: a value that is not allowed.
     """
-    mode, fallback, limit = "candidates", "closest", None
+    mode, fallback, outermost, limit = "candidates", "closest", "open", None
     numbers = {"buckets": 32, "lower": 1}
     order: tuple[str, ...] = CLASSES
     widths: dict[str, int] = {}
@@ -305,6 +325,8 @@ def make(parameters: Parameters) -> BestFit:
             mode = _choice(key, text, ("candidates", "pick"))
         elif key == "fallback":
             fallback = _choice(key, text, ("closest", "largest"))
+        elif key == "outermost":
+            outermost = _choice(key, text, ("open", "closed"))
         elif key == "limit":
             limit = _whole(key, text)
         elif key in numbers:
@@ -324,6 +346,7 @@ def make(parameters: Parameters) -> BestFit:
             widths,
             bounds,
             cast("Fallback", fallback),
+            cast("Outermost", outermost),
             order,
         )
     )
@@ -356,7 +379,7 @@ POLICY: Final = Entry(
     make,
     "the node whose card, or cpu or memory, is left with the least",
     (
-        *("mode", "buckets", "limit", "lower", "fallback", "order"),
+        *("mode", "buckets", "limit", "lower", "fallback", "outermost", "order"),
         *(f"{kind}-{name}" for kind in ("width", "bounds") for name in CLASSES),
     ),
 )

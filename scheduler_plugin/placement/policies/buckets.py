@@ -1,8 +1,8 @@
 """Gradient buckets: items sorted into rings by what they have left, so that a search looks at few of them.
 
-Bucket k of M covers amounts from bound k up to bound k + 1, the last is open above; amounts below the first
-bound are not indexed. Equal widths: `k(a) = 0 if a < l else min((a - l) // n + 1, M)`. Inside a bucket items
-are in order of (amount, rank), so the best one is found by bisection.
+Bucket k of M covers amounts from bound k up to bound k + 1, the last is open above unless it is closed;
+amounts below the first bound are not indexed. With equal widths `k(a) = 0 if a < l else min((a - l) // n + 1,
+M)`. Inside a bucket items are in order of (amount, rank), so the best one is found by bisection.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -41,28 +41,31 @@ class Buckets:
 
     Args:
         bounds: Lower bound of each bucket, growing.
+        end: Upper bound of the last bucket: amounts from it on are not indexed either; None: it is open.
 
     Raises:
         PolicyError: no bounds, or they do not grow.
     """
 
-    def __init__(self, bounds: Sequence[int]) -> None:
-        if not bounds or any(low >= high for low, high in pairwise(bounds)):
-            raise PolicyError(f"bucket bounds {list(bounds)}: allowed are one or more growing numbers")
+    def __init__(self, bounds: Sequence[int], end: int | None = None) -> None:
+        edges = [*bounds] if end is None else [*bounds, end]
+        if not bounds or any(low >= high for low, high in pairwise(edges)):
+            raise PolicyError(f"bucket bounds {edges}: allowed are one or more growing numbers")
         self.bounds = tuple(bounds)
+        self.end = end
         self._rings: list[list[tuple[int, int, int]]] = [[] for _ in bounds]
         self._entries: dict[int, tuple[int, int, int]] = {}
 
     @classmethod
-    def equal(cls, lower: int, width: int, count: int) -> "Buckets":
-        """Make `count` buckets of one width, the first from `lower` on.
+    def equal(cls, lower: int, width: int, count: int, *, closed: bool = False) -> "Buckets":
+        """Make `count` buckets of one width, the first from `lower` on; the last is open above, or closed.
 
         Raises:
             PolicyError: width or count below 1.
         """
         if width < 1 or count < 1:
             raise PolicyError(f"{count} buckets of width {width}: allowed is 1 or more of both")
-        return cls([lower + k * width for k in range(count)])
+        return cls([lower + k * width for k in range(count)], lower + count * width if closed else None)
 
     @property
     def count(self) -> int:
@@ -71,7 +74,7 @@ class Buckets:
 
     def bucket_of(self, amount: int) -> int:
         """Number of the bucket for an amount, 0 for none."""
-        return bisect_right(self.bounds, amount)
+        return 0 if self.end is not None and amount >= self.end else bisect_right(self.bounds, amount)
 
     def put(self, key: int, amount: int, rank: int) -> None:
         """Insert an item, or move it to its new place.
@@ -145,6 +148,7 @@ def find_in_arrays(
     amount: int,
     limit: int,
     fallback: Fallback = "closest",
+    end: int | None = None,
 ) -> Found:
     """Find what `Buckets.find` finds, of items that stand in arrays and in no index.
 
@@ -156,6 +160,7 @@ def find_in_arrays(
         amount: As for `Buckets.find`.
         limit: As for `Buckets.find`.
         fallback: As for `Buckets.find`.
+        end: As `Buckets` takes it.
 
     Returns:
         The key is a position in the arrays; every item counts as touched.
@@ -166,6 +171,8 @@ def find_in_arrays(
     near, far = _search_order(bounds, amount, limit)
     buckets = np.searchsorted(np.asarray(bounds), amounts, side="right")
     fits = fits & (amounts >= amount) & (buckets >= near.start)
+    if end is not None:
+        fits &= amounts < end
     probes: list[int] = []
     for part in (near, far):
         found = np.flatnonzero(fits & (buckets >= min(part)) & (buckets <= max(part))) if part else ()
