@@ -273,3 +273,29 @@ def test_a_pod_that_ends_is_gone_at_the_next_look(tmp_path: Path) -> None:
     (folder / "cgroup.procs").unlink()
     folder.rmdir()
     assert cgroups.probe([UID]).alive == set()
+
+
+@pytest.mark.parametrize("files", [(), ("cgroup.controllers", "cgroup.events")], ids=["nothing", "its own"])
+def test_without_the_hosts_cgroups_nothing_is_known(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """A container that the host's are not mounted in sees an empty folder, or its own cgroup, and no pods."""
+    for file in files:
+        (tmp_path / file).write_text("")
+    found = PodCgroups(tmp_path).probe({UID})
+    assert (found.alive, found.unknown) == (frozenset(), {UID})
+    assert found.problem == f"{tmp_path} has no kubepods folder and is not the host's: mount that there"
+
+
+@pytest.mark.parametrize("files", [("cgroup.controllers",), ("cgroup.controllers", "cgroup.events")])
+def test_pods_may_be_below_another_cgroup(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """A node that is a container itself, as kind's, has its pods there; the first one may have none."""
+    for file in files:
+        (tmp_path / file).write_text("")
+    if "cgroup.events" in files:
+        container = (
+            tmp_path / "kubelet.slice" / "kubelet-kubepods.slice" / f"kubelet-kubepods-pod{SLICE}.slice"
+        )
+        (container / "a").mkdir(parents=True)
+        (container / "a" / "cgroup.events").write_text("populated 1\n")
+    probe = PodCgroups(tmp_path).probe({UID, OTHER})
+    alive = {UID} if "cgroup.events" in files else set()
+    assert (probe.alive, probe.unknown, probe.problem) == (alive, frozenset(), None)

@@ -128,6 +128,9 @@ class PodCgroups:
         try:
             self._root.stat()  # without it no pod has a cgroup, whatever runs
             parents = list(pod_parents(self._root))
+            if not parents and _is_not_the_hosts(self._root):
+                why = f"{self._root} has no kubepods folder and is not the host's: mount that there"
+                return CgroupProbe(unknown=frozenset(uids), problem=why)
         except OSError as error:
             return CgroupProbe(unknown=frozenset(uids), problem=str(error))
         alive, unknown, problem = set(), set(), None
@@ -139,6 +142,17 @@ class PodCgroups:
                 unknown.add(uid)
                 problem = problem or str(error)
         return CgroupProbe(frozenset(alive), frozenset(unknown), problem)
+
+
+def _is_not_the_hosts(root: Path) -> bool:
+    """Tell whether a folder cannot be where the host's cgroups are: nothing is mounted, or a container's own.
+
+    With cgroup v2 only the first of all cgroups has no `cgroup.events`.
+
+    Raises:
+        OSError: it cannot be read, though it is there.
+    """
+    return not any(root.iterdir()) or _read(root / "cgroup.events") is not None
 
 
 def pod_parents(root: Path) -> Iterator[Path]:
