@@ -37,7 +37,7 @@ CHARGE_MUTANTS = (
         "ids=one.ids | mine, over",
         "ids=one.ids | {c: i | one.ids.get(c, frozenset()) for c, i in mine.items()}, over",
         forgets_and_hears_late,
-        3014,
+        4224,
         also=(ledger, "if other != name}", "}"),
     ),
     Mutant(

@@ -177,7 +177,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: who asks waits for a container of that size",
         choice,
-        "container.name not in one.has and container.units == self.size",
+        "container.units == self.size and container.name not in one.has",
         "container.name not in one.has",
         mute,
         3068,
