@@ -5,7 +5,7 @@ AllocatorError
 ├── PackingError    words, layouts or node records that do not decode
 ├── DeviceIdError   a device ID that no card of ours has
 ├── RequestError    a pod that asks for something that cannot be given
-├── PolicyError     an unknown card policy
+├── PolicyError     an unknown card policy, or one whose costs are none
 └── LedgerError     an event that contradicts the ledger
 """
 
@@ -33,7 +33,7 @@ class RequestError(AllocatorError):
 
 
 class PolicyError(AllocatorError):
-    """A card policy that does not exist."""
+    """A card policy that does not exist, or whose costs are none."""
 
 
 class LedgerError(AllocatorError):

@@ -6,10 +6,12 @@ and to those that the pod has, see `topology`. Policies never see that, so it ca
 """
 
 from collections.abc import Callable, Collection, Sequence
+from numbers import Real
 
 from allocator.cards import Card
-from allocator.errors import RequestError
+from allocator.errors import PolicyError, RequestError, shown
 from allocator.policies import CARD_POLICIES, CardPolicy
+from allocator.registry import one_line
 from allocator.selector import ANY_CARD, Selector
 from allocator.topology import nearest
 
@@ -57,7 +59,7 @@ def choose(
         Positions in `cards`, best first, or None when fewer than `count` cards fit.
 
     Raises:
-        PolicyError: there is no such policy.
+        PolicyError: there is no such policy, or its costs are none.
         RequestError: units or count are below 1.
     """
     costs = costs_of_fitting(cards, units, policy, selector, count)
@@ -89,7 +91,7 @@ def costs_of_fitting(
         Costs by position in `cards`, ascending; empty where fewer than `count` cards fit.
 
     Raises:
-        PolicyError: there is no such policy.
+        PolicyError: there is no such policy, or its costs are none.
         RequestError: units or count are below 1.
     """
     costs_of = card_policy(policy).costs
@@ -104,8 +106,35 @@ def costs_of_fitting(
     if len(fitting) < count:
         return {}
     # A policy is asked about one amount; where it depends on the card, once for each.
-    by_need = {need: costs_of(cards, need) for need in {needs[i] for i in fitting}}
-    return {i: by_need[needs[i]][i] for i in fitting}
+    by_need = {need: asked_costs(policy, costs_of, cards, need) for need in {needs[i] for i in fitting}}
+    costs = {i: by_need[needs[i]][i] for i in fitting}
+    for i, cost in costs.items():
+        if not isinstance(cost, Real) or cost != cost:  # noqa: PLR0124 - not a number
+            raise wrong_costs(policy, f"cost of card {i} for {needs[i]} units is {shown(cost)}")
+    return costs
+
+
+def asked_costs(
+    policy: str, costs_of: Callable[[Sequence[Card], int], Sequence[float]], cards: Sequence[Card], units: int
+) -> Sequence[float]:
+    """Ask a policy what cards cost; what each cost is is not looked at yet.
+
+    Raises:
+        PolicyError: it fails, or gives something else than one cost a card.
+    """
+    try:
+        costs = costs_of(cards, units)
+        count = len(costs)
+    except Exception as error:
+        raise wrong_costs(policy, f"costs for {units} units cannot be had: {one_line(error)}") from error
+    if count != len(cards):
+        raise wrong_costs(policy, f"{count} costs for {len(cards)} cards")
+    return costs
+
+
+def wrong_costs(policy: str, what: str) -> PolicyError:
+    """What is wrong with the costs that a policy gives."""
+    return PolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed is one number a card, not nan")
 
 
 def units_asked(units: Asked, size: int) -> int:

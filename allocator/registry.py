@@ -211,6 +211,10 @@ class Registry(Generic[P]):
                 f"allowed are {', '.join(entry.parameters)}"
             )
 
+    def called(self, name: str) -> str:
+        """Name a policy that exists, and its package, for messages."""
+        return self._called(self._entries[name])
+
     def _called(self, entry: Entry[P]) -> str:
         return f"{self.kind} {shown(entry.name)}" + (f" of {entry.package}" if entry.package else "")
 

@@ -2,7 +2,7 @@
 
 SchedulerError
 ├── ProtocolError    a request over HTTP that is not the extender's protocol
-├── PolicyError      an unknown node policy, or parameters it cannot take
+├── PolicyError      an unknown node policy, parameters it cannot take, or scores or cards that are none
 ├── SettingsError    a configuration that cannot work, all its faults at once
 ├── TraceError       a trace for the simulator that cannot be used at all
 ├── QueueConfigError a configuration of the queue that cannot be used, all its faults at once
@@ -30,7 +30,7 @@ class ProtocolError(SchedulerError):
 
 
 class PolicyError(SchedulerError):
-    """A node policy that does not exist, or parameters it cannot take."""
+    """A node policy that does not exist, parameters it cannot take, or scores or cards that are none."""
 
 
 class SettingsError(SchedulerError):

@@ -1,12 +1,14 @@
 """Which device IDs a container gets: what GetPreferredAllocation is answered, and an Allocate checked by."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from allocator.errors import LedgerError, shown
+from allocator.cards import Card
+from allocator.errors import LedgerError, PolicyError, shown
 from allocator.ledger import charges
 from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add
+from allocator.names import DEFAULT_CARD_POLICY
 from allocator.place import choose_each
 from allocator.request import ContainerRequest, Demand, PodRequest
 
@@ -180,13 +182,22 @@ class Ask:
                 )
                 for uuid, card in facts.cards.items()
             ]
-            policy = request.card_policy or facts.policy
             for demands in ((demand, *later), (demand,)) if later else ((demand,),):
-                asked = [(each.asked, each.cards) for each in demands]
-                chosen = choose_each(cards, asked, policy, request.selector)
+                chosen = self._chosen(cards, demands, request)
                 if chosen is not None:
                     return tuple(cards[position].uuid for position in chosen[0])
         return ()
+
+    def _chosen(
+        self, cards: Sequence[Card], demands: Iterable[Demand], request: PodRequest
+    ) -> list[tuple[int, ...]] | None:
+        """Ask the pod's policy, or the node's; where its costs are none the default: the pod is bound."""
+        asked = [(each.asked, each.cards) for each in demands]
+        policy = request.card_policy or self.facts.policy
+        try:
+            return choose_each(cards, asked, policy, request.selector)
+        except PolicyError:
+            return choose_each(cards, asked, DEFAULT_CARD_POLICY, request.selector)
 
     def _on(self, uuid: str) -> list[str]:
         """The IDs that are offered of one card, those that must be in the answer first."""

@@ -62,6 +62,7 @@ def source_of(options: dict[str, Any]) -> Any:
 
 def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do the asking; what is wrong becomes one line and an exit status."""
+    from allocator.errors import AllocatorError
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError
     from scheduler_plugin.errors import SchedulerError
@@ -70,7 +71,7 @@ def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     gc.disable()
     try:
         return asyncio.run(work())
-    except (InputError, ConfigError, SchedulerError, OSError) as error:
+    except (InputError, ConfigError, AllocatorError, SchedulerError, OSError) as error:
         fail(error)
     except KubeApiError as error:
         fail(error, FAILED)

@@ -68,6 +68,7 @@ def simulate(**options: Any) -> None:
     """Run node policies over a trace of nodes and pods."""
     from gpupack.errors import InputError
     from scheduler_plugin.errors import SettingsError, TraceError
+    from scheduler_plugin.placement.placing import POLICY_FAULTS
     from scheduler_plugin.simulator.app import run
     from scheduler_plugin.simulator.options import (
         Options,
@@ -109,7 +110,7 @@ def simulate(**options: Any) -> None:
             _on_cluster(asked, options)
         else:
             run(asked)
-    except (InputError, SettingsError, TraceError) as error:
+    except (InputError, SettingsError, TraceError, *POLICY_FAULTS) as error:
         fail(error)
 
 

@@ -19,7 +19,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import Misfit, misfits, place_on
-from scheduler_plugin.placement.placing import place_with
+from scheduler_plugin.placement.placing import POLICY_FAULTS, place_with
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.reasons import REQUEUED, reason
 
@@ -75,10 +75,10 @@ class Committer:
             )
         try:
             query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
-        except RequestError as error:
+            with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
+                placement = self._place(pod, query, node, row)
+        except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
-        with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
-            placement = self._place(pod, query, node, row)
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.take(uid, node, assigned, now)

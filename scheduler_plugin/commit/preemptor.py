@@ -24,6 +24,7 @@ from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.binding import Leadership
 from scheduler_plugin.commit.nominations import Nomination, Nominations, waits
 from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.placement.placing import POLICY_FAULTS
 from scheduler_plugin.placement.victims import Eligible, Plan, plan_on
 
 TICK_S: Final = 0.5
@@ -273,8 +274,11 @@ class Preemptor:
             query = self.policies.query(state.nodes, request, pod.cpu_milli, pod.memory_bytes)
         except RequestError:
             return [None for _ in nodes]
-        with state.reservations.kept_from(state.nodes, pod.uid, pod.priority):
-            return [plan_on(state, node, query, pod, self._eligible()) for node in nodes]
+        try:
+            with state.reservations.kept_from(state.nodes, pod.uid, pod.priority):
+                return [plan_on(state, node, query, pod, self._eligible()) for node in nodes]
+        except POLICY_FAULTS:
+            return [None for _ in nodes]
 
     def _waits(self, uid: str) -> bool:
         """Whether a pod was refused when it was tried last, and is still there."""

@@ -33,7 +33,7 @@ from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.backlog import Backlog
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
-from scheduler_plugin.placement.placing import lesson, score
+from scheduler_plugin.placement.placing import POLICY_FAULTS, lesson, score
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.placement.query import Query
@@ -97,6 +97,7 @@ class Extender:
 
         Raises:
             ProtocolError: the body is rubbish.
+            PolicyError: a policy gives what is no scores or costs; so do the other verbs.
         """
         pod, candidates = self._calls.decode(body)
         if not asks(pod, self.state.resource):
@@ -129,12 +130,15 @@ class Extender:
         if pod.request is None or pod.gated:
             return False
         query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes, pod.uid)
-        with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
-            rows = among.rows(self.state.nodes)
-            fitting_rows = rows[fitting(self.state.nodes, query, rows)]
-            if held:
-                return bool(len(fitting_rows))
-            scores = self._scores(bool(pod.planned), query, rows, fitting_rows)
+        try:
+            with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
+                rows = among.rows(self.state.nodes)
+                fitting_rows = rows[fitting(self.state.nodes, query, rows)]
+                if held:
+                    return bool(len(fitting_rows))
+                scores = self._scores(bool(pod.planned), query, rows, fitting_rows)
+        except POLICY_FAULTS:
+            return False
         return bool((scores < np.inf).any())
 
     def _filter(self, pod: PodLite, candidates: Candidates, query: Query, now: float) -> Filtered:

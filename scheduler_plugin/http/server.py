@@ -23,6 +23,7 @@ from scheduler_plugin.http.patience import WAIT_S, Patience
 from scheduler_plugin.http.protocol import decode_bind, encode_bind, encode_filter_error
 from scheduler_plugin.http.reporting import Reporter
 from scheduler_plugin.http.secondlook import SecondLooks
+from scheduler_plugin.placement.placing import POLICY_FAULTS
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
@@ -105,14 +106,20 @@ class Service:
             self.metrics.errors.labels(path.strip("/")).inc()
             log.warning("request refused", path=path, error=str(error))
             return Answer(f"{error}\n".encode(), status=error.status, content_type=_TEXT)
+        except POLICY_FAULTS as error:
+            log.warning("a policy failed", path=path, error=str(error))
+            return self._failed(path, str(error))
         except Exception:
-            self.metrics.errors.labels(path.strip("/")).inc()
             log.exception("call failed", path=path)
-            # kube-scheduler reads no text with another status than 200.
-            encode = _ENCODE_ERROR.get(path)
-            if encode is None:
-                return Answer(f"{FAULT}\n".encode(), status=500, content_type=_TEXT)
-            return Answer(encode(FAULT))
+            return self._failed(path, FAULT)
+
+    def _failed(self, path: str, why: str) -> Answer:
+        """Answer with an error: kube-scheduler reads no text with another status than 200."""
+        self.metrics.errors.labels(path.strip("/")).inc()
+        encode = _ENCODE_ERROR.get(path)
+        if encode is None:
+            return Answer(f"{why}\n".encode(), status=500, content_type=_TEXT)
+        return Answer(encode(why))
 
     @property
     def _is_standby(self) -> bool:

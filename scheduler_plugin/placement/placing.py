@@ -5,18 +5,26 @@ Cards are chosen by the node policy where that knows better and finds any, else 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
+from allocator.errors import PolicyError as CardPolicyError
+from allocator.errors import shown
 from allocator.place import Placement, placed
 from allocator.policy import node_policy_chooses
+from allocator.registry import one_line
 from allocator.topology import rearranged
-from scheduler_plugin.cluster.arrays import FloatArray, RowArray
+from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.placement.filtering import place_on
 from scheduler_plugin.placement.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
 from scheduler_plugin.placement.query import Query, by_size, in_units, usual_size
+
+POLICY_FAULTS: Final = (PolicyError, CardPolicyError)
+"""Raised where a policy of a plug-in gives something else than scores, cards or costs."""
 
 
 def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) -> Placement | None:
@@ -30,6 +38,9 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
 
     Returns:
         The placement, None where the pod does not fit.
+
+    Raises:
+        PolicyError: what a policy gives is no cards, or no costs (that of allocator).
     """
     if not isinstance(policy, CardChooser) or not node_policy_chooses(query.ask.card_policy):
         return place_on(nodes, row, query)
@@ -39,7 +50,7 @@ def place_with(policy: NodePolicy, nodes: NodeArrays, row: int, query: Query) ->
     if query.request.percent and len(set(sizes)) > 1:
         return place_on(nodes, row, query)
     ask = in_units(query, max(sizes, default=0)).ask
-    chosen = policy.choose_cards(nodes, ask, row)
+    chosen = _cards_of(policy, nodes, ask, row)
     if chosen is None:
         # It takes one card after the other, which may leave a later container none.
         return place_on(nodes, row, query)
@@ -65,18 +76,66 @@ def score(policy: NodePolicy, nodes: NodeArrays, query: Query, rows: RowArray) -
         nodes: The arrays.
         query: The pod.
         rows: intp[m], rows that fit.
+
+    Raises:
+        PolicyError: what the policy gives is no scores.
     """
     if not query.request.percent:
-        return policy.score(nodes, query.ask, rows)
+        return scores_of(policy, nodes, query.ask, rows)
     scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
     sizes = by_size(nodes, rows)
     for size, at in sizes.even:
-        scores[at] = policy.score(nodes, in_units(query, size).ask, rows[at])
+        scores[at] = scores_of(policy, nodes, in_units(query, size).ask, rows[at])
     for at in sizes.mixed.tolist():
         ask = _on_its_cards(nodes, query, int(rows[at]))
         if ask is not None:
-            scores[at] = policy.score(nodes, ask, rows[at : at + 1])[0]
+            scores[at] = scores_of(policy, nodes, ask, rows[at : at + 1])[0]
     return scores
+
+
+def scores_of(policy: NodePolicy, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    """Ask a policy for scores in units, and check that they are one number a row.
+
+    Raises:
+        PolicyError: they are not.
+    """
+    try:
+        scores: FloatArray = np.asarray(policy.score(view, ask, rows), dtype=np.float64)
+    except Exception as error:
+        raise _wrong(policy, f"scores cannot be had: {one_line(error)}") from error
+    if scores.shape != rows.shape:
+        raise _wrong(policy, f"scores of shape {scores.shape} for {len(rows)} nodes")
+    if np.isnan(scores).any():
+        raise _wrong(policy, f"score of a node is nan, of {len(rows)} nodes")
+    return scores
+
+
+def _cards_of(policy: CardChooser, nodes: NodeArrays, ask: Ask, row: int) -> Sequence[Sequence[int]] | None:
+    """Ask a policy for a pod's cards, and check that each demand has so many different ones with room.
+
+    Raises:
+        PolicyError: they have not.
+    """
+    try:
+        chosen = policy.choose_cards(nodes, ask, row)
+        if chosen is None:
+            return None
+        free = nodes.free[row, : int(nodes.cards[row])].tolist()
+        fits = len(chosen) == len(ask.demands)
+        for positions, demand in zip(chosen, ask.demands, strict=False):
+            fits = fits and len(set(positions)) == len(positions) == demand.cards and min(positions) >= 0
+            for at in positions:
+                free[at] -= demand.units
+    except Exception as error:
+        raise _wrong(policy, f"cards cannot be had: {one_line(error)}") from error
+    if not fits or min(free, default=0) < 0:
+        asked = [tuple(demand) for demand in ask.demands]
+        raise _wrong(policy, f"cards {shown(chosen)} do not have the units of {shown(asked)} free")
+    return chosen
+
+
+def _wrong(policy: object, what: str) -> PolicyError:
+    return PolicyError(f"node policy {type(policy).__name__} of {type(policy).__module__}: {what}")
 
 
 def lesson(nodes: NodeArrays, query: Query, rows: RowArray) -> Ask:

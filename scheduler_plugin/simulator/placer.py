@@ -9,6 +9,7 @@ import numpy as np
 from allocator.policy import node_policy_chooses
 from allocator.registry import Parameters
 from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.placement.placing import scores_of
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import (
@@ -66,7 +67,7 @@ class Placer:
             return cluster.misfit(kind)
         if self._counter is not None:
             ask = replace(ask, pod=uid)
-        scores = self._policy.score(cluster.arrays, ask, rows)
+        scores = scores_of(self._policy, cluster.arrays, ask, rows)
         best = int(scores.argmin())
         held = not scores[best] < np.inf
         row = int(rows[best])

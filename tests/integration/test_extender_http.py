@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,11 +14,13 @@ import structlog
 from pytest_mock import MockerFixture
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED, QUEUE_GATE
+from allocator.policies import CARD_POLICIES
 from scheduler_plugin.http.patience import News
 from scheduler_plugin.http.server import FAULT, MAX_BODY
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import node_object, pod_object, uuid
+from tests.cluster_builders import container, node_object, pod_object, uuid
 from tests.extender_client import LIMIT_S, Client, extender, two_nodes, until
+from tests.other_policies import offered
 
 
 @pytest.fixture
@@ -283,6 +286,23 @@ async def test_a_fault_of_ours_is_the_error_of_the_verb_and_told_once(
     faults = [line for line in logs if line["log_level"] == "error"]
     assert [(line["event"], line["path"]) for line in faults] == [("call failed", f"/{verb}")]
     assert f'gpupack_extender_request_errors_total{{verb="{verb}"}} 1.0' in (await client.get("/metrics"))[1]
+
+
+async def test_a_policy_that_gives_no_costs_is_named_by_filter_and_bind(client: Client) -> None:
+    """Other verbs have no place for it; nothing is charged."""
+    broken = SimpleNamespace(costs=lambda cards, _: [float("nan")] * len(cards), by_fill=True)
+    named = 'card policy "broken" of others 1.0: cost of card '
+    with offered(CARD_POLICIES, broken=lambda _: broken):
+        notes = {"gpupack.io/card-policy": "broken"}
+        many = [container("x", 5), container("y", 13)]
+        pod = client.make_pod("p", 0, containers=many, annotations=notes)
+        await client.knows(pod["metadata"]["uid"])
+        answer = await client.filter(pod, "a", "b")
+        assert answer["NodeNames"] is None
+        assert answer["Error"].startswith(named)
+        assert named in await client.bind(pod, "b")
+    assert not client.state.nodes.assumed.any()
+    assert 'gpupack_extender_request_errors_total{verb="filter"} 1.0' in (await client.get("/metrics"))[1]
 
 
 async def half_a_call(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -215,7 +216,8 @@ class GangRoom:
             if cpu < 0 or memory < 0:
                 return None
             query = room.query(wants)
-            placement = place(cards, query.request, query.ask.card_policy)
+            find = partial(place, cards, query.request, query.ask.card_policy)
+            placement = room.sound(wants, find, None)
             if placement is None:
                 return None
             for at, units in placement.charge.items():

@@ -1,20 +1,21 @@
 """Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from allocator.cards import Card
-from allocator.place import place
+from allocator.place import Placement, place
 from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.sums import sum_left
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.placing import POLICY_FAULTS, place_with, score
 from scheduler_plugin.placement.policies.registry import by_row
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
@@ -26,6 +27,8 @@ from scheduler_plugin.queue.places.wants import Wants
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
+
+T = TypeVar("T")
 
 
 ROUND_S: Final = 1.0
@@ -75,6 +78,7 @@ class Room:
     Attributes:
         kept: What is kept free for pods that waited long, or for which others are evicted.
         capacity: What there would be room for with nobody else there.
+        faults: What a pod's policy gave that is no scores, cards or costs, by the pod's needs: it waits.
         facts_version: +1 whenever something else than cards is new of a node.
     """
 
@@ -87,6 +91,7 @@ class Room:
         self._rounds: dict[str, float] = {}
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
+        self.faults: dict[Wants, str] = {}
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
 
@@ -115,6 +120,8 @@ class Room:
         """Drop what was remembered of needs that no waiting pod has any more."""
         for wants in [wants for wants in self._masks if wants not in used]:
             del self._masks[wants]
+        for wants in [wants for wants in self.faults if wants not in used]:
+            del self.faults[wants]
         self.capacity.forget_unused(used)
 
     def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
@@ -192,7 +199,9 @@ class Room:
         query = self.query(wants)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
-        return score(self.policies.of(query.request), self.state.nodes, query, rows)
+        policy = self.policies.of(query.request)
+        held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        return self.sound(wants, lambda: score(policy, self.state.nodes, query, rows), held)
 
     def by_row(self, wants: Wants) -> bool:
         """Whether the node policy for a pod scores each node by itself."""
@@ -204,6 +213,23 @@ class Room:
 
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
+        nodes = self.state.nodes
+        placement = self.sound(wants, lambda: self._placed(uid, wants, row), None)
+        if placement is None:
+            return False
+        self.faults.pop(wants, None)
+        uuids = nodes.uuids[row]
+        assigned: Assignment | None = None
+        if uuids:
+            assigned = {
+                container: tuple((uuids[card], units) for card, units in shares)
+                for container, shares in placement.containers
+            }
+        self.state.take(uid, nodes.names[row], assigned, now)
+        return True
+
+    def _placed(self, uid: str, wants: Wants, row: int) -> Placement | None:
+        """Choose a pod's cards on a node beside what is kept there."""
         nodes, query = self.state.nodes, self.query(wants)
         mine, uuids = self.kept.of(uid), nodes.uuids[row]
         kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row], uuids).cards
@@ -215,16 +241,7 @@ class Room:
             placement = place_with(self.policies.of(query.request), nodes, row, query)
         if placement is not None and not set(kept).isdisjoint(placement.charge):
             placement = place(self._without(row, kept), query.request, query.ask.card_policy)
-        if placement is None:
-            return False
-        assigned: Assignment | None = None
-        if uuids:
-            assigned = {
-                container: tuple((uuids[card], units) for card, units in shares)
-                for container, shares in placement.containers
-            }
-        self.state.take(uid, nodes.names[row], assigned, now)
-        return True
+        return placement
 
     def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
         """Whether a pod that fits on a node also does beside what is kept there for others."""
@@ -247,7 +264,8 @@ class Room:
             return False
         if nodes.memory_used[row] + others.memory_bytes + wants.memory_bytes > nodes.memory_capacity[row]:
             return False
-        return place(self._without(row, others.cards), query.request, query.ask.card_policy) is not None
+        left = self._without(row, others.cards)
+        return self.sound(wants, lambda: place(left, query.request, query.ask.card_policy), None) is not None
 
     def _without(self, row: int, cards: Collection[int]) -> list[Card]:
         """The cards of a node, some of them counted as full."""
@@ -273,9 +291,20 @@ class Room:
         mask.query = query
         rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
-            mask.fits[rows] = self._fit(wants, query, rows)
+            mask.fits[rows] = self.sound(
+                wants, partial(self._fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
+            )
             mask.made[rows] = nodes.version[rows]
         return mask
+
+    def sound(self, wants: Wants, work: Callable[[], T], otherwise: T) -> T:
+        """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
+        try:
+            found = work()
+        except POLICY_FAULTS as error:
+            self.faults[wants] = str(error)
+            return otherwise
+        return found
 
     def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
         nodes = self.state.nodes

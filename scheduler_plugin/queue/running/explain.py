@@ -189,6 +189,8 @@ def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
     refusal = queue.refusal(entry)
     if refusal or entry.wants is None:
         return Reason.REFUSED, refusal
+    if entry.wants in queue.room.faults:
+        return Reason.REFUSED, queue.room.faults[entry.wants]
     gang = queue.gangs.get(entry.gang)
     held = queue.alike.why(entry) if gang is None else queue.gangs.alike.why(gang)
     if held:
