@@ -10,7 +10,7 @@ from allocator.ledger.facts import Facts
 from allocator.ledger.pods import PodFacts, Units, add
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.place import choose_each
-from allocator.request import ContainerRequest, Demand, PodRequest
+from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Ask:
         room = self._room(one, each, belongs=bool(cards))
         cards = cards or self._by_policy(one, room, request, demand)
         fits = len(cards) == demand.cards and facts.count(self.fixed).keys() <= {*cards}
-        if fits and all(room[uuid] >= alone.units_on(facts.cards[uuid].size_units) for uuid in cards):
+        if fits and all(room[uuid] >= self._need(one, alone, uuid) for uuid in cards):
             return tuple(text for uuid in cards for text in self._on(uuid)[:each])
         where = "no card" if demand.cards == 1 else f"not {demand.cards} cards"
         if cards:
@@ -130,6 +130,15 @@ class Ask:
         raise LedgerError(
             f"{where} has {asked}, by card they have {shown([max(0, n) for n in room.values()])}"
         )
+
+    def _need(self, one: PodFacts | None, alone: Demand, uuid: str) -> int:
+        """Units that a container adds on a card to what its pod has there; see `Facts.of_pod`."""
+        size = self.facts.cards[uuid].size_units
+        units = alone.units_on(size)
+        if one is None or not self.percent or units > size or not (one.bound and one.pod.request.shared):
+            return units
+        own = self.facts.count(frozenset().union(*one.has.values()) - self.offered).get(uuid, 0)
+        return (own + alone.per_card) * size // WHOLE - own * size // WHOLE
 
     def _room(self, one: PodFacts | None, each: int, *, belongs: bool) -> Units:
         """Units by card that the container can have beside what others have or may have.
@@ -145,7 +154,7 @@ class Ask:
             gone = pod.over is not None and not pod.ran
             if pod is one or (belongs and gone):
                 has = pod.has if pod is one else pod.book
-                add(taken, facts.of_containers(ids - self.offered for ids in has.values()))
+                add(taken, facts.of_pod(pod, [ids - self.offered for ids in has.values()]))
             else:
                 add(taken, charges.of_pod(facts, pod))
         room = {}

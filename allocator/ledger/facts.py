@@ -66,7 +66,7 @@ class Facts:
         key, before = one.pod.key, self.pods.get(one.pod.key)
         if before is None or before.shows != one.shows:
             self.version += 1
-        self.pods[key] = replace(one, units=self.of_containers((*one.ids.values(), *one.given.values())))
+        self.pods[key] = replace(one, units=self.of_pod(one, (*one.ids.values(), *one.given.values())))
 
     def drop(self, uid: str) -> PodFacts | None:
         """Know nothing of a pod from now on.
@@ -117,6 +117,17 @@ class Facts:
         for group in groups:
             add(total, self.by_card(group))
         return {uuid: total[uuid] for uuid in self.cards if total.get(uuid)}
+
+    def of_pod(self, one: PodFacts, sets: Iterable[frozenset[str]]) -> Units:
+        """Units by card that the IDs of a pod's containers stand for, as the scheduler counts them.
+
+        Where an ordinary init container asks all of them have one share, whichever of its IDs the kubelet
+        hands on to whom.
+        """
+        if one.bound and one.pod.request.shared:
+            units = self.by_card(frozenset().union(*sets))
+            return {uuid: units[uuid] for uuid in self.cards if units.get(uuid)}
+        return self.of_containers(sets)
 
     def eligible(self, request: PodRequest, demand: Demand) -> Units:
         """Cards that could ever take a demand of this request, with its units there."""

@@ -90,7 +90,7 @@ class PodFacts:
         given: the same by the Allocates since the kubelet's start, which the book may not show yet.
         ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
             given others has only those.
-        units: units by card of `ids` and `given`, each ID once, see `Facts.of_containers`.
+        units: units by card of `ids` and `given`, each ID once, see `Facts.of_pod`.
         remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
     """
 
