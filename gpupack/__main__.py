@@ -4,13 +4,19 @@ import sys
 
 from gpupack.signals import heed
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command; one that is still loading can be told to stop like one that serves."""
-    heed(sys.argv[1:])
-    from gpupack.cli import main as command  # noqa: PLC0415 - takes a tenth of a second
+    try:
+        heed(sys.argv[1:])
+        from gpupack.cli import main as command  # noqa: PLC0415 - takes a tenth of a second
 
-    command()
+        command()
+    except KeyboardInterrupt:
+        # While it was still loading.
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ async def run(
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
         watcher = Watcher(client, state, clock, settings.stale_s)
-        _bound_memory(watcher)
+        _prepare(watcher, policies)
         news = News()
         watcher.changed.connect(news.note)
         elector = elector_of(settings, client)
@@ -142,9 +142,11 @@ async def run(
             collect_as_before()
 
 
-def _bound_memory(watcher: Watcher) -> None:
+def _prepare(watcher: Watcher, policies: Policies) -> None:
+    """Bound the memory, and say what is slow."""
     watcher.filled.connect(settle)
     watcher.after_each_list(release)
+    policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
 
 
 async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:

@@ -182,7 +182,7 @@ class Cluster:
         return f"{name}: {error or 'see gpupack top'}"
 
     def left_out(self, *, named: bool = True) -> tuple[str, ...]:
-        """What an answer about all nodes does not count, a sentence each; `named`: with names of nodes."""
+        """What an answer about all nodes does not count, or took long for; `named`: with names of nodes."""
         notes = []
         if self.unread:
             first = f" (first: {self.first_unread})" if named else ""
@@ -197,7 +197,7 @@ class Cluster:
                 f"{_are(len(without), len(self.nodes))} left out: "
                 f"no gpupack daemon has published cards there{first}"
             )
-        return tuple(notes)
+        return (*notes, *self.policies.told)
 
     def _excluded(self, reason: Exclusion) -> tuple[str, ...]:
         nodes = self.state.nodes

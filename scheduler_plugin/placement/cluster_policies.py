@@ -4,20 +4,39 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_POLICY
-from allocator.policy import card_policy
+from allocator.policies import CARD_POLICIES
+from allocator.policy import card_policy, node_policy_chooses
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.cluster.signals import Signal
+from scheduler_plugin.placement.cardcosts import card_costs
 from scheduler_plugin.placement.filtering import Selectors
 from scheduler_plugin.placement.policies import NODE_POLICIES, make
 from scheduler_plugin.placement.policies.registry import (
     Ask,
     AttemptCounter,
     BacklogReader,
+    CardChooser,
     CardDemand,
     Learner,
     NodePolicy,
 )
 from scheduler_plugin.placement.query import Query
+
+
+def slow_line(policy: NodePolicy, name: str) -> str:
+    """Say that a card policy is asked card by card for each node that a node policy ranks; empty: it is not.
+
+    Args:
+        policy: The node policy.
+        name: Of the card policy.
+    """
+    if not isinstance(policy, CardChooser) or node_policy_chooses(name) or card_costs(name) is not None:
+        return ""
+    return (
+        f"{CARD_POLICIES.called(name)} has neither array_costs nor by_fill: node policies that look "
+        "at the cards ask it node by node, up to a hundred times as slow; see docs/policies/writing.md"
+    )
 
 
 class Policies:
@@ -34,6 +53,8 @@ class Policies:
     Attributes:
         learners: The policies in use that learn from what happens to pods.
         backlog_readers: Those whose weights depend on the pods that wait.
+        slow: Says, once a card policy, why it takes long, see `slow_line`.
+        told: What it has said.
     """
 
     def __init__(
@@ -50,6 +71,9 @@ class Policies:
         self._counters: dict[str, AttemptCounter] = {}
         self.learners: list[Learner] = []
         self.backlog_readers: list[BacklogReader] = []
+        self.slow: Signal[[str]] = Signal()
+        self.told: list[str] = []
+        self._looked_at: set[tuple[str, str]] = set()
         self._add(node_policy, make(node_policy, parameters))
 
     @property
@@ -105,8 +129,17 @@ class Policies:
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
         ask = self.lesson(request, cpu_milli, memory_bytes, pod)
+        names = request.node_policy or self.node_policy, ask.card_policy
+        if names not in self._looked_at:
+            self._looked_at.add(names)
+            self._tell_slow(slow_line(self.of(request), ask.card_policy))
         admits = self._selectors.mask(nodes, request.selector)
         return Query(request, ask if admits is None else replace(ask, admits=admits))
+
+    def _tell_slow(self, line: str) -> None:
+        if line and line not in self.told:
+            self.told.append(line)
+            self.slow(line)
 
     def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int, pod: str = "") -> Ask:
         """Write a pod's request for policies that learn: with the selector, without the cards it admits."""

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.placement.cluster_policies import slow_line
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.placement.policies.fragmentation_workload import Workload
 from scheduler_plugin.placement.policies.registry import NodePolicy
 from scheduler_plugin.queue.running.configfile import ConfigFile
@@ -106,6 +109,10 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     one = partial(replay_one if options.replay else run_one, options, nodes, pods)
     runs: dict[Task, Run] = {}
     _configure(options)
+    rankers = [NODE_POLICIES.made(variant.policy) for variant in options.variants()]
+    for line in dict.fromkeys(slow_line(each, options.card_policy) for each in rankers):
+        if line:
+            warn(line)
     progress(0, len(tasks))
     for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_configure, options)):
         runs[task] = result
@@ -192,8 +199,13 @@ def _each(
             yield task, one(*task)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
-        waiting = {pool.submit(one, *task): task for task in tasks}
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin, prepare)) as pool:
+        # Processes that are still loading would each print a traceback on Ctrl-C.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            waiting = {pool.submit(one, *task): task for task in tasks}
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -201,6 +213,13 @@ def _each(
                     yield waiting.pop(future), future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(prepare: Callable[[], None]) -> None:
+    """Begin one of the processes: from now on Ctrl-C ends it without a word, the command says enough."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    prepare()
 
 
 def write_json(target: str, text: str) -> None:

@@ -5,19 +5,28 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from allocator.cards import Card
 from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
+from allocator.policy import card_policy
+from allocator.request import ContainerRequest, PodRequest
 from gpupack.ask.objects import load
 from gpupack.cli import cli
 from gpupack.dashboard.advice import pending, waiting
 from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
+from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.placement.cardcosts import card_costs
+from scheduler_plugin.placement.cluster_policies import Policies, slow_line
 from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.running.settings import QueueSettings
 from scheduler_plugin.settings import Settings
@@ -25,10 +34,11 @@ from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options
 from standins.scheduler import Unschedulable
 from tests.ask_world import Node, Pod, World
+from tests.other_policies import offered
 from tests.queue_world import QueueWorld
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies" / "writing.md"
-NODE, CARD = "fewest-cards", "card-zero-last"
+NODE, CARD = "fewest-cards", "three-quarters"
 NAMED = ((POD_NODE_POLICY, NODE), (POD_CARD_POLICY, CARD))
 
 
@@ -93,7 +103,8 @@ def test_help_lists_them(command, name):
     done = command(name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(done.stdout.split()).replace("- ", "-")
-    assert f"{CARD} the least used card; card 0 only where no other fits; from my-policies 1.0" in text
+    told = "fill cards to three quarters, the fullest first; then the least used"
+    assert f"{CARD} {told}; from my-policies 1.0" in text
     node_policy = (
         f"{NODE} small nodes first, so that large ones stay whole; parameters: per-card; from my-policies 1.0"
     )
@@ -114,6 +125,36 @@ def test_simulate_runs_them_in_all_its_processes(command, trace):
     assert allocated[0] == allocated[1]
     # Large nodes that stay whole have room for pods of four cards.
     assert allocated[0][NODE] > allocated[0]["least-requested"] + 10
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_pages_card_policy_is_asked_about_all_nodes_at_once():
+    costs_of = card_costs(CARD)
+    assert costs_of is not None
+    sizes, free = np.meshgrid([4, 15, 80], range(81))
+    found = costs_of(sizes, np.minimum(sizes, free), 3)
+    for size, left, cost in zip(sizes.flat, np.minimum(sizes, free).flat, found.flat, strict=True):
+        card = Card(0, "GPU-0", "", int(size), int(size - left))
+        assert cost == (card_policy(CARD).costs([card], 3)[0] if left >= 3 else np.inf)
+    assert slow_line(NODE_POLICIES.made("fragmentation"), CARD) == ""
+
+
+def test_a_card_policy_that_is_asked_node_by_node_is_told_of_once(trace):
+    """By `Policies`, for extender, queue and the commands that ask, and by the simulator."""
+    slow = SimpleNamespace(costs=lambda cards, _: [card.used_units for card in cards])
+    line = 'card policy "slow" of others 1.0 has neither array_costs nor by_fill: '
+    with offered(CARD_POLICIES, slow=lambda _: slow):
+        policies, said = Policies("fragmentation"), []
+        policies.slow.connect(said.append)
+        one = PodRequest((ContainerRequest("c", 1, "main"),), card_policy="slow")
+        for request in (one, replace(one, cards=2), replace(one, card_policy="least-used")):
+            policies.query(NodeArrays(), request, 0, 0)
+        assert [text[: len(line)] for text in said] == [line] == [text[: len(line)] for text in policies.told]
+        for name, told in (("fragmentation", 1), ("least-requested", 0)):
+            warned = []
+            options = Options(*map(str, trace), (name,), card_policy="slow", seeds=(1, 2), jobs=1)
+            simulate(options, warned.append, lambda *_: None)
+            assert [text[: len(line)] for text in warned] == [line] * told
 
 
 @pytest.mark.usefixtures("installed")
@@ -144,8 +185,8 @@ async def test_filter_and_bind_follow_them():
 
         assert await run("own-way") == ("large", 0)
         assert await run("by-node", node=NODE) == ("small", 0)
-        # The second finds the first on card 1; least-used would take card 0 for it.
-        assert await run("by-both", node=NODE, card=CARD) == ("small", 1)
+        # Beside the first one, where least-used takes the other card; a third would be too much there.
+        assert await run("by-both", node=NODE, card=CARD) == ("small", 0)
         assert await run("again", node=NODE, card=CARD) == ("small", 1)
 
         for kind, registry, name in (("node", NODE_POLICIES, NODE), ("card", CARD_POLICIES, CARD)):

@@ -182,7 +182,9 @@ class Room:
             return None
         nodes, query = self.state.nodes, self.query(wants)
         query = replace(query, ask=replace(query.ask, pod=uid))
-        scores = score(self.policies.of(query.request), nodes, query, rows)
+        policy = self.policies.of(query.request)
+        held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
         first = best(scores, nodes.name_rank[rows], 1)
         row = int(rows[first[0]]) if len(first) else None
         if row is not None:

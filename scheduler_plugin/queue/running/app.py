@@ -63,6 +63,7 @@ async def run(
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
         policies = Policies(settings.node_policy, settings.card_policy)
+        policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         watcher.filled.connect(settle)
