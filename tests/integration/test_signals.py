@@ -1,9 +1,11 @@
 """A command that is told to stop while it still loads, and one that is told twice."""
 
 import ast
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,31 @@ def test_every_command_that_runs_on_heeds_signals_while_it_loads():
 def test_the_second_signal_ends_at_once(number):
     done = python(TOLD_TWICE.format(number=int(number)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "heeded\n", "")
+
+
+@pytest.mark.parametrize("module", ["click", "gpupack.cli", "numpy", "scheduler_plugin.simulator.app"])
+def test_ctrl_c_while_simulate_loads_prints_no_traceback(module):
+    arguments = ("simulate", "--nodes", "/nowhere", "--pods", "/nowhere")
+    done = told_while_loading(arguments, module, signal.SIGINT)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4, 0.8, 1.6])
+def test_ctrl_c_while_the_processes_of_simulate_load_prints_no_traceback(tmp_path, after_s):
+    """A terminal sends the signal to all of them, and each printed a traceback of its own."""
+    (tmp_path / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model\nn,64000,65536,4,T4\n")
+    pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\none,1,1,1,1,\n"
+    (tmp_path / "pods.csv").write_text(pods)
+    command = [sys.executable, "-m", "gpupack", "simulate", "--policy", "fragmentation", "--seeds", "1-400"]
+    command += ["--nodes", tmp_path / "nodes.csv", "--pods", tmp_path / "pods.csv", "--jobs", "3"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        assert process.poll() is None
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert process.returncode == 130

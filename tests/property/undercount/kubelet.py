@@ -342,15 +342,16 @@ class ModelKubelet:
         """
         return self.units((self.admitted | self.running) - self.late - set(but))
 
-    def units(self, uids: Collection[str]) -> dict[str, int]:
+    def units(self, uids: Collection[str], shared: Collection[str] = ()) -> dict[str, int]:
         """Units by card that these pods were told of.
 
         IDs of different pods count each: a forgetful kubelet gives them out again. A share is rounded down,
-        for all containers together that have some of it in common.
+        for all containers together that have some of it in common, and for all of pods that are `shared`.
         """
         units: dict[str, int] = {}
         for uid in uids:
-            for ids in joined(self.truth.get(uid, ())):
+            told = self.truth.get(uid, set())
+            for ids in [frozenset().union(*told)] if uid in shared else joined(told):
                 for uuid, count in self._by_card(ids).items():
                     units[uuid] = units.get(uuid, 0) + count
         return units

@@ -99,8 +99,10 @@ class Peace(Invariant):
             if self._unknowable(node):
                 continue
             truth = {card.uuid: 0 for card in node.daemon.cards}
+            # Where an init container asks all containers have one share, to the extender too.
+            shared = {pod.uid for pod in self.world.pods.values() if pod.request.shared}
             # An excused pod may share a card with one whose devices the kubelet forgot.
-            for uuid, units in node.kubelet.units(node.kubelet.admitted).items():
+            for uuid, units in node.kubelet.units(node.kubelet.admitted, shared).items():
                 if size := node.daemon.size(uuid):
                     truth[uuid] = min(units, size)
             ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
