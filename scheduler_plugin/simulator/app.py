@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,19 +202,33 @@ def _each(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin, prepare)) as pool:
-        # Processes that are still loading would each print a traceback on Ctrl-C.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            waiting = {pool.submit(one, *task): task for task in tasks}
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        try:
+            with _ctrl_c_later():
+                waiting = {pool.submit(one, *task): task for task in tasks}
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield waiting.pop(future), future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Put Ctrl-C off, also for processes started meanwhile: each that still loads would print a traceback."""
+    told: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    # A thread of a library may get the signal in spite of the mask, which is for the processes.
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number)) if is_main else None
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    if told:
+        raise KeyboardInterrupt
 
 
 def _begin(prepare: Callable[[], None]) -> None:
