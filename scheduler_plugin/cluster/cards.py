@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from allocator.cards import Card
-from scheduler_plugin.cluster.arrays import ClusterView
+from scheduler_plugin.cluster.arrays import BoolArray, ClusterView, RowArray
 
 
 def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
@@ -31,6 +33,11 @@ def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
             )
         )
     )
+
+
+def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:
+    """Tell which rows have a card, bool[len(rows)]: one of them as a rule, or none."""
+    return np.fromiter((uuid in view.uuids[row] for row in rows.tolist()), np.bool_, len(rows))
 
 
 def current_positions(

@@ -10,6 +10,7 @@ from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
 from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cluster.budgets import Budgets
+from scheduler_plugin.cluster.cards import has_card
 from scheduler_plugin.cluster.objects import PodLite, may_preempt, ranks_nodes_itself
 from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, pod_requests, read_asking
 from scheduler_plugin.cluster.signals import Signal
@@ -136,7 +137,7 @@ class Extender:
                 fitting_rows = rows[fitting(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
-                scores = self._scores(bool(pod.planned), query, rows, fitting_rows)
+                scores = self._scores(bool(pod.planned) and len(rows) == 1, query, fitting_rows)
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
@@ -145,11 +146,17 @@ class Extender:
         """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
         fits = fitting(self.state.nodes, query, rows)
-        fitting_rows = rows[fits]
-        planned = POD_PLANNED in (pod.metadata.annotations or {})
-        self.backlog.count(now)
-        scores = self._scores(planned, query, rows, fitting_rows)
         ranks_by_itself = ranks_nodes_itself(pod)
+        planned = (pod.metadata.annotations or {}).get(POD_PLANNED, "").partition(",")[0]
+        placed = bool(planned) and len(rows) == 1
+        if planned and not (placed or ranks_by_itself or pod.status.nominated_node_name):
+            # Elsewhere it would take room that the queue keeps for others.
+            only = fits & has_card(self.state.nodes, rows, planned)
+            placed = bool(only.any())
+            fits = only if placed else fits
+        fitting_rows = rows[fits]
+        self.backlog.count(now)
+        scores = self._scores(placed, query, fitting_rows)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
         first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
@@ -170,9 +177,9 @@ class Extender:
         if found.tried is not None:
             self.policies.attempted(self.state.nodes, *found.tried)
 
-    def _scores(self, planned: bool, query: Query, rows: RowArray, fitting_rows: RowArray) -> FloatArray:
+    def _scores(self, placed: bool, query: Query, fitting_rows: RowArray) -> FloatArray:
         """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
-        if len(rows) == 1 and planned:
+        if placed:
             return np.zeros(len(fitting_rows), dtype=np.float64)
         return score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
 

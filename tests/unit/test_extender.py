@@ -370,10 +370,29 @@ def test_the_queue_has_asked_the_policy_for_a_pod_that_it_placed() -> None:
     plan = {"gpupack.io/planned": uuid("n1", 0)}
     assert world.filter(pod_object("p", 8, annotations=plan), ["n1"])["NodeNames"] == ["n1"]
     assert world.filter(pod_object("p", 17, annotations=plan), ["n1"])["NodeNames"] == []
+    assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == ["n1"]
     assert asked == []
-    assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == []
     assert world.filter(pod_object("p", 8), ["n1"])["NodeNames"] == []
-    assert asked == [2, 1]
+    assert asked == [1]
+
+
+def test_a_pod_goes_where_the_queue_had_it_in_mind_while_it_fits_there() -> None:
+    """Elsewhere it would take room that the queue keeps for others: large pods would starve."""
+    world = World(policy="best-fit")
+    world.node("n1", (16,))
+    world.node("n2", (16,), used=(8,))
+    names = ["n1", "n2"]
+    plan = {"gpupack.io/planned": uuid("n1", 0)}
+    assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == ["n1"]
+    gone = {"gpupack.io/planned": uuid("n3", 0)}
+    both = sorted(world.filter(pod_object("p", 8), names)["NodeNames"])
+    assert sorted(world.filter(pod_object("p", 8, annotations=gone), names)["NodeNames"]) == both
+    world.node("n1", (16,), used=(16,))
+    assert world.filter(pod_object("p", 8, annotations=plan), names)["NodeNames"] == ["n2"]
+    prefers = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}}
+    world.node("n1", (16,))
+    wish = pod_object("p", 8, annotations=plan, spec=prefers)
+    assert sorted(world.filter(wish, names)["NodeNames"]) == names, "its own preferences count"
 
 
 def test_a_requeued_pod_is_placed_nowhere(world: World) -> None:

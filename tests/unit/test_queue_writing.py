@@ -209,3 +209,19 @@ async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> No
     marked = {**raw, "metadata": {**raw["metadata"], "annotations": {"gpupack.io/requeued": "true"}}}
     assert (await released(Api(Invalid("no"), marked))).written is Written.REFUSED
     assert (await released(Api(Invalid("no"), raw))).written is Written.DONE
+
+
+@pytest.mark.parametrize("node", ["", "n1"])
+def test_a_release_names_the_cards_that_are_meant_for_the_pod_in_either_mode(node: str) -> None:
+    """In `gate` mode the pod would else be given the cards that are kept free for others."""
+    world = QueueWorld()
+    plain, annotated = world.pod("p"), world.pod("q", annotations={"x": "y"})
+    patch = release_patch(world.queue.entries[annotated], node, ["GPU-n1-0"])
+    assert patch[-1] == {
+        "op": "add",
+        "path": "/metadata/annotations/gpupack.io~1planned",
+        "value": "GPU-n1-0",
+    }
+    *_, test, add = release_patch(world.queue.entries[plain], node, ["GPU-n1-0"])
+    assert add["path"] == "/metadata/annotations"
+    assert test["path"] == "/metadata/resourceVersion", "an annotation that was not seen is not lost"

@@ -202,7 +202,7 @@ class Writer:
 
 
 def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Write the JSON patch that releases a pod, to any node or to one.
+    """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
@@ -215,7 +215,7 @@ def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> li
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
         patch += _only_node(entry, node) if node else []
-    return patch + _planned(entry, cards) if node else patch
+    return patch + _planned(entry, cards)
 
 
 def requeue_patch(entry: Entry) -> list[dict[str, Any]]:

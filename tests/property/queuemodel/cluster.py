@@ -28,6 +28,7 @@ class Cluster:
     Attributes:
         wrong_clocks: Nodes whose clock is wrong.
         silent: Until when a node writes nothing, by node, seconds.
+        spread: Share of pods that go where most is free, unless the queue has named a card.
         slow_binding: Share of Bindings that come seconds after they were decided.
     """
 
@@ -36,7 +37,7 @@ class Cluster:
         self.wrong_clocks: set[str] = set()
         self.silent: dict[str, float] = {}
         self.slow_binding = 0.0
-        self.spread = 0.0
+        self.spread = random.choice((0.0, 0.2, 1.0))
         self._publish: dict[str, float] = {}
         self._bindings: list[tuple[float, str, str, int, str]] = []
         self._remakes: list[tuple[float, Spec, str]] = []

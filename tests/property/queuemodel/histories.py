@@ -229,7 +229,7 @@ def load(random: Random) -> Plan:
         nodes,
         tuple(small),
         queues,
-        _head(random, "wait", "batch") + "keepRoomAtLatest: 48h\n",
+        _head(random, "wait", "gate") + "keepRoomAtLatest: 48h\n",
         _policy(random),
         rate=1.5,
         calm_rate=1.5,
