@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kubeapi.errors import Forbidden, KubeApiError, ServerError, TooManyRequests
 from scheduler_plugin.queue.running.controller import UNDER_WAY
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 from tests.unit.test_queue_events import Running, running
@@ -64,3 +65,21 @@ async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> No
     assert {text for _, text in running.events} == {
         "Warning TakenBack queue a is drained: it is removed and waits again"
     }
+
+
+@pytest.mark.parametrize("error", [ServerError("it is overloaded"), TooManyRequests("it is overloaded")])
+async def test_no_answer_to_a_mark_is_no_refusal(running: Running, error: KubeApiError) -> None:
+    """An API server that has much to do gets no Events about it on top."""
+    running.refuses = error
+    running.world.pod("kept")
+    await running.pass_time()
+    running.world.change("uid-kept", status=UNSCHEDULABLE)
+    for _ in range(10):
+        await running.pass_time()
+    assert [text for text in running.told("kept") if "NotRequeued" in text] == []
+    assert running.world.queue.entries["uid-kept"].holder == "a", "its quota is its own until it is marked"
+    running.refuses = Forbidden("denied by policy x")
+    for _ in range(20):
+        await running.pass_time()
+    refused = "Warning NotRequeued the API server refuses to requeue it: denied by policy x"
+    assert set(running.told("kept")[2:]) == {refused}

@@ -256,10 +256,10 @@ class Controller:
         async with self._turns:
             answer = await self._writer.requeue(entry)
         if answer.why:
-            self._event(
-                entry, "Warning", "NotRequeued", f"the API server refuses to requeue it: {answer.why}"
-            )
             log.warning("not requeued", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            if answer.written is Written.REFUSED:
+                message = f"the API server refuses to requeue it: {answer.why}"
+                self._event(entry, "Warning", "NotRequeued", message)
 
     async def _remove(self, entry: Entry, lender: str) -> None:
         async with self._turns:
@@ -268,7 +268,7 @@ class Controller:
             stays = answer.written is Written.REFUSED
             self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
-            if answer.why:
+            if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
                 self._event(entry, "Warning", "NotRemoved", message)
 
