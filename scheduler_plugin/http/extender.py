@@ -15,6 +15,7 @@ from scheduler_plugin.cluster.objects import PodLite, may_preempt, ranks_nodes_i
 from scheduler_plugin.cluster.pods import PodRecord, asks, is_requeued, pod_requests, read_asking
 from scheduler_plugin.cluster.signals import Signal
 from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.http.failedbindings import FailedBindings
 from scheduler_plugin.http.filtered import Filtered
 from scheduler_plugin.http.nodeset import NodeSet
 from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
@@ -85,6 +86,7 @@ class Extender:
         self.left: Signal[[str]] = Signal()
         self._calls = CallDecoder()
         self._settled_uids: dict[str, None] = {}
+        self._failed = FailedBindings()
         self._first_evictable = 0
         state.settled.connect(self._settled)
 
@@ -145,7 +147,9 @@ class Extender:
     def _filter(self, pod: PodLite, candidates: Candidates, query: Query, now: float) -> Filtered:
         """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
-        fits = fitting(self.state.nodes, query, rows)
+        fits = self._failed.untried(
+            self.state.nodes, pod.metadata.uid, rows, fitting(self.state.nodes, query, rows)
+        )
         ranks_by_itself = ranks_nodes_itself(pod)
         planned = (pod.metadata.annotations or {}).get(POD_PLANNED, "").partition(",")[0]
         placed = bool(planned) and len(rows) == 1
@@ -171,6 +175,12 @@ class Extender:
         return Filtered(
             encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, tried=tried
         )
+
+    def bind_failed(self, uid: str, node: str) -> None:
+        """A Binding failed: of a pod that the queue placed the next node of its list is next."""
+        pod = self.state.pods.get(uid)
+        if pod is not None and pod.planned:
+            self._failed.add(uid, node)
 
     def answered(self, found: Filtered) -> None:
         """kube-scheduler gets this answer: an attempt to place the pod, for policies that count them."""
@@ -270,6 +280,7 @@ class Extender:
     def _settled(self, pod: PodRecord) -> None:
         """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
         self.offers.forget(pod.uid)
+        self._failed.forget(pod.uid)
         self._settled_uids[pod.uid] = None
         if len(self._settled_uids) > REMEMBERED_SETTLED:
             del self._settled_uids[next(iter(self._settled_uids))]

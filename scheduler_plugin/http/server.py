@@ -189,6 +189,7 @@ class Service:
             args.pod_namespace, args.pod_name, args.pod_uid, args.node
         )
         if error:
+            self.extender.bind_failed(args.pod_uid, args.node)
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:

@@ -32,11 +32,13 @@ class Member:
         uid: Of the pod.
         wants: Its needs.
         node: Where its cards were taken.
+        others: Nodes that it may be bound to where that fails, in order: those next in its list.
     """
 
     uid: str
     wants: Wants
     node: str
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +156,24 @@ class Admission:
         taken: list[Member] = []
         amounts: list[int] = []
         headroom = self.tenants.headroom(choice.tenant, task.uid)
+        names_node = self.config.slots is not None or self._is_near(choice)
         for uid, wants in pods:
+            others: tuple[str, ...] = ()
             if row is not None and not taken:
                 node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
             else:
                 most = None if headroom is None else headroom - sum(amounts)
                 fits = self.amounts.within(wants, self._rows(wants, choice, look), most)
-                node = self._where_kept(uid, wants, fits, now) or self.ahead.place(uid, wants, fits, now)
+                node = self._where_kept(uid, wants, fits, now)
+                if not node:
+                    node = self.ahead.place(uid, wants, fits, now)
+                    # Pods of a gang fit together where they were placed, and need not elsewhere.
+                    others = () if names_node or len(pods) > 1 else self.ahead.others
             if not node:
                 for member in taken:
                     self._undo(member.uid, now)
                 return None
-            taken.append(Member(uid, wants, node))
+            taken.append(Member(uid, wants, node, others))
             amounts.append(self.amounts.of(self.room.state.pods[uid], wants) or 0)
             self.slots.sit(uid, node, task.kind)
         before = self._borrowed(choice.tenant)
@@ -182,7 +190,7 @@ class Admission:
             relaxed=choice.relaxed,
             lender=choice.lender,
             borrowed=self._borrowed(choice.tenant) - before,
-            names_node=self.config.slots is not None or self._is_near(choice),
+            names_node=names_node,
         )
 
     def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:

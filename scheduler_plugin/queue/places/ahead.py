@@ -26,6 +26,9 @@ CHANGED: Final = 64
 REMEMBERED: Final = 256
 """Shapes with a list."""
 
+OTHERS: Final = 3
+"""Nodes next in the list that a pod may be bound to where a Binding fails."""
+
 _Place = tuple[float, str]
 
 
@@ -58,12 +61,15 @@ class Ahead:
 
     Attributes:
         lists: Lists that were made.
+        others: Nodes that come next in the list of the pod that was placed last, in order; where each pod has
+            all nodes scored for it there is no list, and none.
     """
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._lists: dict[Wants, _List] = {}
         self.lists = 0
+        self.others: tuple[str, ...] = ()
 
     def place(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Take a pod's cards on the best node that has them.
@@ -77,6 +83,7 @@ class Ahead:
         Returns:
             The node's name, empty for none.
         """
+        self.others = ()
         if not self._room.by_row(wants):
             return self._one_by_one(uid, wants, fits, now)
         known = self._lists.get(wants)
@@ -144,6 +151,9 @@ class Ahead:
             return room.take(uid, wants, row, now)
 
         decision = decide([*offered, *more], version, rescore, bind, epoch=epoch)
+        if decision.node:
+            next_ones = [each.node for each in offered if each.node != decision.node]
+            self.others = tuple(next_ones[:OTHERS])
         return decision.node or (None if known.last is not None else "")
 
     def _may(self, node: str, fits: BoolArray) -> bool:

@@ -173,7 +173,8 @@ class Controller:
             return
         node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
-            answer = await self._writer.release(entry, node, planned(self.queue, member.uid))
+            cards = planned(self.queue, member.uid)
+            answer = await self._writer.release(entry, node, cards, member.others)
         self._wrote = self._clock()
         if answer.written is not Written.DONE:
             outcome = answer.written.name.lower()

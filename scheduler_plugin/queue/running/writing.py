@@ -98,17 +98,20 @@ class Writer:
         self._timeout_s = timeout_s
         self._sleep = sleep
 
-    async def release(self, entry: Entry, node: str = "", cards: Sequence[str] = ()) -> Answer:
+    async def release(
+        self, entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+    ) -> Answer:
         """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
 
         Args:
             entry: The pod, as the queue saw it.
             node: The one node that it may run on from now on, empty: as it says itself.
             cards: UUIDs of the cards there that are meant for it.
+            others: Nodes that it may run on, too, where it cannot be bound to that one.
         """
         record = entry.record
         path = pod_path(record.namespace, record.name)
-        patch = release_patch(entry, node, cards)
+        patch = release_patch(entry, node, cards, others)
         backoff = Backoff(cap_s=5.0)
         while self._may():
             try:
@@ -201,8 +204,12 @@ class Writer:
         return Answer(Written.REFUSED)
 
 
-def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> list[dict[str, Any]]:
+def release_patch(
+    entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
+
+    The next nodes of its list are named beside the one, to be tried when a Binding fails.
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
@@ -214,7 +221,7 @@ def release_patch(entry: Entry, node: str = "", cards: Sequence[str] = ()) -> li
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
-        patch += _only_node(entry, node) if node else []
+        patch += _only_node(entry, node, others) if node else []
     return patch + _planned(entry, cards)
 
 
@@ -248,13 +255,13 @@ def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def only_node(node: str) -> dict[str, Any]:
-    """Write the node affinity of a pod that may run on one node."""
-    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(node)]}]}}
+def only_node(node: str, *others: str) -> dict[str, Any]:
+    """Write the node affinity of a pod that may run on one node, or some: a field takes one name each."""
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(name)]} for name in (node, *others)]}}
 
 
-def _only_node(entry: Entry, node: str) -> list[dict[str, Any]]:
-    affinity = only_node(node)
+def _only_node(entry: Entry, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    affinity = only_node(node, *others)
     match entry.ticket.affinity:
         case Affinities.NONE:
             return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]

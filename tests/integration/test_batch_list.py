@@ -1,0 +1,97 @@
+"""Batch placing over both processes: a failed Binding tries the next node of the pod's list."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from allocator.names import POD_ASSIGNED
+from standins.apiserver.server import ApiServer
+from tests.extender_client import Client, extender, until
+from tests.integration.test_queue_process import ONE_QUEUE, make_node, make_pod, queue
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NODES = {"n1": 12, "n2": 8, "n3": 4, "n4": 0, "n5": 0}
+"""Units in use of 16: best-fit goes by what is left."""
+
+
+def listed(pod: dict[str, Any]) -> list[str]:
+    """The nodes that a released pod may run on, in order."""
+    terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    return [name for term in terms for field in term["matchFields"] for name in field["values"]]
+
+
+async def goes_to(client: Client, pod: dict[str, Any]) -> list[str]:
+    return list((await client.filter(pod, *listed(pod)))["NodeNames"])
+
+
+async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) -> None:
+    """In the list's order; after the last one the first is tried again."""
+    options = {"node_policy": "best-fit", "shortlist": 1}
+    async with ApiServer(seed=1) as api, extender(tmp_path, api, **options) as client:
+        for name, used in NODES.items():
+            make_node(api, name, (16,), (used,))
+        make_pod(api, "p", 4)
+        text = f"{ONE_QUEUE}\nmode: batch"
+        async with queue(api, tmp_path, text, node_policy="best-fit") as running:
+            await running.released("p")
+        pod = api.pod("default", "p")
+        assert listed(pod) == ["n1", "n2", "n3", "n4"]
+        await until(client.ready)
+
+        async def seen() -> bool:
+            known = client.state.pods.get(pod["metadata"]["uid"])
+            return known is not None and not known.gated
+
+        await until(seen)
+
+        refused: list[str] = []
+
+        async def refuse(request: web.Request) -> web.StreamResponse | None:
+            if not request.path.endswith("/binding"):
+                return None
+            refused.append(json.loads(await request.read())["target"]["name"])
+            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
+
+        api.http.intercept = refuse
+        for _ in range(6):
+            (node,) = await goes_to(client, pod)
+            # Asking again, as after other news, changes nothing.
+            assert await goes_to(client, pod) == [node]
+            assert "not so" in await client.bind(pod, node)
+        assert refused == ["n1", "n2", "n3", "n4", "n1", "n2"]
+        api.http.intercept = None
+        (node,) = await goes_to(client, pod)
+        assert node == "n3"
+        assert await client.bind(pod, node) == ""
+        bound = api.pod("default", "p")
+        assert bound["spec"]["nodeName"] == "n3"
+        assert "GPU-n3-0" in bound["metadata"]["annotations"][POD_ASSIGNED]
+
+
+async def test_a_node_that_filled_up_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    options = {"node_policy": "best-fit", "shortlist": 1}
+    async with ApiServer(seed=1) as api, extender(tmp_path, api, **options) as client:
+        make_node(api, "n1", (16,), (12,))
+        make_node(api, "n2", (16,), (8,))
+        make_pod(api, "p", 4)
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy="best-fit") as running:
+            await running.released("p")
+        pod = api.pod("default", "p")
+        other = make_pod(api, "other", 4, gates=())
+        await client.knows(other["metadata"]["uid"])
+        assert await client.bind(other, "n1") == ""
+        assert await goes_to(client, pod) == ["n2"]
+
+
+async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> None:
+    async with ApiServer(seed=1) as api:
+        for name in ("n1", "n2"):
+            make_node(api, name, (16,))
+        make_pod(api, "p", 4)
+        slots = "slots: {per: node, local: {count: 1}, free: {count: 1}}"
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch\n{slots}") as running:
+            await running.released("p")
+        assert len(listed(api.pod("default", "p"))) == 1
