@@ -8,17 +8,22 @@ import logging
 import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import structlog
 
+from tests.property.proven import Record
 from tests.property.queuemodel.histories import KINDS
+from tests.property.queuemodel.mutants import MUTANTS
 from tests.property.queuemodel.promises import BrokenError
 from tests.property.queuemodel.simulation import AGAIN, run
+from tests.property.undercount.mutant import Mutant
 
 STEPS = int(os.environ.get("GPUPACK_QUEUE_STEPS", "25000"))
 FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
 PARTS = 2
+PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
 SHARES = {"mixed": 0.3, "reclaim": 0.2, "refused": 0.2, "gangs": 0.2, "load": 0.1}
 """Of the steps, by kind; a step under load takes several times as long as others."""
@@ -54,3 +59,29 @@ def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.Monk
     assert command[:2] == ["python", "-c"]
     with pytest.raises(BrokenError, match=re.escape(str(first.value))):
         exec(command[2], {})
+
+
+def breaks(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:
+    """Whether a history breaks a promise, with the rule taken out or in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if taken_out:
+            mutant.take_out(patch)
+        try:
+            mutant.kind(seed)
+        except BrokenError:
+            return True
+    return False
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("mutant", PROVEN.pending(), ids=lambda mutant: mutant.name)
+def test_every_rule_of_the_queue_is_needed_in_some_history(mutant: Mutant) -> None:
+    seeds = (*PROVEN.seeds(mutant), mutant.seed, *range(1000, 1020))
+    shows = (
+        seed
+        for seed in seeds
+        if breaks(mutant, seed, taken_out=True) and not breaks(mutant, seed, taken_out=False)
+    )
+    seed = next(shows, None)
+    assert seed is not None, "no history shows that the rule is needed"
+    PROVEN.add(mutant, seed)
