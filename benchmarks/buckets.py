@@ -2,8 +2,12 @@
 
 Nodes of 8 cards of 80 units, 60 % full at random, 20 request shapes in turn, mode `pick` with default
 parameters; every decision is committed, so the index changes between two of them. Printed are time a
-decision, and how many cards of the index or nodes of the arrays were touched, in percent of the nodes; the
-last line is JSON.
+decision, and how many cards of the index or nodes of the arrays were touched, in percent of the nodes.
+
+The second table is the queue's, which makes its candidates itself: the time to place one pod on the cluster,
+and how many nodes were scored or cards of the index touched for it. `list` is mode `candidates`: all nodes
+that fit are scored for a list that pods of one kind share. `index` is mode `pick`. Pods are of 20 kinds in
+turn, or each of a kind of its own. The last line is JSON.
 """
 
 import argparse
@@ -11,12 +15,23 @@ import json
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from allocator.names import QUEUE_GATE, QUEUE_NAME
+from allocator.request import PodRequest
 from benchmarks.burst import cluster
+from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.policies.best_fit import BestFit, Settings
+from scheduler_plugin.placement.policies.buckets import Found
 from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.queue.configuration.config import parse_config
+from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
+from tests.cluster_builders import node_object, pod_object
 
 DECISIONS = 400
 CARD_UNITS = 80
@@ -58,6 +73,84 @@ def measure(nodes: int) -> dict[str, float]:
     }
 
 
+class QueueBench:
+    """Places pods as the queue does, and counts the nodes that the policy looks at.
+
+    Args:
+        nodes: How many, filled as in `burst.cluster`.
+        mode: Of the policy.
+    """
+
+    def __init__(self, nodes: int, mode: str) -> None:
+        self.queue = Queue(
+            parse_config("bench", "queues: [{name: a}]"),
+            ClusterState(rules=QueueRules()),
+            Policies("best-fit", parameters={"mode": mode}),
+        )
+        self.touched = self._pods = 0
+        rng = np.random.default_rng(1)
+        for number in range(nodes):
+            used = rng.integers(0, 97, 8).clip(0, 80).tolist()
+            raw: Any = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
+            node = msgspec.convert(raw, QueueNode)
+            self.queue.state.apply_node(node, 0.0)
+            self.queue.set_node(f"n{number:05}", node_facts(node))
+        policy: Any = self.queue.room.policies.of(PodRequest(()))
+        self._pick, self._score = policy.pick, policy.score
+        policy.pick, policy.score = self.pick, self.score
+
+    def pick(self, *arguments: Any) -> Found:
+        """Count what a search touches."""
+        found: Found = self._pick(*arguments)
+        self.touched += found.touched
+        return found
+
+    def score(self, view: Any, ask: Any, rows: Any) -> Any:
+        """Count the nodes that are scored."""
+        self.touched += len(rows)
+        return self._score(view, ask, rows)
+
+    def place(self, kind: int) -> float:
+        """Place a pod; seconds."""
+        self._pods += 1
+        raw: Any = pod_object(
+            f"p{self._pods}", 1 + 3 * (kind % 18), cpu=f"{100 + kind}m", version=self._pods + 1
+        )
+        raw["metadata"]["labels"] = {QUEUE_NAME: "a"}
+        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+        pod = msgspec.convert(raw, QueuePod)
+        self.queue.state.apply_pod(pod, 0.0)
+        self.queue.apply_pod(pod, 0.0)
+        wants = self.queue.entries[pod.metadata.uid].wants
+        assert wants is not None
+        # Asked before: the queue knows where each kind that waits would fit.
+        self.queue.room.fits(wants)
+        start = time.perf_counter()
+        fits = self.queue.room.fits(wants)
+        node = self.queue.admission.ahead.place(pod.metadata.uid, wants, fits, 0.0)
+        took = time.perf_counter() - start
+        assert node
+        return took
+
+
+def measure_queue(nodes: int) -> list[dict[str, float | str]]:
+    """Place pods of few and of many kinds; microseconds and nodes touched for a pod."""
+    found: list[dict[str, float | str]] = []
+    for mode, way in (("candidates", "list"), ("pick", "index")):
+        bench = QueueBench(nodes, mode)
+        for first, kinds in ((0, 20), (1000, DECISIONS)):
+            for kind in range(20):
+                bench.place(first - 20 + kind if first else kind)
+            bench.touched = 0
+            times = [bench.place(first + at % kinds) for at in range(DECISIONS)]
+            mean_us = round(1e6 * sum(times) / DECISIONS, 1)
+            touched = round(bench.touched / DECISIONS, 1)
+            found.append(
+                {"nodes": nodes, "way": way, "kinds": kinds, "place_us": mean_us, "touched": touched}
+            )
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.buckets", description=__doc__)
@@ -70,7 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results.append(result)
         touched = f"{result['touched_percent']:>17.2f}{result['touched_max_percent']:>9.2f}"
         print(f"{nodes:>8}{touched}{result['decision_us']:>14.0f}")
-    print(json.dumps(results))
+    print(f"\n{'nodes':>8}{'way':>8}{'kinds':>8}{'touched a pod':>16}{'place, us':>12}")
+    placed = [each for nodes in options.nodes.split(",") for each in measure_queue(int(nodes))]
+    for each in placed:
+        figures = f"{each['touched']:>16}{each['place_us']:>12}"
+        print(f"{each['nodes']:>8}{each['way']:>8}{each['kinds']:>8}{figures}")
+    print(json.dumps({"pick": results, "queue": placed}))
 
 
 if __name__ == "__main__":

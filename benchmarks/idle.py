@@ -54,6 +54,7 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
     state = ClusterState(rules=QueueRules())
     queue = Queue(config, state, Policies("fragmentation"))
+    queue.stages.set_jobs([])
     full = (CARD_UNITS,) * CARDS
     for number in range(nodes):
         raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")

@@ -57,6 +57,7 @@ class Bench:
         self.state = ClusterState(rules=QueueRules())
         config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
         self.queue = Queue(config, self.state, Policies("fragmentation"))
+        self.queue.stages.set_jobs([])
         self.version = 1
         self.running: list[dict[str, Any]] = []
         for number in range(nodes):

@@ -10,6 +10,7 @@ from gpupack.commands.common import (
     context_option,
     fail,
     log_format,
+    name_values,
     prepare,
     say,
     serve,
@@ -41,6 +42,14 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     "--http", default="127.0.0.1:8914", show_default=True, help="HOST:PORT of health, metrics, status."
 )
 @click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the scheduler.")
+@click.option(
+    "--node-policy-parameter",
+    "node_policy_parameters",
+    multiple=True,
+    callback=name_values,
+    metavar="NAME=VALUE",
+    help="A parameter of the node policy; may be repeated. The configuration may have others.",
+)
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="As of the scheduler.")
 @click.option("--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit.")
 @click.option("--leader-elect/--no-leader-elect", default=False, help="Only the leader releases pods.")

@@ -2,6 +2,7 @@
 
 import json
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -12,10 +13,13 @@ import numpy as np
 from scheduler_plugin.errors import StateError
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.arrays import BoolArray, IntArray, LongArray
+    from scheduler_plugin.cluster.arrays import BoolArray, IntArray, LongArray, RowArray
 
 MOST_UNITS: Final = 1 << 17
 """Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
+
+RECENT: Final = 256
+"""Changes of rows that are remembered one by one."""
 
 _MOST: Final = 1 << 60
 """Of a node's sums, so that adding to them stays within int64."""
@@ -64,6 +68,7 @@ class NodeArrays:
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
+        changes: How often a row has changed, all rows together.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
         quoted: the names as JSON texts, by row.
@@ -103,6 +108,8 @@ class NodeArrays:
         self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
+        self.changes = 0
+        self._recent: deque[int] = deque(maxlen=RECENT)
         self._model_ids: dict[str, int] = {}
         self._vacant = list(range(rows - 1, -1, -1))
         self._sorted: list[str] = []
@@ -142,7 +149,7 @@ class NodeArrays:
         self._rank(name, row)
         # All else is as a vacant row has it.
         self.exclusion[row] = Exclusion.NO_WORDS
-        self.version[row] += 1
+        self._count_change(row)
         return row
 
     def remove(self, name: str) -> None:
@@ -254,7 +261,7 @@ class NodeArrays:
         if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
             self.cpu_capacity[row] = cpu_milli
             self.memory_capacity[row] = memory_bytes
-            self.version[row] += 1
+            self._count_change(row)
 
     def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
         """Set what the pods of a node request; more than `_MOST` counts as that."""
@@ -262,7 +269,23 @@ class NodeArrays:
         if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
             self.cpu_used[row] = cpu_milli
             self.memory_used[row] = memory_bytes
-            self.version[row] += 1
+            self._count_change(row)
+
+    def changed_since(self, changes: int) -> "RowArray | None":
+        """List the rows that have changed since there were so many changes, each once.
+
+        Returns:
+            None where that is longer ago than is remembered: then versions tell.
+        """
+        missed = self.changes - changes
+        if missed > len(self._recent):
+            return None
+        return np.array(sorted({self._recent[-at] for at in range(1, missed + 1)}), dtype=np.intp)
+
+    def _count_change(self, row: int) -> None:
+        self.version[row] += 1
+        self.changes += 1
+        self._recent.append(row)
 
     def _published(self, row: int) -> tuple[object, ...]:
         """What `set_cards` sets, to compare before and after."""
@@ -307,7 +330,7 @@ class NodeArrays:
         self.free_order[:, row] = sorted(free, reverse=True)
         self.gpu_capacity[row] = sum(sizes)
         self.gpu_used[row] = sum(occupied)
-        self.version[row] += 1
+        self._count_change(row)
 
     def _rank(self, name: str, row: int) -> None:
         """Put a name between its neighbours; ranks keep gaps, so that others seldom move."""

@@ -46,6 +46,7 @@ class Policies:
         node_policy: Name of the cluster's node policy.
         card_policy_name: Name of the cluster's card policy.
         parameters: Of the cluster's node policy, text by name.
+        defaults: Parameters of policies where nobody says otherwise, by name of the policy.
 
     Raises:
         PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
@@ -62,9 +63,13 @@ class Policies:
         node_policy: str = DEFAULT_NODE_POLICY,
         card_policy_name: str = DEFAULT_CARD_POLICY,
         parameters: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         card_policy(card_policy_name)
         self.node_policy = node_policy
+        self._defaults = dict(defaults or {})
+        self._first = (node_policy, dict(parameters or {}))
+        self._parameters = self._with_defaults({node_policy: parameters or {}})
         self.card_policy = card_policy_name
         self._selectors = Selectors()
         self._made: dict[str, NodePolicy] = {}
@@ -74,19 +79,53 @@ class Policies:
         self.slow: Signal[[str]] = Signal()
         self.told: list[str] = []
         self._looked_at: set[tuple[str, str]] = set()
-        self._add(node_policy, make(node_policy, parameters))
+        self._add(node_policy, make(node_policy, self._parameters[node_policy]))
+
+    def _with_defaults(self, parameters: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        """Complete parameters by those that hold where nobody says otherwise."""
+        return {
+            policy: {**self._defaults.get(policy, {}), **parameters.get(policy, {})}
+            for policy in (*self._defaults, *parameters)
+        }
 
     @property
     def of_cluster(self) -> NodePolicy:
         """The policy of pods that name none."""
         return self._made[self.node_policy]
 
+    def configure(self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]) -> bool:
+        """Take another node policy of the cluster, and parameters of this and of those that pods name.
+
+        What a policy has learned is forgotten where anything changes.
+
+        Args:
+            node_policy: Its name; None: that of the beginning.
+            parameters: By name of the policy, in place of those of the beginning; text by name.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            PolicyError: a policy does not exist, or refuses its parameters; then nothing has changed.
+        """
+        first, texts = self._first
+        name = first if node_policy is None else node_policy
+        known = self._with_defaults({first: texts, **parameters})
+        if (name, known) == (self.node_policy, self._parameters):
+            return False
+        made = {each: make(each, known.get(each)) for each in {name, *known}}
+        self.node_policy, self._parameters = name, known
+        for kept in (self._made, self._counters, self.learners, self.backlog_readers):
+            kept.clear()
+        self._add(name, made[name])
+        return True
+
     def of(self, request: PodRequest) -> NodePolicy:
         """The policy that ranks nodes for a pod: its own, else the cluster's."""
         name = request.node_policy or self.node_policy
         policy = self._made.get(name)
         if policy is None:
-            policy = self._add(name, make(name))
+            policy = self._add(name, make(name, self._parameters.get(name)))
         return policy
 
     def _add(self, name: str, policy: NodePolicy) -> NodePolicy:

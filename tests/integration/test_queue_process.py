@@ -17,6 +17,7 @@ from allocator.names import (
     POD_GANG,
     POD_GANG_SIZE,
     POD_JOB,
+    POD_NODE_POLICY,
     QUEUE_GATE,
     QUEUE_NAME,
 )
@@ -227,6 +228,48 @@ async def test_queues_are_asked_by_their_dominant_share(tmp_path: Path) -> None:
             assert shares == {"a": 0.6, "b": 0.3}
             text = (await running.get("/metrics"))[1]
             assert 'gpupack_queue_weighted_share{queue="a"} 0.6' in text
+
+
+async def test_the_configuration_sets_the_node_policy_and_its_parameters(tmp_path: Path) -> None:
+    """While the process runs, also for a pod that names its policy; what a policy refuses is told."""
+    params = "nodePolicyParameters: {{best-fit: {{mode: pick, width-gpu-memory: 4, limit: 1, fallback: {}}}}}"
+
+    async def placed(running: Running, name: str, **options: Any) -> str:
+        """Where a pod of 2 units goes: cards have 2, 9 and 16 units free, in buckets 1, 3 and 4."""
+        make_pod(running.api, name, 2, **options)
+        await running.released(name)
+        affinity = running.api.pod("default", name)["spec"]["affinity"]["nodeAffinity"]
+        running.api.delete_pod("default", name, grace_s=0)
+        required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+
+    async with ApiServer(seed=1) as api:
+        make_node(api, "small", (2,), cpu="0")
+        make_node(api, "middle", (9,))
+        make_node(api, "large", (16,))
+        config = f"{ONE_QUEUE}\nmode: batch\nnodePolicy: best-fit\n"
+        async with queue(api, tmp_path, config, node_policy="least-requested") as running:
+            assert await placed(running, "tight") == "middle"
+            running.config.write_text(f"{config}{params.format('farthest')}\n")
+
+            async def refused() -> bool:
+                return "fallback is 'farthest'" in (await running.status())["fault"]
+
+            await until(refused)
+            running.config.write_text(f"{config}{params.format('largest')}\n")
+
+            async def is_taken() -> bool:
+                return not (await running.status())["fault"]
+
+            await until(is_taken)
+            assert await placed(running, "loose") == "large"
+            running.config.write_text(f"{config.replace('best-fit', 'balanced')}{params.format('largest')}\n")
+
+            async def is_balanced() -> bool:
+                return bool((await running.status())["nodePolicy"] == "balanced")
+
+            await until(is_balanced)
+            assert await placed(running, "own", annotations={POD_NODE_POLICY: "best-fit"}) == "large"
 
 
 async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cluster.nodes import RECENT, Exclusion, NodeArrays
 from scheduler_plugin.errors import StateError
 
 
@@ -185,3 +185,22 @@ def test_the_epoch_follows_names_only() -> None:
     assert nodes.epoch == epoch
     nodes.remove("n1")
     assert nodes.epoch == epoch + 1
+
+
+def test_changed_rows_are_listed_until_they_are_too_many() -> None:
+    """Each once; then versions must be compared."""
+    arrays = NodeArrays(rows=4, cards=1)
+    first, second = arrays.add("a"), arrays.add("b")
+    before = arrays.changes
+    changed = arrays.changed_since(before)
+    assert changed is not None
+    assert changed.tolist() == []
+    for cpu in range(1, 4):
+        arrays.set_capacity(second, cpu, 0)
+    arrays.set_capacity(first, 1, 0)
+    changed = arrays.changed_since(before)
+    assert changed is not None
+    assert changed.tolist() == sorted([first, second])
+    for cpu in range(RECENT):
+        arrays.set_capacity(first, cpu + 2, 0)
+    assert arrays.changed_since(before) is None

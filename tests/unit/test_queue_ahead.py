@@ -1,22 +1,27 @@
 """Placing ahead with shared lists: the decisions of scoring all nodes for each pod."""
 
 import random
+from typing import Any
 
 import pytest
 
 from allocator.names import DEFAULT_NODE_POLICY
 from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.placement.policies.best_fit import BestFit
 from scheduler_plugin.placement.policies.registry import by_row
 from scheduler_plugin.queue.places.room import Room
-from tests.queue_world import QueueWorld
+from tests.queue_world import ONE_QUEUE, QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)
 
 
-def world(seed: int, policy: str) -> QueueWorld:
+PICKS = f"{ONE_QUEUE}\nnodePolicyParameters: {{best-fit: {{mode: pick, limit: 2, fallback: largest}}}}"
+
+
+def world(seed: int, policy: str, config: str = ONE_QUEUE) -> QueueWorld:
     """A random cluster, and pods of a few shapes that wait."""
     rng = random.Random(seed)
-    made = QueueWorld(policy=policy)
+    made = QueueWorld(config, policy=policy)
     for number in range(40):
         made.node(f"n{number:02}", (80,) * 4, [rng.choice((0, 0, 10, 40, 76)) for _ in range(4)])
     for number in range(300):
@@ -76,3 +81,47 @@ def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
     made.pod("p3", 8)
     (release,) = made.decide()
     assert release.members[0].node == "n3"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_policy_that_picks_is_asked_for_one_node_and_scores_none(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It searches its index, and finds what it would score best."""
+    scored = []
+
+    def score(*arguments: Any) -> Any:
+        scored.append(arguments)
+        return all_scores(*arguments)
+
+    all_scores = BestFit.score
+    monkeypatch.setattr(BestFit, "score", score)
+    picked = placed(world(seed, "best-fit", PICKS), seed)
+    assert len(picked) > 100
+    assert not scored
+    monkeypatch.setattr(BestFit, "picks", False)
+    assert placed(world(seed, "best-fit", PICKS), seed) == picked
+    assert scored
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
+    """What is remembered, and renewed where a row has changed, is what is found from nothing."""
+    made = world(seed, "best-fit")
+    rng = random.Random(seed)
+    wants = {entry.wants for entry in made.queue.entries.values() if entry.wants is not None}
+    for at, _ in enumerate(made.queue.decide(0.0)):
+        change = rng.randrange(4)
+        name = f"n{rng.randrange(40):02}"
+        if change == 0:
+            made.node(name, (80,) * 4, [rng.choice((0, 40, 76)) for _ in range(4)])
+        elif change == 1:
+            made.node(name, (80,) * 4, spec={"unschedulable": rng.random() < 0.5})
+        elif change == 2 and name in made.state.nodes.rows:
+            made.lose_node(name)
+        if at % 5 == 0:
+            fresh = Room(made.state, made.queue.room.policies)
+            for node, facts in made.queue.room.facts.items():
+                fresh.set_facts(node, facts)
+            for each in wants:
+                assert fresh.fits(each).tolist() == made.queue.room.fits(each).tolist()

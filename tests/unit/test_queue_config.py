@@ -25,6 +25,8 @@ cohorts: [{name: lab, parent: all}, {name: all}]
 slots: {per: card, local: {count: 2, shareOfCards: 50}, free: {nodeSelector: {matchLabels: {a: b}}}}
 locality: {labelPrefix: data/, rackLabel: rack}
 mode: batch
+nodePolicy: best-fit
+nodePolicyParameters: {best-fit: {mode: pick, limit: 4}, weighted-balance: {threshold: 0.25}}
 reclaim: evict
 launch: fifo
 keepRoomAfter: 1h30m
@@ -44,6 +46,11 @@ def test_everything_is_read() -> None:
     assert config.keep_room_at_latest_s == 48 * 3600
     assert (config.keep_room_after_s, config.bind_within_s, config.gang_within_s) == (5400, 90, 600)
     assert (config.mode, config.reclaim, config.plain_launch) == ("batch", "evict", True)
+    assert config.node_policy == "best-fit"
+    assert config.node_policy_parameters == {
+        "best-fit": {"mode": "pick", "limit": "4"},
+        "weighted-balance": {"threshold": "0.25"},
+    }
 
 
 def test_faults_of_the_document_hide_none_of_its_parts() -> None:

@@ -1,8 +1,12 @@
 """The queue's settings: every fault is told at once."""
 
+from typing import Any
+
 import pytest
 
-from scheduler_plugin.errors import SettingsError
+from allocator.request import PodRequest
+from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.queue.configuration.config import parse_config
 from scheduler_plugin.queue.running.settings import QueueSettings
 
 
@@ -49,3 +53,37 @@ def test_every_fault_is_told_at_once() -> None:
 
 def test_a_lease_is_looked_at_where_there_is_an_election_only() -> None:
     QueueSettings(config="queues.yaml", lease_namespace="A", lease_s=1).check()
+
+
+def test_the_queue_finds_nodes_through_the_index_of_best_fit_unless_told_otherwise() -> None:
+    """Also for a pod that names the policy by its annotation, and beside other parameters."""
+    best_fit, other = PodRequest((), node_policy="best-fit"), PodRequest(())
+    settings = QueueSettings(config="queues.yaml", node_policy="least-requested")
+    policies: Any = settings.policies()
+    assert policies.of(best_fit).picks
+    for parameters, picks, limit in (
+        ({"limit": "4"}, True, 4),
+        ({"mode": "candidates"}, False, None),
+        ({}, True, None),
+    ):
+        assert policies.configure("balanced", {"best-fit": parameters})
+        assert (policies.of(best_fit).picks, policies.of(best_fit).settings.limit) == (picks, limit)
+        assert policies.of(other) is policies.of(PodRequest((), node_policy="balanced"))
+        assert not policies.configure("balanced", {"best-fit": parameters})
+    settings = QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "2"})
+    policies = settings.policies()
+    assert (policies.of(other).picks, policies.of(other).settings.limit) == (True, 2)
+
+
+def test_what_a_policy_refuses_is_a_fault_and_changes_nothing() -> None:
+    """Of the options and of the configuration."""
+    with pytest.raises(SettingsError, match="limit is 0"):
+        QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "0"}).check()
+    settings = QueueSettings("q")
+    text = "queues: [{name: a}]\nnodePolicyParameters: {best-fit: {limit: 0}}"
+    (fault,) = settings.policy_faults(parse_config("q", text))
+    assert "nodePolicy: best-fit: limit is 0" in fault
+    policies = settings.policies()
+    with pytest.raises(PolicyError, match="worst"):
+        policies.configure("worst", {})
+    assert policies.node_policy == settings.node_policy

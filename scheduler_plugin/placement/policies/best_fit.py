@@ -202,6 +202,15 @@ class BestFit:
         scores[rows == picked] = 0.0
         return scores
 
+    @property
+    def picks(self) -> bool:
+        """Whether one node is named."""
+        return self.settings.mode == "pick"
+
+    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+        """Find the row that `pick` names."""
+        return self.pick(view, ask, fits).key
+
     def pick(self, view: ClusterView, ask: Ask, fits: BoolArray | None = None) -> Found:
         """Search the index of the dominant class.
 

@@ -145,6 +145,26 @@ class CardChooser(Protocol):
 
 
 @runtime_checkable
+class Picker(Protocol):
+    """What a node policy implements as well when it can name its best node without scoring all of them."""
+
+    @property
+    def picks(self) -> bool:
+        """Whether it does, as it is configured."""
+        ...
+
+    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+        """Find the row that `score` ranks first.
+
+        Args:
+            view: The cluster now.
+            ask: What the pod asks for.
+            fits: bool[R], rows that can take the pod.
+        """
+        ...
+
+
+@runtime_checkable
 class WorkloadPolicy(Protocol):
     """What a node policy implements as well when it ranks by a typical workload, known or learned."""
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from scheduler_plugin.cluster.labels import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.configuration.quota import Quota
-from scheduler_plugin.queue.configuration.reading import load, read, sound
+from scheduler_plugin.queue.configuration.reading import load, read, shown, sound
 
 _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _MOST_UNITS: Final = 1 << 40
@@ -125,6 +125,8 @@ class _Document(_Form, frozen=True):
     slots: Any = None
     locality: Any = None
     mode: Literal["gate", "batch"] = "gate"
+    node_policy: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
+    node_policy_parameters: dict[str, dict[str, Any]] = {}
     fair_sharing: Literal["units", "dominant"] = "units"
     reclaim: Literal["wait", "evict"] = "wait"
     launch: Literal["free-first", "fifo"] = "free-first"
@@ -144,6 +146,8 @@ class QueueConfig(Struct, frozen=True):
         locality: How data is found.
         mode: `gate` takes the gate away and names the node only where slots or data decide it, else
             kube-scheduler chooses; `batch` always names the node.
+        node_policy: Chooses nodes for pods that name no policy of their own; None: the process's option does.
+        node_policy_parameters: By policy, also of those that pods name; in place of the process's options.
         fair_sharing: Queues are ordered by units of GPU memory (pods, with slots) or by their dominant share.
         reclaim: What happens to borrowed room whose lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
@@ -158,6 +162,8 @@ class QueueConfig(Struct, frozen=True):
     slots: SlotsForm | None = None
     locality: LocalityForm = LocalityForm()
     mode: Literal["gate", "batch"] = "gate"
+    node_policy: str | None = None
+    node_policy_parameters: dict[str, dict[str, str]] = {}
     fair_sharing: Literal["units", "dominant"] = "units"
     reclaim: Literal["wait", "evict"] = "wait"
     plain_launch: bool = False
@@ -201,6 +207,13 @@ def parse_config(name: str, text: str) -> QueueConfig:
             ("gang_within", "gangWithin"),
         )
     }
+    parameters = {
+        policy: {
+            name: _text(value, f"nodePolicyParameters.{policy}.{name}", faults)
+            for name, value in each.items()
+        }
+        for policy, each in document.node_policy_parameters.items()
+    }
     if whole is not None:
         faults += _together(queues, cohorts, slots)
     if faults or locality is None:
@@ -211,6 +224,8 @@ def parse_config(name: str, text: str) -> QueueConfig:
         slots=slots,
         locality=locality,
         mode=document.mode,
+        node_policy=document.node_policy,
+        node_policy_parameters=parameters,
         fair_sharing=document.fair_sharing,
         reclaim=document.reclaim,
         plain_launch=document.launch == "fifo",
@@ -313,6 +328,13 @@ def _seconds(text: str, path: str, faults: list[str]) -> float:
     if not 1 <= seconds <= 30 * 86400:
         faults.append(f"{path}: {text[:64]}; allowed is {_DURATIONS}")
     return seconds
+
+
+def _text(value: Any, path: str, faults: list[str]) -> str:
+    """Read a parameter as the command line has it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        faults.append(f"{path}: {shown(value)}; allowed is a text or a number")
+    return str(value)
 
 
 def _repeated(what: str, values: list[str]) -> Iterable[str]:

@@ -84,7 +84,6 @@ class Admission:
     def __init__(
         self, config: QueueConfig, tenants: Tenants, room: Room, slots: Slots, locality: Locality
     ) -> None:
-        self.config = config
         self.tenants = tenants
         self.room = room
         self.amounts = Amounts(room.state)
@@ -95,6 +94,17 @@ class Admission:
         self.unplaced: set[Needs] = set()
         self._near: dict[frozenset[str], BoolArray] = {}
         self._near_key: object = None
+        self.configure(config)
+
+    def configure(self, config: QueueConfig) -> None:
+        """Take another configuration.
+
+        Raises:
+            PolicyError: of its node policy; then nothing has changed.
+        """
+        if self.room.policies.configure(config.node_policy, config.node_policy_parameters):
+            self.ahead.forget()
+        self.config = config
 
     def decide(self, now: float, first: Iterable[tuple[str, Task[Needs]]] = ()) -> Iterator[Release]:
         """Release what can be released; each is taken before it is yielded.

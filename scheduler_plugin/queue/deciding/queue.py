@@ -95,7 +95,8 @@ class Queue:
 
     def configure(self, config: QueueConfig) -> None:
         """Take another configuration; every node and pod is looked at again."""
-        self.config = self.admission.config = config
+        self.admission.configure(config)
+        self.config = config
         self.tenants.configure(config)
         self.slots.form = config.slots
         self.locality = self.admission.locality = Locality(config.locality)

@@ -71,6 +71,10 @@ class Ahead:
         self.lists = 0
         self.others: tuple[str, ...] = ()
 
+    def forget(self) -> None:
+        """Forget all lists: the policy that they were made by is another one now."""
+        self._lists.clear()
+
     def place(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Take a pod's cards on the best node that has them.
 
@@ -94,8 +98,8 @@ class Ahead:
         return self._try(uid, wants, self._make(wants, fits), fits, now) or ""
 
     def _one_by_one(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
-        """Score all nodes for this pod."""
-        row = self._room.winner(uid, wants, np.flatnonzero(fits), now)
+        """Score all nodes for this pod, or let the policy pick one."""
+        row = self._room.winner(uid, wants, fits, now)
         taken = row is not None and self._room.take(uid, wants, row, now)
         return self._room.state.nodes.names[row] if row is not None and taken else ""
 

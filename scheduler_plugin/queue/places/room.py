@@ -9,14 +9,14 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.place import Placement, place
-from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cluster.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.cluster.sums import sum_left
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import POLICY_FAULTS, place_with, score
-from scheduler_plugin.placement.policies.registry import by_row
+from scheduler_plugin.placement.policies.registry import Picker, by_row
 from scheduler_plugin.placement.query import Query
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.places.capacity import Capacity
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+FEW_ROWS: Final = 64
+"""Rows of which labels and taints are asked one by one."""
+
+REMEMBERED_RULES: Final = 256
+"""Rules of which it is remembered where they let pods run."""
+
+UNKNOWN: Final = np.int64(1) << 62
+"""Stands for what a node has left where that is not known: cards decide there."""
 
 ROUND_S: Final = 1.0
 """The queue decides whenever something changes; a policy that holds pods back counts a round a second."""
@@ -58,6 +67,7 @@ class _Mask:
     """Where a pod fits, by row, and which version of each row says so.
 
     Attributes:
+        changes: Of all rows when it was made or renewed; 0: it was not.
         beside: By node whether it fits beside what is kept there; before that versions, and who asks.
     """
 
@@ -65,7 +75,35 @@ class _Mask:
     made: np.ndarray[tuple[int], np.dtype[np.int64]]
     facts: int
     query: Query
+    changes: int = 0
     beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
+
+
+class _Sums:
+    """What kube-scheduler's count of each node has left, by row, computed again where the row has changed.
+
+    Args:
+        state: The cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._left: dict[bool, LongArray] = {}
+        self._made: LongArray = np.zeros(0, dtype=np.int64)
+
+    def left(self, rows: RowArray, *, percent: bool) -> LongArray:
+        """Units or percent that rows have left, int64[m]; `UNKNOWN` where a node does not say."""
+        nodes = self._state.nodes
+        if len(self._made) != nodes.row_count:
+            self._made = np.full(nodes.row_count, -1, dtype=np.int64)
+            self._left = {each: np.zeros(nodes.row_count, dtype=np.int64) for each in (False, True)}
+        for row in rows[self._made[rows] != nodes.version[rows]].tolist():
+            record = self._state.books[nodes.names[row]]
+            for each, left in self._left.items():
+                found = sum_left(record, percent=each)
+                left[row] = UNKNOWN if found is None else found
+            self._made[row] = nodes.version[row]
+        return self._left[percent][rows]
 
 
 class Room:
@@ -92,6 +130,7 @@ class Room:
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
         self.faults: dict[Wants, str] = {}
+        self._sums = _Sums(state)
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
 
@@ -166,27 +205,32 @@ class Room:
         ranks = self.state.nodes.name_rank[rows]
         return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
 
-    def winner(self, uid: str, wants: Wants, rows: RowArray, now: float) -> int | None:
+    def winner(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> int | None:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
             uid: Of the pod.
             wants: Its needs.
-            rows: intp[m], all of them fit.
+            fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
 
         Returns:
             None where no row fits, or the policy holds the pod back.
         """
-        if not len(rows) or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
+        if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
         nodes, query = self.state.nodes, self.query(wants)
         query = replace(query, ask=replace(query.ask, pod=uid))
         policy = self.policies.of(query.request)
-        held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
-        first = best(scores, nodes.name_rank[rows], 1)
-        row = int(rows[first[0]]) if len(first) else None
+        row: int | None = None
+        if isinstance(policy, Picker) and policy.picks and not query.request.percent:
+            row = self.sound(wants, partial(policy.pick_row, nodes, query.ask, fits), None)
+        else:
+            rows = np.flatnonzero(fits)
+            held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+            scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
+            first = best(scores, nodes.name_rank[rows], 1)
+            row = int(rows[first[0]]) if len(first) else None
         if row is not None:
             self._rounds.pop(uid, None)
         else:
@@ -291,12 +335,15 @@ class Room:
             mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
             self._masks[wants] = mask
         mask.query = query
-        rows = np.flatnonzero(mask.made != nodes.version)
+        rows = nodes.changed_since(mask.changes) if mask.changes else None
+        if rows is None:
+            rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
             mask.fits[rows] = self.sound(
                 wants, partial(self._fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
             )
             mask.made[rows] = nodes.version[rows]
+        mask.changes = nodes.changes
         return mask
 
     def sound(self, wants: Wants, work: Callable[[], T], otherwise: T) -> T:
@@ -313,15 +360,14 @@ class Room:
         fits = fitting(nodes, query, rows)
         fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
         fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
-        for at in np.flatnonzero(fits).tolist():
-            name = nodes.names[rows[at]]
-            fits[at] = self.allowed(wants, name) and self._sum_suffices(wants, name)
+        able = rows[fits]
+        # What a few rows allow costs less than what all do; of many rows it is remembered.
+        if len(able) > FEW_ROWS:
+            allowed = self.allowed_rows(wants)[able]
+        else:
+            allowed = np.array([self.allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
+        fits[fits] = allowed & (self._sums.left(able, percent=wants.percent) >= wants.request.effective_units)
         return fits
-
-    def _sum_suffices(self, wants: Wants, name: str) -> bool:
-        """Whether kube-scheduler's count of a node has enough left; where that is not known, cards decide."""
-        left = sum_left(self.state.books[name], percent=wants.percent)
-        return left is None or left >= wants.request.effective_units
 
     def query(self, wants: Wants) -> Query:
         """A pod's needs, ready to be asked of the arrays."""
@@ -343,6 +389,8 @@ class Room:
             self._allowed.clear()
         allowed = self._allowed.get(wants.rules)
         if allowed is None:
+            if len(self._allowed) >= REMEMBERED_RULES:
+                del self._allowed[next(iter(self._allowed))]
             allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
             for name, row in nodes.rows.items():
                 allowed[row] = self.allowed(wants, name)

@@ -17,7 +17,6 @@ from scheduler_plugin.cluster.watching import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
-from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.queue.configuration.config import QueueConfig
 from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
 from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
@@ -53,7 +52,7 @@ async def run(
         KubeApiError: no usable way to the API server.
     """
     settings.check()
-    file = ConfigFile(settings.config)
+    file = ConfigFile(settings.config, settings.policy_faults)
     config = file.load()
     clock = time.monotonic
     async with AsyncExitStack() as stack:
@@ -62,7 +61,7 @@ async def run(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
-        policies = Policies(settings.node_policy, settings.card_policy)
+        policies = settings.policies()
         policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)

@@ -1,7 +1,7 @@
 """The configuration's file: read at the start, and again whenever it changes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,15 @@ class ConfigFile:
 
     Args:
         path: Of the file.
+        check: Finds faults that the text alone does not show.
 
     Attributes:
         fault: What is wrong with the newest text, empty for nothing: the one before is in force then.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check: Callable[[QueueConfig], Sequence[str]] = lambda _config: ()) -> None:
         self._path = Path(path)
+        self._check = check
         self._text: str | None = None
         self.fault = ""
 
@@ -40,7 +42,7 @@ class ConfigFile:
             QueueConfigError: it cannot be read, or has faults.
         """
         self._text = self._read()
-        return parse_config(str(self._path), self._text)
+        return self._parse(self._text)
 
     async def follow(self, changed: Callable[[QueueConfig], None]) -> None:
         """Read it again and again, until cancelled."""
@@ -55,7 +57,7 @@ class ConfigFile:
             if text == self._text:
                 return
             self._text = text
-            config = parse_config(str(self._path), text)
+            config = self._parse(text)
         except QueueConfigError as error:
             self._refuse(error)
             return
@@ -68,6 +70,12 @@ class ConfigFile:
         self.fault = ""
         log.info("configuration read", path=str(self._path), queues=len(config.queues))
         changed(config)
+
+    def _parse(self, text: str) -> QueueConfig:
+        config = parse_config(str(self._path), text)
+        if faults := list(self._check(config)):
+            raise QueueConfigError(str(self._path), faults)
+        return config
 
     def _refuse(self, error: QueueConfigError) -> None:
         if str(error) != self.fault:

@@ -47,6 +47,7 @@ def make_app(
         queue, now = controller.queue, clock()
         body = {
             "mode": queue.config.mode,
+            "nodePolicy": queue.room.policies.node_policy,
             "queues": tenants(queue, now),
             "pods": waiting(queue, now),
             "trouble": trouble(),

@@ -2,7 +2,9 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
@@ -11,6 +13,10 @@ from scheduler_plugin.cluster.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
 from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.queue.configuration.config import QueueConfig
+
+INDEXED: Final = {"best-fit": {"mode": "pick"}}
+"""The queue makes its candidates itself: best-fit finds a node through its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class QueueSettings(HttpAddress):
         kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         http: HOST:PORT of health, metrics and status; port 0 takes any free one.
         node_policy: As of the extender.
+        node_policy_parameters: Its parameters, text by name.
         card_policy: As of the extender.
         unit_mib: MiB a unit; names the resource.
         leader_elect: Take part in an election; only the leader releases pods.
@@ -41,6 +48,7 @@ class QueueSettings(HttpAddress):
     kubeconfig: str | None = None
     http: str = "127.0.0.1:8914"
     node_policy: str = DEFAULT_NODE_POLICY
+    node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
     card_policy: str = DEFAULT_CARD_POLICY
     unit_mib: int = MIB_PER_GIB
     leader_elect: bool = False
@@ -54,6 +62,22 @@ class QueueSettings(HttpAddress):
     log_level: str = "info"
     log_format: str = "text"
 
+    def policies(self) -> Policies:
+        """Make the policies of the process, which its configuration may change.
+
+        Raises:
+            PolicyError: of this package or of allocator.
+        """
+        return Policies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
+
+    def policy_faults(self, config: QueueConfig) -> list[str]:
+        """Say what is wrong with the node policies of a configuration."""
+        try:
+            self.policies().configure(config.node_policy, config.node_policy_parameters)
+        except PolicyError as error:
+            return [f"nodePolicy: {error}"]
+        return []
+
     def check(self) -> None:
         """Check everything.
 
@@ -66,7 +90,7 @@ class QueueSettings(HttpAddress):
             *process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         for make in (
-            lambda: Policies(self.node_policy),
+            lambda: Policies(self.node_policy, parameters=self.node_policy_parameters),
             lambda: Policies(card_policy_name=self.card_policy),
             lambda: resource_name(self.unit_mib),
         ):
