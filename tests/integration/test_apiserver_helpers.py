@@ -111,6 +111,7 @@ async def test_requests_are_counted_and_can_be_answered_by_the_test(api, call) -
 async def test_discovery(call) -> None:
     assert (await call("GET", "/api"))[1]["versions"] == ["v1"]
     assert [group["name"] for group in (await call("GET", "/apis"))[1]["groups"]] == [
+        "batch",
         "coordination.k8s.io",
         "policy",
     ]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import structlog
 
+from allocator.names import POD_FIRST_STAGE_SIZE
 from gpupack.commands.common import fail, say
 from gpupack.errors import InputError
 from gpupack.logs import configure
@@ -46,7 +47,8 @@ def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
 def test_names_that_can_be_told_are_taken() -> None:
     world = QueueWorld()
     world.node("n1", (16,))
-    world.pod("p", job="j" * 253, gang="Die Räuber, 2. Akt", size=1)
+    size = {POD_FIRST_STAGE_SIZE: "0"}
+    world.pod("p", job="j" * 253, gang="Die Räuber, 2. Akt", size=1, annotations=size)
     assert world.released() == ["p"]
 
 

@@ -219,7 +219,7 @@ CHARGE_MUTANTS = (
         "add(total, facts.eligible(one.pod.request, demand))",
         "pass",
         forgetful,
-        6135,
+        5140,
     ),
     Mutant(
         "node: holds names pods that are over until their charge ends",
