@@ -178,7 +178,8 @@ class Admission:
                 if not node:
                     node = self.ahead.place(uid, wants, fits, now)
                     # Pods of a gang fit together where they were placed, and need not elsewhere.
-                    others = () if names_node or len(pods) > 1 else self.ahead.others
+                    alone = self.config.mode == "batch" and not names_node and len(pods) == 1
+                    others = self.ahead.others if alone else ()
             if not node:
                 for member in taken:
                     self._undo(member.uid, now)

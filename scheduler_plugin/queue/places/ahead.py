@@ -7,7 +7,9 @@ nodes for each pod would make.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from scheduler_plugin.commit.two_tier import Candidate, decide
 from scheduler_plugin.placement.ranking import best
 from scheduler_plugin.queue.places.room import Room
 from scheduler_plugin.queue.places.wants import Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 LISTED: Final = 32
 """Candidates that a list has; a longer one lasts for more pods and costs each of them more."""
@@ -61,15 +66,22 @@ class Ahead:
 
     Attributes:
         lists: Lists that were made.
-        others: Nodes that come next in the list of the pod that was placed last, in order; where each pod has
-            all nodes scored for it there is no list, and none.
     """
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._lists: dict[Wants, _List] = {}
         self.lists = 0
-        self.others: tuple[str, ...] = ()
+        self._others: Callable[[], Iterable[str]] = tuple
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Nodes that come next for the pod that was placed last, in order.
+
+        They are those of its list, or those that the policy picks next. Where each pod has all nodes scored
+        for it there are none.
+        """
+        return tuple(islice(self._others(), OTHERS))
 
     def forget(self) -> None:
         """Forget all lists: the policy that they were made by is another one now."""
@@ -87,7 +99,7 @@ class Ahead:
         Returns:
             The node's name, empty for none.
         """
-        self.others = ()
+        self._others = tuple
         if not self._room.by_row(wants):
             return self._one_by_one(uid, wants, fits, now)
         known = self._lists.get(wants)
@@ -100,8 +112,10 @@ class Ahead:
     def _one_by_one(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
         row = self._room.winner(uid, wants, fits, now)
-        taken = row is not None and self._room.take(uid, wants, row, now)
-        return self._room.state.nodes.names[row] if row is not None and taken else ""
+        if row is None or not self._room.take(uid, wants, row, now):
+            return ""
+        self._others = partial(self._room.next_picks, wants, row, fits)
+        return self._room.state.nodes.names[row]
 
     def _make(self, wants: Wants, fits: BoolArray) -> _List:
         """The first tier: score all nodes where the pod may be placed."""
@@ -156,8 +170,7 @@ class Ahead:
 
         decision = decide([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
-            next_ones = [each.node for each in offered if each.node != decision.node]
-            self.others = tuple(next_ones[:OTHERS])
+            self._others = partial(filter, decision.node.__ne__, [each.node for each in offered])
         return decision.node or (None if known.last is not None else "")
 
     def _may(self, node: str, fits: BoolArray) -> bool:

@@ -1,6 +1,6 @@
 """Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -239,6 +239,27 @@ class Room:
                 del self._rounds[next(iter(self._rounds))]
         self.policies.attempted(nodes, query, row)
         return row
+
+    def next_picks(self, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
+        """Name the nodes that a policy which picks would take next for a pod; of others none.
+
+        Args:
+            wants: The pod's needs.
+            row: Where its cards were taken.
+            fits: bool[R], where it did fit before.
+        """
+        nodes, query = self.state.nodes, self.query(wants)
+        policy = self.policies.of(query.request)
+        if not isinstance(policy, Picker) or not policy.picks or query.request.percent:
+            return
+        left, found = fits.copy(), row
+        while True:
+            left[found] = False
+            picked = self.sound(wants, partial(policy.pick_row, nodes, query.ask, left), None)
+            if picked is None:
+                return
+            yield nodes.names[picked]
+            found = picked
 
     def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
