@@ -17,7 +17,7 @@ DevicePluginError
 import errno
 from typing import Final, Literal
 
-LimitFault = Literal["gone", "unsupported", "refused", "failed"]
+LimitFault = Literal["gone", "unset", "unsupported", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
@@ -59,8 +59,8 @@ class LimitError(DevicePluginError):
     """A memory limit that does not hold, or cannot be read.
 
     Args:
-        kind: `gone` (so is the cgroup: nothing to do), `unsupported` (never on this card), `refused` (not
-            with this value), `failed` (try again).
+        kind: `gone` (so is the cgroup: nothing to do), `unset` (a read found none: set it), `unsupported`
+            (never on this card), `refused` (not with this value), `failed` (try again).
         message: which limit, and what is wrong.
     """
 

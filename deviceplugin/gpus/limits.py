@@ -61,10 +61,15 @@ class LimitReading:
     Attributes:
         hard_mib: the limit in MiB, rounded down; None: there is none.
         used_mib: MiB counted against it, rounded up; None where that is not told.
+        soft_mib: MiB of a soft limit, rounded up, which gpupack never asks for; 0: there is none.
     """
 
     hard_mib: int | None
     used_mib: int | None
+    soft_mib: int = 0
+
+
+UNSET = LimitReading(hard_mib=None, used_mib=None)
 
 
 class MemoryLimits(Protocol):
@@ -75,7 +80,7 @@ class MemoryLimits(Protocol):
         ...
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
-        """Limit what all processes in a cgroup, and below it, use together on a card.
+        """Limit what a cgroup's processes, and those below, use together on a card; ends a soft limit.
 
         Args:
             uuid: of the card.
@@ -91,7 +96,7 @@ class MemoryLimits(Protocol):
         """Read the limit of a cgroup on a card, and what is used of it.
 
         Raises:
-            LimitError: it cannot be read.
+            LimitError: it cannot be read; `unset` where the holder finds none, so that one can be set.
         """
         ...
 

@@ -2,9 +2,19 @@
 
 The driver takes bytes, the cgroup's full path under /sys/fs/cgroup, and a soft limit that is not needed: 0.
 Older drivers lack the calls, MIG instances and cgroup v1 are not supported: then a card is accounted.
+
+Sources: NVML API Reference, `nvmlDeviceSetMemoryLimits_v1`, `nvmlDeviceGetMemoryLimits_v1` and their structs;
+NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html).
+
+- A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
+  NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
+- A soft limit is added to `dmem.min` of every cgroup above, and stays there when its cgroup is deleted
+  ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it; its hook takes any whole
+  number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +33,11 @@ LIMIT_ENV: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 
 _MIB: Final = 1 << 20
 _UNLIMITED: Final = (1 << 64) - 1
+PROBE: Final = "gpupack-limit-probe"
 
 _ABSENT: Final = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 _UNSUPPORTED: Final = frozenset({_ABSENT, pynvml.NVML_ERROR_NOT_SUPPORTED})
+_UNSET: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
 # What a driver that has the calls may say of the cgroup that support is tried with.
 _ABOUT_THE_CGROUP: Final = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
 _KINDS: Final[Mapping[int, LimitFault]] = {
@@ -73,12 +85,14 @@ class NvmlLimits:
         self._call(CALLS[1], uuid, cgroup, found, "the limit")
         hard = int(found.hardLimit)
         return LimitReading(
-            hard_mib=None if hard == _UNLIMITED else hard // _MIB, used_mib=-(-int(found.currentUsed) // _MIB)
+            hard_mib=None if hard == _UNLIMITED else hard // _MIB,
+            used_mib=-(-int(found.currentUsed) // _MIB),
+            soft_mib=-(-int(found.softLimit) // _MIB),
         )
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
-        """Both variables of the container toolkit's hook, which wants whole MiB and both of them."""
-        return {REQUEST_ENV: str(hard_mib), LIMIT_ENV: str(hard_mib)}
+        """Both variables of the container toolkit's hook, which wants both; the soft limit is none."""
+        return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
 
     def _call(self, name: str, uuid: str, cgroup: Path, argument: Any, what: str) -> None:
         where = f"{what} on card {uuid} for cgroup {cgroup}"
@@ -92,40 +106,73 @@ class NvmlLimits:
         except pynvml.NVMLError as error:
             if not cgroup.is_dir():
                 raise LimitError("gone", f"{where}: the cgroup is gone") from error
+            if name == CALLS[1] and error.value in _UNSET:
+                raise LimitError("unset", f"{where}: there is none: {error}") from error
             kind = _KINDS.get(error.value, "failed")
             if kind == "unsupported":
                 self._known[uuid] = Support(False, f"the driver refuses limits: {error}", SINCE)
             raise LimitError(kind, f"{where}: {name}: {error}") from error
 
     def _find_out(self, uuid: str) -> tuple[Support, bool]:
-        """Find out by a call that changes nothing; tells also whether the answer is for good."""
+        """Find out without a change to any cgroup of others; tells also whether the answer is for good."""
         if uuid.startswith("MIG-"):
             return Support(False, "the driver holds no limits on MIG instances"), True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
             return Support(False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE), True
         support, lasting = self._ask(self._handle_of(uuid))
-        if support.held and not (self._root / "cgroup.controllers").exists():
+        if support.held and not self._is_v2():
             reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
             return Support(False, reason, CGROUP_V2), True
         return support, lasting
+
+    def _try(self, handle: Any) -> None:
+        """Read the root's limit; a read that is not supported may only mean that there is none."""
+        argument = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(self._root).encode())
+        try:
+            pynvml.nvmlDeviceGetMemoryLimits_v1(handle, argument)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED or not self._is_v2():
+                raise
+            self._set_probe(handle)
+
+    def _is_v2(self) -> bool:
+        return (self._root / "cgroup.controllers").exists()
+
+    def _set_probe(self, handle: Any) -> None:
+        """Set a limit on an empty cgroup of our own, which takes it along when it goes."""
+        probe = self._root / PROBE
+        probe.mkdir(exist_ok=True)
+        try:
+            argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
+                nameSpace=str(probe).encode(), softLimit=0, hardLimit=_MIB
+            )
+            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
+        finally:
+            with suppress(OSError):  # another card's question may have removed it
+                probe.rmdir()
 
     def _ask(self, handle: Any) -> tuple[Support, bool]:
         if handle is None:
             return Support(False, "the driver does not show the card now"), False
         try:
-            pynvml.nvmlDeviceGetMemoryLimits_v1(
-                handle, pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(self._root).encode())
-            )
+            self._try(handle)
+        except OSError as error:
+            return Support(False, f"whether the driver limits memory cannot be tried: {error}"), False
         except pynvml.NVMLError as error:
-            if error.value in _ABOUT_THE_CGROUP:
-                return HELD, True
-            if error.value in _UNSUPPORTED:
-                lacks = "has no call for" if error.value == _ABSENT else "does not hold"
-                return Support(False, f"driver {_driver_version()} {lacks} memory limits", SINCE), True
-            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-                return Support(False, f"the driver refuses to limit memory: {error}; run as root"), False
-            return Support(False, f"the driver does not say whether it limits memory: {error}"), False
+            return _judge(error)
         return HELD, True
+
+
+def _judge(error: Any) -> tuple[Support, bool]:
+    """Tell what an error of the driver says of its limits, and whether that is for good."""
+    if error.value in _ABOUT_THE_CGROUP:
+        return HELD, True
+    if error.value in _UNSUPPORTED:
+        lacks = "has no call for" if error.value == _ABSENT else "does not hold"
+        return Support(False, f"driver {_driver_version()} {lacks} memory limits", SINCE), True
+    if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+        return Support(False, f"the driver refuses to limit memory: {error}; run as root"), False
+    return Support(False, f"the driver does not say whether it limits memory: {error}"), False
 
 
 def _driver_version() -> str:

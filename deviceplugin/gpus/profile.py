@@ -18,6 +18,7 @@ from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.mig import Instance, LayoutError, Wanted, partition
 from deviceplugin.gpus.profile_links import NvLink, linked
 from deviceplugin.gpus.script import Script, read_script
+from deviceplugin.gpus.simulated_limits import LimitMood
 from deviceplugin.gpus.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.vendor import NVIDIA, Vendor
 
@@ -76,6 +77,7 @@ class Profile:
     cards: tuple[SimulatedCard, ...]
     vendor: Vendor = NVIDIA
     script: Script = field(default_factory=Script)
+    limits: LimitMood = field(default_factory=LimitMood)
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -203,6 +205,7 @@ class _Document(Struct, frozen=True):
     nvlink: Any = None
     vendor: _Vendor | None = None
     script: Any = None
+    limits: LimitMood = LimitMood()
 
 
 Form = TypeVar("Form")
@@ -256,7 +259,9 @@ def parse_profile(name: str, text: str) -> Profile:
     if faults:
         raise ProfileError(name, tuple(faults))
     driver = (document.system or _System()).driver_version
-    return Profile(name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor, script)
+    return Profile(
+        name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor, script, document.limits
+    )
 
 
 def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:

@@ -124,6 +124,7 @@ class SimulatedGpus:
         """
         if profile.vendor != self._vendor:
             raise GpuError(f"vendor {profile.vendor.domain}: allowed is {self._vendor.domain} while it runs")
+        self.limits.mood = profile.limits
         with self._lock:
             for board in self._boards.values():
                 board.shown = False

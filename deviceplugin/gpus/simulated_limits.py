@@ -1,7 +1,8 @@
 """Memory limits of simulated cards: simulated processes that grow beyond them are refused.
 
 Like the driver's: a limit is of one cgroup on one card, counts every process in the cgroup and below it, ends
-with the cgroup, and one that is set below what is used already stops growth only.
+with the cgroup, and one that is set below what is used already stops growth only. Where NVIDIA's documents
+allow several ways, a profile's `limits` chooses one (`LimitMood`).
 """
 
 import threading
@@ -9,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from deviceplugin.errors import GpuError, LimitError
 from deviceplugin.gpus.limits import HELD, LimitReading, Support
@@ -28,6 +29,21 @@ class _Limit:
 
     hard_mib: int
     folder: tuple[int, int]
+    soft_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMood:
+    """One of the ways that the driver's documents allow.
+
+    Attributes:
+        unset: what a read says where no limit is set: that it is `unlimited`, or an error.
+        backend: `dmem` adds soft limits to the cgroups above and leaves them there when theirs is deleted;
+            `misc` knows no cgroups above.
+    """
+
+    unset: Literal["unlimited", "not_found", "not_supported"] = "unlimited"
+    backend: Literal["misc", "dmem"] = "misc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,7 @@ class SimulatedLimits:
 
     Attributes:
         least_mib: the smallest limit that is accepted.
+        mood: which of the ways that the documents allow it goes.
     """
 
     def __init__(self, sizes_mib: Mapping[str, int], support: Support = HELD) -> None:
@@ -54,7 +71,9 @@ class SimulatedLimits:
         self._limits: dict[tuple[str, Path], _Limit] = {}
         self._processes: dict[str, dict[int, _Process]] = defaultdict(dict)
         self._sweep_at = _SWEEP
+        self._reserved_mib: dict[tuple[str, Path], int] = defaultdict(int)
         self.least_mib = 1
+        self.mood = LimitMood()
 
     def say(self, support: Support) -> None:
         """Be another driver from now on."""
@@ -67,7 +86,22 @@ class SimulatedLimits:
         return self._support
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
-        """Set a hard limit; see `MemoryLimits.set`."""
+        """Set a hard limit, and end a soft one; see `MemoryLimits.set`."""
+        self._set(uuid, cgroup, hard_mib, 0)
+
+    def apply_envs(self, uuid: str, cgroup: Path, envs: Mapping[str, str]) -> None:
+        """Set what a container's variables say, as the vendor's toolkit does before the first process.
+
+        Raises:
+            LimitError: like `set`.
+        """
+        self._set(uuid, cgroup, int(envs[LIMIT_ENV]), int(envs[REQUEST_ENV]))
+
+    def reserved_mib(self, uuid: str, cgroup: Path) -> int:
+        """Tell what soft limits below a cgroup have added to it."""
+        return self._reserved_mib[uuid, cgroup]
+
+    def _set(self, uuid: str, cgroup: Path, hard_mib: int, soft_mib: int) -> None:
         self._check(uuid)
         if hard_mib < self.least_mib:
             allowed = f"allowed are {self.least_mib} MiB or more"
@@ -76,7 +110,11 @@ class SimulatedLimits:
         if folder is None:
             raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
-            self._limits[uuid, cgroup] = _Limit(hard_mib, folder)
+            before = self._limit(uuid, cgroup)
+            self._limits[uuid, cgroup] = _Limit(hard_mib, folder, soft_mib)
+            if self.mood.backend == "dmem":
+                for above in cgroup.parents:
+                    self._reserved_mib[uuid, above] += soft_mib - (before.soft_mib if before else 0)
             if len(self._limits) > self._sweep_at:
                 self._sweep()
 
@@ -87,11 +125,18 @@ class SimulatedLimits:
             raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
             limit = self._limit(uuid, cgroup)
-            return LimitReading(limit.hard_mib if limit else None, self._used_below(uuid, cgroup))
+            if limit is None and self.mood.unset != "unlimited":
+                raise LimitError("unset", f"the limit on card {uuid}: {self.mood.unset} for cgroup {cgroup}")
+            used_mib = self._used_below(uuid, cgroup)
+            return (
+                LimitReading(limit.hard_mib, used_mib, limit.soft_mib)
+                if limit
+                else LimitReading(None, used_mib)
+            )
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
         """Name variables as a vendor's would be."""
-        return {REQUEST_ENV: str(hard_mib), LIMIT_ENV: str(hard_mib)}
+        return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
 
     def use(self, uuid: str, pid: int, used_mib: int, cgroup: Path | None = None) -> None:
         """Let a simulated process use so much of a card from now on; 0 ends it.

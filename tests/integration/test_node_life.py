@@ -16,7 +16,7 @@ async def test_a_pods_whole_life():
             "NVIDIA_VISIBLE_DEVICES": card(1),
             "GPUPACK_MEMORY_MIB": "3072",
             "GPUPACK_CARDS": f"{card(1)}:3",
-            "SIMULATED_GPU_MEMORY_REQUEST": "3072",
+            "SIMULATED_GPU_MEMORY_REQUEST": "0",
             "SIMULATED_GPU_MEMORY_LIMIT": "3072",
         }
         await world.settled([0, 3], {uid})
@@ -87,7 +87,7 @@ async def test_two_cards_are_split_evenly():
             "NVIDIA_VISIBLE_DEVICES": f"{card(0)},{card(2)}",
             "GPUPACK_MEMORY_MIB": "3072",
             "GPUPACK_CARDS": f"{card(0)}:3,{card(2)}:3",
-            "SIMULATED_GPU_MEMORY_REQUEST": "3072",
+            "SIMULATED_GPU_MEMORY_REQUEST": "0",
             "SIMULATED_GPU_MEMORY_LIMIT": "3072",
         }
         await world.settled([3, 0, 3], {uid})

@@ -23,7 +23,7 @@ async def test_percent_and_gib_share_a_card_over_restarts_of_daemon_and_kubelet(
             "NVIDIA_VISIBLE_DEVICES": card(1),
             "GPUPACK_MEMORY_MIB": "4096",
             "GPUPACK_CARDS": f"{card(1)}:4",
-            "SIMULATED_GPU_MEMORY_REQUEST": "4096",
+            "SIMULATED_GPU_MEMORY_REQUEST": "0",
             "SIMULATED_GPU_MEMORY_LIMIT": "4096",
         }
         await world.settled([0, 7], {a, b})

@@ -5,6 +5,7 @@ from pathlib import Path
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.limits import HELD, Enforcement, Support
+from deviceplugin.gpus.simulated_limits import LIMIT_ENV, REQUEST_ENV
 from tests.limits_world import UID, LimitsWorld, world
 
 __all__ = ["world"]
@@ -38,7 +39,7 @@ async def test_the_toolkits_variables_are_those_of_the_smallest_share(world: Lim
     assert world.supports.container_envs({"c0": 5}) == {}
     await world.start()
     envs = world.supports.container_envs({"c0": 5, "c1": 4})
-    assert set(envs.values()) == {"4"}
+    assert envs == {REQUEST_ENV: "0", LIMIT_ENV: "4"}
     assert len(envs) == 2
     assert world.supports.container_envs({}) == {}
 

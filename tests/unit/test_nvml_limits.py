@@ -1,5 +1,6 @@
 """Memory limits by the driver, against a driver whose two functions are patched into pynvml."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from pytest_mock import MockerFixture
 
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.limits import HELD, Enforcement, LimitReading, MemoryLimits
-from deviceplugin.gpus.nvml_limits import NvmlLimits
+from deviceplugin.gpus.nvml_limits import PROBE, NvmlLimits
+from deviceplugin.node.limiting.holding import Job, hold_all
+from deviceplugin.node.limiting.limit_plan import Wanted
 
 MIB = 1 << 20
 UNLIMITED = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -19,24 +22,39 @@ ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 @dataclass
 class Driver:
-    """Keeps limits by handle and cgroup, in bytes; `error` fails every call."""
+    """Keeps limits by handle and cgroup, in bytes; `error` fails every call.
+
+    `unset` is what a read fails with where nothing is set, None for a read that says so. With the
+    backend dmem soft limits are added to the cgroups above (`reserved`), and stay when their own is deleted.
+    """
 
     hard: dict[tuple[str, str], int] = field(default_factory=dict)
     soft: dict[tuple[str, str], int] = field(default_factory=dict)
     used: dict[tuple[str, str], int] = field(default_factory=dict)
+    reserved: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     error: int | None = None
+    set_error: int | None = None
+    unset: int | None = None
     reads: int = 0
+    sets: int = 0
 
     def set(self, handle: str, wanted: Any) -> None:
+        self.sets += 1
         self._fail()
+        if self.set_error is not None:
+            raise pynvml.NVMLError(self.set_error)
         key = handle, wanted.nameSpace
+        for above in Path(wanted.nameSpace).parents:
+            self.reserved[str(above)] += wanted.softLimit - self.soft.get(key, 0)
         self.hard[key], self.soft[key] = wanted.hardLimit, wanted.softLimit
 
     def get(self, handle: str, found: Any) -> None:
         self.reads += 1
         self._fail()
         key = handle, found.nameSpace
-        found.hardLimit = self.hard.get(key, UNLIMITED)
+        if self.unset is not None and key not in self.hard:
+            raise pynvml.NVMLError(self.unset)
+        found.hardLimit, found.softLimit = self.hard.get(key, UNLIMITED), self.soft.get(key, 0)
         found.currentUsed = self.used.get(key, 0)
 
     def _fail(self) -> None:
@@ -78,7 +96,7 @@ def test_limits_are_bytes_of_the_cgroups_full_path(driver: Driver, limits: NvmlL
     assert typed.read("GPU-a", cgroup) == LimitReading(8192, 6)
     assert typed.read("GPU-b", cgroup) == LimitReading(None, 0)
     assert typed.container_envs(8192) == {
-        "NVIDIA_GPU_MEMORY_REQUEST": "8192",
+        "NVIDIA_GPU_MEMORY_REQUEST": "0",
         "NVIDIA_GPU_MEMORY_LIMIT": "8192",
     }
 
@@ -183,3 +201,85 @@ def test_no_limit_is_no_limit_to_set(driver: Driver, limits: NvmlLimits, root: P
     with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed are 1 MiB or more"):
         limits.set("GPU-a", root / "pod", hard_mib)
     assert driver.hard == {}
+
+
+EIGHT = Wanted(8192, frozenset({8192}), known=True)
+# What `nvmlDeviceGetMemoryLimits_v1` may answer where no limit is set, None for a reading without one.
+UNSET = pytest.mark.parametrize(
+    "unset",
+    [None, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED],
+    ids=["unlimited", "not found", "not supported"],
+)
+
+
+@UNSET
+def test_a_limit_that_was_never_set_is_set(
+    driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
+) -> None:
+    driver.unset = unset
+    assert limits.support("GPU-a") == HELD
+    (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(8192, 0))
+    assert driver.hard["handle a", str(root / "pod")] == 8192 * MIB
+    assert limits.support("GPU-a") == HELD
+    assert not (root / PROBE).exists()
+
+
+@UNSET
+def test_a_limit_that_is_not_there_after_it_was_set_does_not_hold(
+    driver: Driver, limits: NvmlLimits, root: Path, mocker: MockerFixture, unset: int | None
+) -> None:
+    driver.unset = unset
+    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
+    (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    assert outcome.fault == "failed"
+    assert f"for cgroup {root}/pod was set, and there is none" in outcome.problem
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "lasts"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "does not hold memory limits", True),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "run as root", False),
+    ],
+)
+def test_a_read_that_is_not_supported_is_no_proof_and_to_set_one_is(
+    driver: Driver, limits: NvmlLimits, root: Path, code: int, says: str, lasts: bool
+) -> None:
+    driver.unset, driver.set_error = pynvml.NVML_ERROR_NOT_SUPPORTED, code
+    assert says in str(limits.support("GPU-a"))
+    assert not (root / PROBE).exists()
+    driver.set_error = None
+    assert limits.support("GPU-a").held is not lasts
+
+
+def test_where_no_cgroup_can_be_made_nothing_is_proven(
+    driver: Driver, limits: NvmlLimits, root: Path
+) -> None:
+    driver.unset = pynvml.NVML_ERROR_NOT_SUPPORTED
+    (root / PROBE).write_text("in the way")
+    support = limits.support("GPU-a")
+    assert (support.held, driver.sets) == (False, 0)
+    assert "cannot be tried" in support.reason
+    (root / PROBE).unlink()
+    assert limits.support("GPU-a") == HELD
+
+
+def test_a_soft_limit_of_the_toolkit_is_ended_before_its_cgroup_is(
+    driver: Driver, limits: NvmlLimits, root: Path
+) -> None:
+    """Deleted with its soft limit a cgroup leaves its part in all cgroups above."""
+    for value in limits.container_envs(8192).values():
+        assert value in {"0", "8192"}
+    for soft_mib in (8192, 100):
+        asked = pynvml.c_nvmlSetMemoryLimits_v1_t(
+            nameSpace=str(root / "pod").encode(), softLimit=soft_mib * MIB, hardLimit=8192 * MIB
+        )
+        pynvml.nvmlDeviceSetMemoryLimits_v1("handle a", asked)
+        assert driver.reserved[str(root)] == soft_mib * MIB
+        (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+        assert (outcome.fault, outcome.reading) == (None, LimitReading(8192, 0))
+        assert driver.reserved[str(root)] == 0
+    sets = driver.sets
+    hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    assert driver.sets == sets

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.errors import GpuError, LimitError
+from deviceplugin.errors import GpuError, LimitError, ProfileError
 from deviceplugin.gpus.limits import HELD, LimitReading, MemoryLimits, Support
-from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.profile import load_profile, parse_profile
 from deviceplugin.gpus.simulated import SimulatedGpus
 from deviceplugin.gpus.simulated_limits import SimulatedLimits
 from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.node.limiting.holding import Job, hold_all
+from deviceplugin.node.limiting.limit_plan import Wanted
 
 
 @pytest.fixture
@@ -97,3 +99,42 @@ def test_a_sample_shows_the_processes() -> None:
     sample = gpus.sample()[0]
     assert (sample.used_mib, sample.processes) == (500, (GpuProcess(77, 500),))
     assert gpus.sample()[1].processes == ()
+
+
+PROFILE = """
+version: "1.0"
+device_defaults: {{name: T4, memory: {{total_bytes: 17179869184}}}}
+devices: [{{index: 0, uuid: GPU-a}}]
+limits: {{{}}}
+"""
+LOOSE = Wanted(300, frozenset({300, 200}), known=False)
+
+
+@pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
+@pytest.mark.parametrize("backend", ["misc", "dmem"])
+def test_limits_are_set_in_every_mood_of_the_driver(cgroup: Path, unset: str, backend: str) -> None:
+    mood = f"unset: {unset}, backend: {backend}"
+    limits = SimulatedGpus(parse_profile("mood", PROFILE.format(mood))).limits
+    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["as given now", "with a soft limit, as given before"])
+def test_cgroups_that_go_leave_nothing_in_those_above(cgroup: Path, old: bool) -> None:
+    limits = SimulatedGpus(parse_profile("mood", PROFILE.format("backend: dmem"))).limits
+    for _ in range(3):
+        envs = dict(limits.container_envs(200))
+        if old:
+            envs["SIMULATED_GPU_MEMORY_REQUEST"] = "200"
+        limits.apply_envs("GPU-a", cgroup, envs)
+        assert limits.reserved_mib("GPU-a", cgroup.parent) == (200 if old else 0)
+        hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+        assert limits.read("GPU-a", cgroup) == LimitReading(200, 0)
+        cgroup.rename(cgroup.with_name("kept, so that its inode is not used again"))
+        assert limits.reserved_mib("GPU-a", cgroup.parent) == 0
+        cgroup.with_name("kept, so that its inode is not used again").rename(cgroup)
+
+
+def test_a_mood_that_no_driver_has_is_a_fault_of_the_profile() -> None:
+    with pytest.raises(ProfileError, match=r"limits\.unset: .*'empty'"):
+        parse_profile("mood", PROFILE.format("unset: empty"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from deviceplugin.errors import LimitError, LimitFault
-from deviceplugin.gpus.limits import LimitReading, MemoryLimits
+from deviceplugin.gpus.limits import UNSET, LimitReading, MemoryLimits
 from deviceplugin.node.limiting.limit_plan import Wanted
 
 log = structlog.get_logger(__name__)
@@ -54,11 +54,13 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
     at_s = time.monotonic()
     try:
         # What holds already, by a daemon before this one or by the vendor's toolkit, is not written again.
-        reading = limits.read(uuid, job.cgroup)
+        reading = _read(limits, uuid, job.cgroup)
         was_mib = reading.hard_mib
-        if was_mib not in job.wanted.accepted:
-            limits.set(uuid, job.cgroup, job.wanted.mib)
-            reading = limits.read(uuid, job.cgroup)
+        stays_mib = was_mib if was_mib in job.wanted.accepted else None
+        # A soft limit is reserved in every cgroup above and outlasts this one; to set the limit ends it.
+        if stays_mib is None or reading.soft_mib > 0:
+            limits.set(uuid, job.cgroup, job.wanted.mib if stays_mib is None else stays_mib)
+            reading = _read(limits, uuid, job.cgroup)
     except LimitError as error:
         return Outcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
     except Exception as error:
@@ -71,3 +73,17 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
     stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
     problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
     return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
+
+
+def _read(limits: MemoryLimits, uuid: str, cgroup: Path) -> LimitReading:
+    """Read a limit; a holder that finds none has none there, which is no trouble but what there is to do.
+
+    Raises:
+        LimitError: it cannot be read.
+    """
+    try:
+        return limits.read(uuid, cgroup)
+    except LimitError as error:
+        if error.kind != "unset":
+            raise
+        return UNSET
