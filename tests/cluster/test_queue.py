@@ -150,6 +150,42 @@ def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
     cluster.wait_running(waiting)
 
 
+def test_a_second_stage_waits_for_the_pods_that_a_job_is_still_to_make(
+    cluster: Cluster, running: QueueController
+) -> None:
+    """The Job makes its two pods one after the other; the node that has their data is named for them."""
+    notes = {"gpupack.io/job": "j"}
+    cluster.create(gated("reduce", 1, annotations=notes))
+    until(lambda: [p["reason"] for p in running.status()["pods"]] == ["FirstStage"], "no first stage", 20)
+    label = {"metadata": {"labels": {"data.gpupack.io/d": ""}}}
+    cluster.api.merge("/api/v1/nodes/n1", label)
+    pod = gated("map", 1, annotations={**notes, "gpupack.io/data": "d"})
+    pod["spec"]["containers"] = [w.container(gib=1, command=["sh", "-c", "sleep 1"])]
+    template = {
+        "metadata": {key: pod["metadata"][key] for key in ("labels", "annotations")},
+        "spec": pod["spec"],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "maps"},
+        "spec": {"completions": 2, "parallelism": 1, "template": template},
+    }
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    cluster.api.post(jobs, job)
+    cluster.wait_event("reduce", "Job default/maps has 0 of 2 pods that succeeded", 60)
+    cluster.wait_running("reduce", 90)
+    assert cluster.api.get(f"{jobs}/maps")["status"]["succeeded"] == 2
+    maps = [pod for pod in cluster.api.get(PODS)["items"] if pod["metadata"]["name"].startswith("maps")]
+    assert [pod["status"]["phase"] for pod in maps] == ["Succeeded"] * 2
+    for each in maps:
+        terms = each["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+        assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
+    assert "affinity" not in cluster.pod("reduce")["spec"]
+    cluster.api.delete(f"{jobs}/maps", body={"propagationPolicy": "Background"})
+    cluster.api.merge("/api/v1/nodes/n1", {"metadata": {"labels": {"data.gpupack.io/d": None}}})
+
+
 def test_reclaim_by_eviction_for_a_pod_and_for_a_gang(cluster: Cluster, running: QueueController) -> None:
     """The youngest go, unless a PodDisruptionBudget keeps them, and no more than needed."""
     running.config.write_text(
