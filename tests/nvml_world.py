@@ -27,12 +27,18 @@ def process(pid: int, used_mib: int | None) -> SimpleNamespace:
 
 @dataclass
 class Card:
-    """One card as a driver holds it; `errors` maps NVML functions to the codes that they fail with."""
+    """One card as a driver holds it; `errors` maps NVML functions to the codes that they fail with.
+
+    `used_has_reserved`: what the v2 call tells as used has the reserved part in it. `free_mib` is what it
+    tells as free, None for what is neither used nor reserved.
+    """
 
     uuid: str
     total_mib: int = 81559
     reserved_mib: int = 480
     used_mib: int = 0
+    used_has_reserved: bool = False
+    free_mib: int | None = None
     bus_id: str = "00000000:1A:00.0"
     minor: int = 3
     numa_mask: int = 2
@@ -141,11 +147,17 @@ class Driver:
         return SimpleNamespace(busId=card.bus_id)
 
     def DeviceGetMemoryInfo(self, card: Card, version: int | None = None) -> SimpleNamespace:
-        v1_used = card.used_mib + (0 if version else card.reserved_mib)
-        info = SimpleNamespace(total=card.total_mib * MIB, used=v1_used * MIB)
+        # A byte less than whole MiB, as drivers have it too.
+        reserved = card.reserved_mib * MIB - 1
+        used = card.used_mib * MIB
+        free = card.total_mib * MIB - used - reserved if card.free_mib is None else card.free_mib * MIB
+        with_reserved = version is None or card.used_has_reserved
+        info = SimpleNamespace(
+            total=card.total_mib * MIB, used=used + (reserved if with_reserved else 0), free=free
+        )
         if version:
             assert version == pynvml.nvmlMemory_v2
-            info.reserved = card.reserved_mib * MIB - 1
+            info.reserved = reserved
         return info
 
     def DeviceGetMemoryAffinity(self, card: Card, words: int, scope: int) -> list[int]:

@@ -2,6 +2,11 @@
 
 Memory comes from the v2 call, which tells the driver's reserved part apart. Drivers without it give v1: then
 reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller than it is.
+
+NVIDIA's documents do not agree whether the v2 call's `used` has the reserved part in it. The NVML API
+Reference says so of `nvmlDeviceGetMemoryInfo_v2` (R525's also of `nvmlMemory_v2_t`); the struct of later
+releases calls it allocated memory, and drivers were seen that leave reserved out. So `free` decides: see
+`memory`.
 """
 
 import ctypes
@@ -78,7 +83,12 @@ def address(handle: Any) -> int | None:
 
 
 def memory(handle: Any) -> tuple[int, int, int]:
-    """Return total, reserved and used MiB; total rounds down, the others up.
+    """Return total, reserved and used MiB, used without reserved; total rounds down, the others up.
+
+    What the driver calls used may have the reserved part in it. Of what is not free, rest = total - free
+    - used is not in `used`: all that is reserved, or nothing of it; so used is without reserved - rest.
+    Where the numbers do not add up (rest is less than nothing, or more than reserved) it is taken whole,
+    which is never too little.
 
     Raises:
         NVMLError: the card does not say.
@@ -86,12 +96,14 @@ def memory(handle: Any) -> tuple[int, int, int]:
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         reserved = info.reserved
+        rest = info.total - info.free - info.used
+        used = info.used - (reserved - max(0, rest) if -_MIB < rest < reserved else 0)
     except pynvml.NVMLError as error:
         if error.value not in _V2_MISSING:
             raise
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        reserved = 0
-    return info.total // _MIB, -(-reserved // _MIB), -(-info.used // _MIB)
+        reserved, used = 0, info.used
+    return info.total // _MIB, -(-reserved // _MIB), max(0, -(-used // _MIB))
 
 
 def mig_enabled(handle: Any) -> bool:

@@ -26,10 +26,37 @@ def test_enumeration(driver: Driver, gpus: NvmlGpus) -> None:
     assert (second.index, second.uuid, second.numa, second.minor) == (1, "GPU-b", 0, 4)
 
 
-def test_memory_v2_keeps_the_reserved_part_out(driver: Driver, gpus: NvmlGpus) -> None:
+@pytest.mark.parametrize("used_has_reserved", [False, True])
+def test_memory_v2_keeps_the_reserved_part_out(
+    driver: Driver, gpus: NvmlGpus, used_has_reserved: bool
+) -> None:
+    """NVIDIA's reference says that `used` has it, its struct that it has not."""
+    for card in driver.cards:
+        card.used_has_reserved = used_has_reserved
     driver.cards[0].used_mib = 1000
     gpus.open()
     assert [sample.used_mib for sample in gpus.sample()] == [1000, 0]
+    driver.cards[0].used_mib = 81079
+    assert gpus.sample()[0].used_mib == gpus.cards()[0].schedulable_mib
+
+
+@pytest.mark.parametrize(
+    ("used_has_reserved", "free_mib", "used_mib"),
+    [
+        (False, 0, 1000),
+        (False, 81559, 1000),
+        (True, 0, 1480),
+        (True, 81559, 1480),
+        (True, 79979, 1100),
+    ],
+)
+def test_memory_that_does_not_add_up_is_never_too_little(
+    driver: Driver, gpus: NvmlGpus, used_has_reserved: bool, free_mib: int, used_mib: int
+) -> None:
+    card = driver.cards[0]
+    card.used_mib, card.used_has_reserved, card.free_mib = 1000, used_has_reserved, free_mib
+    gpus.open()
+    assert abs(gpus.sample()[0].used_mib - used_mib) <= 1
 
 
 @pytest.mark.parametrize(
