@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from allocator.names import (
     LEADER_LABEL,
@@ -270,6 +271,34 @@ async def test_the_configuration_sets_the_node_policy_and_its_parameters(tmp_pat
 
             await until(is_balanced)
             assert await placed(running, "own", annotations={POD_NODE_POLICY: "best-fit"}) == "large"
+
+
+async def test_without_the_right_to_read_jobs_only_second_stages_wait(tmp_path: Path) -> None:
+    """As with a ClusterRole of before; where an annotation says how many pods come, it counts."""
+
+    async def forbid(request: web.Request) -> web.StreamResponse | None:
+        if "/apis/batch/" not in request.path:
+            return None
+        return web.json_response({"kind": "Status", "message": "jobs.batch is forbidden"}, status=403)
+
+    async with ApiServer(seed=1) as api:
+        make_node(api, "n1", (16, 16))
+        api.http.intercept = forbid
+        async with queue(api, tmp_path) as running:
+            make_pod(api, "map", 1, annotations={POD_JOB: "j", POD_DATA: "d"})
+            make_pod(api, "reduce", 1, annotations={POD_JOB: "j"})
+            make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
+            await running.released("map", "alone")
+            api.patch_pod("default", "map", {"status": {"phase": "Succeeded"}})
+
+            async def told() -> bool:
+                message = await running.waits("reduce", "FirstStage")
+                return message.endswith("its first stage: the Jobs of the cluster are not known yet")
+
+            await until(told)
+            assert running.gated("reduce")
+            api.http.intercept = None
+            await running.released("reduce")
 
 
 async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:

@@ -228,6 +228,24 @@ def test_rights_are_few() -> None:
     assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
 
 
+def test_the_queue_may_read_jobs_and_change_pods_only() -> None:
+    rules = objects("overlays/queue")["ClusterRole", "gpupack-queue"]["rules"]
+    rights = [
+        (group, name, *rule["verbs"])
+        for rule in rules
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+    ]
+    read = ("get", "list", "watch")
+    assert rights == [
+        *(("", name, *read) for name in ("nodes", "pods", "namespaces")),
+        ("batch", "jobs", "list", "watch"),
+        ("", "pods", "patch"),
+        ("", "pods/eviction", "create"),
+        ("", "events", "create", "patch"),
+    ]
+
+
 def test_the_overlays_change_what_they_say() -> None:
     base = objects("base")
     for name, change in (
