@@ -63,6 +63,7 @@ class Driver:
         self.news: list[SimpleNamespace | int] = []
         self.registered: list[str] = []
         self.calls: list[str] = []
+        self.mig_places: dict[str, int] = {}
         self.heard = threading.Event()
         for name in [
             "Init",
@@ -172,7 +173,7 @@ class Driver:
     def DeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:
         # NVML numbers the places; a place without an instance is not found.
         for instance in card.mig or ():
-            if instance.instance == index:
+            if self.mig_places.get(instance.uuid, instance.instance) == index:
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 

@@ -32,6 +32,32 @@ def whole(card: GpuCard) -> str:
     return card.parent or card.uuid
 
 
+def shared(gpu_instances: Sequence[int | None]) -> list[str | None]:
+    """Say which of a card's MIG devices cannot be given, since their memory is also that of others.
+
+    Compute instances of one GPU instance share its memory ("MIG User Guide", Concepts: Compute Instance), so
+    each would promise the whole of it again. None of them is offered: pods may run on any.
+
+    Args:
+        gpu_instances: the number of each device's GPU instance, None where it is not told.
+    """
+    result: list[str | None] = []
+    for number in gpu_instances:
+        alike = gpu_instances.count(number)
+        if number is None and len(gpu_instances) > 1:
+            result.append(
+                "the driver does not tell its GPU instance, so that its memory may be that of others"
+            )
+        elif alike > 1:
+            result.append(
+                f"{alike} compute instances share the memory of GPU instance {number}: "
+                "create one that has all of its compute slices"
+            )
+        else:
+            result.append(None)
+    return result
+
+
 def renewed(known: Sequence[GpuCard], found: Iterable[Found]) -> list[GpuCard]:
     """Bring the list of cards up to date.
 

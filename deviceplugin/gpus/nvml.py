@@ -17,7 +17,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus import nvml_calls as calls
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
-from deviceplugin.gpus.listing import Found, renewed, whole
+from deviceplugin.gpus.listing import Found, renewed, shared, whole
 from deviceplugin.gpus.nvml_events import NvmlEvents
 from deviceplugin.gpus.nvml_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvml_limits import NvmlLimits
@@ -296,14 +296,12 @@ class NvmlGpus:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
             card = self._read_card(one, one.handle, one.uuid, reason)
             return [_Device(card, None, one.handle)]
+        numbers = [calls.gpu_instance(handle) for handle, _ in one.instances]
         return [
             _Device(
-                self._read_card(one, handle, uuid),
-                handle,
-                one.handle,
-                calls.quietly(lambda handle=handle: pynvml.nvmlDeviceGetGpuInstanceId(handle)),  # type: ignore[misc]
+                self._read_card(one, handle, uuid, reason), None if reason else handle, one.handle, number
             )
-            for handle, uuid in one.instances
+            for (handle, uuid), number, reason in zip(one.instances, numbers, shared(numbers), strict=True)
         ]
 
     def _read_card(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:

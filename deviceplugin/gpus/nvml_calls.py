@@ -134,6 +134,12 @@ def mig_handles(handle: Any) -> Iterator[Any]:
                 raise
 
 
+def gpu_instance(handle: Any) -> int | None:
+    """Number the GPU instance that a MIG device is of; None where the driver does not tell."""
+    number = quietly(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
+    return None if number is None else int(number)
+
+
 def processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     """List who uses the card, one entry a pid; None when the driver or the pid namespace hides it."""
     compute = _process_list(handle, "Compute")

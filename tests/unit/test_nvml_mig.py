@@ -1,5 +1,6 @@
 """MIG instances in the place of their card: memory, processes and XIDs."""
 
+import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
@@ -56,3 +57,40 @@ def test_mig_mode_without_instances_is_shown(driver: Driver, gpus: NvmlGpus) -> 
     assert (card.uuid, card.schedulable_mib) == ("GPU-a", 0)
     assert card.error == "MIG mode is on and there are no instances: create some or turn it off"
     assert gpus.sample()[0].error == card.error
+
+
+def test_compute_instances_that_share_memory_are_no_cards(driver: Driver, gpus: NvmlGpus) -> None:
+    """1c.3g.40gb three times is one memory of 40 GB, which would be promised three times."""
+    parts = [Card(f"MIG-{number}", total_mib=40448, instance=2) for number in (1, 2, 3)]
+    alone = Card("MIG-4", total_mib=9728, reserved_mib=0, instance=5)
+    driver.cards[0].mig = [*parts, alone]
+    driver.mig_places = {part.uuid: place for place, part in enumerate(driver.cards[0].mig)}
+    gpus.open()
+    cards = gpus.cards()
+    assert [(card.uuid, card.schedulable_mib) for card in cards] == [
+        ("MIG-1", 0),
+        ("MIG-2", 0),
+        ("MIG-3", 0),
+        ("MIG-4", 9728),
+        ("GPU-b", 81079),
+    ]
+    reason = (
+        "3 compute instances share the memory of GPU instance 2: "
+        "create one that has all of its compute slices"
+    )
+    assert [card.error for card in cards] == [reason] * 3 + [None] * 2
+    assert [sample.error for sample in gpus.sample()] == [reason] * 3 + [None] * 2
+    assert driver.calls.count("Init") == 1
+    driver.cards[0].mig = [parts[0], alone]
+    gpus.sample()
+    assert [card.schedulable_mib for card in gpus.cards()] == [39968, 9728, 81079]
+
+
+def test_instances_whose_memory_may_be_that_of_others_are_no_cards(driver: Driver, gpus: NvmlGpus) -> None:
+    unknown = Card("MIG-1", instance=1, errors={"DeviceGetGpuInstanceId": pynvml.NVML_ERROR_UNKNOWN})
+    driver.cards[0].mig = [unknown, Card("MIG-5", instance=5)]
+    gpus.open()
+    assert [card.error is None for card in gpus.cards()] == [False, True, True]
+    unknown.errors = {}
+    gpus.sample()
+    assert [card.error for card in gpus.cards()] == [None] * 3
