@@ -163,12 +163,15 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
         add,
     ]
     world.requeue(uid)
+    # A second try of a release without an answer must not undo that the release was taken back meanwhile.
     take_off = [
         {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
         {"op": "remove", "path": "/metadata/annotations/gpupack.io~1requeued"},
     ]
     assert release_patch(entry, "n1") == take_off, "the affinity of a pod without a gate cannot be changed"
     world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
+    take_off[1]["value"] = entry.record.resource_version
     assert release_patch(entry) == [
         *take_off,
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},

@@ -213,9 +213,13 @@ def release_patch(
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
+
+    A gate never comes back, but a mark does: a patch without an answer, done again after the release was taken
+    back, would release the pod once more. So a mark is taken from the version of the pod that was seen only.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
     if entry.ticket.requeued:
+        patch.append(_same_version(entry))
         patch.append({"op": "remove", "path": _annotation(POD_REQUEUED)})
     if entry.ticket.has_gate:
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
@@ -232,9 +236,13 @@ def requeue_patch(entry: Entry) -> list[dict[str, Any]]:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
     return [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        _same_version(entry),
         add,
     ]
+
+
+def _same_version(entry: Entry) -> dict[str, Any]:
+    return {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version}
 
 
 def _annotation(name: str) -> str:
@@ -250,7 +258,7 @@ def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
     if entry.ticket.annotated:
         return [{"op": "add", "path": _annotation(POD_PLANNED), "value": text}]
     return [
-        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        _same_version(entry),
         {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
     ]
 
