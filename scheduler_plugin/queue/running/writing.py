@@ -214,8 +214,8 @@ def release_patch(
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
 
-    A gate never comes back, but a mark does: a patch without an answer, done again after the release was taken
-    back, would release the pod once more. So a mark is taken from the version of the pod that was seen only.
+    A gate never comes back, but a mark does: a patch without an answer, done again after the release was
+    taken back, would release the pod once more. So the mark goes from the version that was seen only.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
     if entry.ticket.requeued:
