@@ -6,6 +6,7 @@ import pytest
 
 from allocator.names import POD_REQUEUED
 from scheduler_plugin.queue.entering.entries import Phase
+from scheduler_plugin.queue.running.controller import told
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]
@@ -111,6 +112,14 @@ def test_a_gang_that_another_process_released_in_part_is_completed(world: QueueW
     bind(world, *uids[bound:])
     world.now = 5000
     assert world.take_back() == []
+
+
+def test_of_pods_without_data_nobody_says_that_it_is_elsewhere(world: QueueWorld) -> None:
+    """The rest of a gang goes out of turn."""
+    half_released(world, 4)
+    releases = world.decide()
+    assert [release.relaxed for release in releases] == [False]
+    assert "data" not in told(releases[0], releases[0].members[0])
 
 
 def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueWorld) -> None:

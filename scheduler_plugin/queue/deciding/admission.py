@@ -134,7 +134,7 @@ class Admission:
         if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
             return None
         look = Look(self, [tenant])
-        for relaxed in (False, True) if task.data and self.config.locality.enabled else (True,):
+        for relaxed in (False, True) if task.data and self.config.locality.enabled else (False,):
             release = self._take(Choice(name, task, None, relaxed, lender=""), look, None, now)
             if release is not None:
                 return release
