@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """The same as `Found`, with the steps that it took."""
+    """A remembered `Found`, with the steps that its search took."""
 
     picks: _Picks | None
     steps: int
@@ -245,7 +245,7 @@ def _remembered(cards: tuple[_Card, ...], needs: tuple[_Need, ...]) -> _Outcome:
 
 
 class _Bounds:
-    """What the rest of the demands needs at least, by the number of the first one left.
+    """Lower bounds on what the rest of the demands needs, by the number of the first one left.
 
     Args:
         needs: All demands, hardest first.
@@ -260,7 +260,7 @@ class _Bounds:
         return self._of(first)[1][-1][0]
 
     def checks(self, first: int) -> int:
-        """How many amounts `can_fit` compares."""
+        """The number of amounts that `can_fit` compares."""
         return len(self._of(first)[1])
 
     def can_fit(self, first: int, cards: Sequence[_Card]) -> bool:

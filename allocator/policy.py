@@ -133,7 +133,7 @@ def asked_costs(
 
 
 def wrong_costs(policy: str, what: str) -> PolicyError:
-    """What is wrong with the costs that a policy gives."""
+    """Name the fault of the costs that a policy gives."""
     return PolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed is one number a card, not nan")
 
 

@@ -1,4 +1,4 @@
-"""What the queue does while nothing happens: `python -m benchmarks.idle [--waiting W] [--nodes N]`.
+"""Measure what the queue costs while nothing happens: `python -m benchmarks.idle [--waiting W] [--nodes N]`.
 
 W gated pods of 20 shapes and T tenants wait for N full nodes, and have for an hour. The controller runs as
 shipped, without an API server, and nothing changes for `--seconds`; then something changes ten times a second

@@ -216,7 +216,7 @@ def figures(
 
 
 def times_empty(allocated_ms: Sequence[float], empty_ms: Sequence[float], share: int) -> float:
-    """How many times a percentile of the empty plugin ours is."""
+    """Compute how many times a percentile of the empty plugin ours is."""
     return round(percentile(allocated_ms, share) / percentile(empty_ms, share), 2)
 
 

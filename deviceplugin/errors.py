@@ -21,7 +21,7 @@ LimitFault = Literal["gone", "unset", "unsupported", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""What the kernel says of a file or cgroup that was removed: of its path, and of its files that are open."""
+"""Error numbers that the kernel gives for a removed file or cgroup: by its path, and by its open files."""
 
 
 def is_gone(error: OSError) -> bool:

@@ -34,7 +34,7 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class LimitMood:
-    """One of the ways that the driver's documents allow.
+    """A behaviour of limits that the driver's documents allow.
 
     Attributes:
         unset: what a read says where no limit is set: that it is `unlimited`, or an error.

@@ -182,7 +182,7 @@ class Cluster:
         return f"{name}: {error or 'see gpupack top'}"
 
     def left_out(self, *, named: bool = True) -> tuple[str, ...]:
-        """What an answer about all nodes does not count, or took long for; `named`: with names of nodes."""
+        """List what an answer about all nodes leaves out, or took long for; `named`: with names of nodes."""
         notes = []
         if self.unread:
             first = f" (first: {self.first_unread})" if named else ""

@@ -1,4 +1,4 @@
-"""What was reported of a pod, oldest first: the Events of this very pod, in one form. Pure."""
+"""List the Events of one very pod, oldest first and in one form. Pure."""
 
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime

@@ -33,7 +33,7 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class CgroupProbe:
-    """What one look at the cgroups of some pods found; pods in neither set have no container left.
+    """The result of one look at the cgroups of some pods; pods in neither set have no container left.
 
     Attributes:
         alive: UIDs of pods that have a container left.

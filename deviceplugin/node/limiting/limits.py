@@ -28,7 +28,7 @@ RESCAN_S: Final = 5.0
 """How often everything is looked at again, for what was missed and for limits that somebody changed."""
 
 BLIND_RESCAN_S: Final = 0.25
-"""How often new cgroups are looked for where the kernel does not tell of them."""
+"""Seconds between two searches for new cgroups where the kernel does not tell of them."""
 
 SLICE: Final = 2
 SLICE_S: Final = 0.01
