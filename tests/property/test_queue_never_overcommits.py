@@ -96,8 +96,8 @@ class Mutant:
 MUTANTS = (
     Mutant("no fence between two leaders", 3479, NoFence, density=4.0),
     Mutant("what was released keeps no room", 0, ForgetsReleases),
-    Mutant("requeued pods are bound", 0, patch=(Committer, "_pod", bind_requeued), bare=True),
-    Mutant("releases of another process take no room", 6, patch=(Queue, "_place_again", lambda *_: True)),
+    Mutant("requeued pods are bound", 1076, patch=(Committer, "_pod", bind_requeued), bare=True),
+    Mutant("releases of another process take no room", 1018, patch=(Queue, "_place_again", lambda *_: True)),
 )
 
 
