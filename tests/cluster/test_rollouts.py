@@ -205,14 +205,20 @@ def change(installed: Installed, revision: str) -> None:
         apply_all(installed.api, [one])
 
 
-def test_a_first_install_becomes_available(installed: Installed) -> None:
+def wait_available(installed: Installed) -> None:
+    """Wait until the first install is done: this test may be the first one that is run."""
     installed.nodes.until(installed.settled, "all replicas available", 90)
     installed.nodes.until(installed.leaders, "both Services have one endpoint, the leader", 30)
+
+
+def test_a_first_install_becomes_available(installed: Installed) -> None:
+    wait_available(installed)
     installed.arrive()
 
 
 @pytest.mark.telling
 def test_an_update_ends_and_changes_the_leader_once(installed: Installed) -> None:
+    wait_available(installed)
     before, former = installed.transitions(), installed.leaders()
     change(installed, "2")
     installed.wait(installed.settled, "the update is through")
