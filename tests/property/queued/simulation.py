@@ -8,7 +8,7 @@ from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
 from scheduler_plugin.cluster.cards import cards_of
 from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.entering.entries import Phase
+from scheduler_plugin.queue.entering.entries import Entry, Phase
 from scheduler_plugin.queue.running import explain
 from scheduler_plugin.queue.running.explain import Reason
 from tests.property.undercount.extender import ModelExtender
@@ -304,11 +304,19 @@ class QueuedSimulation(Simulation):
             why = explain.why(queue, entry, self.now)
             if why.reason is Reason.QUOTA:
                 continue
+            if why.reason is Reason.NEVER and self._exceeds_its_quota(entry):
+                continue
             if entry.gang and why.reason in {Reason.GANG, Reason.ROOM, Reason.NEVER}:
                 # Its others are missing, or have no room.
                 continue
             if why.reason not in {Reason.ROOM, Reason.NEVER} or self._has_room(waiting[uid]):
                 self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
+
+    def _exceeds_its_quota(self, entry: Entry) -> bool:
+        """Whether a pod alone is more than its queue can ever have."""
+        assert self.leader is not None
+        assert entry.wants is not None
+        return self.leader.queue.amounts.least(entry.wants) > self.most[entry.ticket.queue]
 
     def _has_room(self, pod: GatedPod) -> bool:
         nodes = self.extender.state.nodes
