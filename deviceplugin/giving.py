@@ -8,7 +8,7 @@ from deviceplugin.gpus.cdi import CdiNames, follow
 from deviceplugin.gpus.grant import ContainerGrant
 from deviceplugin.gpus.handover import Handover, uses_cdi
 from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.gpus.nodes import DEVICES, DeviceNodes
+from deviceplugin.gpus.nodes import DEVICES, DRIVERS, DeviceNodes
 from deviceplugin.gpus.source import GpuSource
 from deviceplugin.mps.service import MpsService
 from deviceplugin.node.accounting.account import Account
@@ -33,8 +33,10 @@ class Giving:
         devices = DEVICES if settings.gpus == "nvml" else None
         self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
         self._sharing: Sharing | None = None
-        nodes = DeviceNodes(source.vendor, source.cards, devices) if settings.pass_device_specs else None
-        self._handover = Handover(source.vendor, strategies, self._cdi, nodes)
+        nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
+        self._handover = Handover(
+            source.vendor, strategies, self._cdi, nodes if settings.pass_device_specs else None
+        )
 
     def hand_over(self, mib: Mapping[str, int]) -> ContainerGrant:
         """Describe the cards of a container, of which it has so many MiB each, by UUID."""

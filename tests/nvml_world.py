@@ -51,6 +51,7 @@ class Card:
     pages: tuple[int, int, int] = (0, 0, 0)
     mig: list["Card"] | None = None
     instance: int = 0
+    compute_instance: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -82,6 +83,7 @@ class Driver:
             "DeviceGetMigMode",
             "DeviceGetMaxMigDeviceCount",
             "DeviceGetGpuInstanceId",
+            "DeviceGetComputeInstanceId",
             "DeviceGetMigDeviceHandleByIndex",
             "DeviceRegisterEvents",
             "DeviceGetTotalEccErrors",
@@ -179,6 +181,9 @@ class Driver:
 
     def DeviceGetGpuInstanceId(self, card: Card) -> int:
         return card.instance
+
+    def DeviceGetComputeInstanceId(self, card: Card) -> int:
+        return card.compute_instance
 
     def DeviceRegisterEvents(self, card: Card, kinds: int, events: object) -> None:
         assert kinds in (XID_EVENTS | MIG_EVENTS, XID_EVENTS)

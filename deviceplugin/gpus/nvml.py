@@ -299,7 +299,14 @@ class NvmlGpus:
         numbers = [calls.gpu_instance(handle) for handle, _ in one.instances]
         return [
             _Device(
-                self._read_card(one, handle, uuid, reason), None if reason else handle, one.handle, number
+                replace(
+                    self._read_card(one, handle, uuid, reason),
+                    gpu_instance=number,
+                    compute_instance=calls.compute_instance(handle),
+                ),
+                None if reason else handle,
+                one.handle,
+                number,
             )
             for (handle, uuid), number, reason in zip(one.instances, numbers, shared(numbers), strict=True)
         ]

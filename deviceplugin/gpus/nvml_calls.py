@@ -140,6 +140,12 @@ def gpu_instance(handle: Any) -> int | None:
     return None if number is None else int(number)
 
 
+def compute_instance(handle: Any) -> int | None:
+    """Number the compute instance, within its GPU instance, that a MIG device is; None where nobody tells."""
+    number = quietly(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
+    return None if number is None else int(number)
+
+
 def processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     """List who uses the card, one entry a pid; None when the driver or the pid namespace hides it."""
     compute = _process_list(handle, "Compute")

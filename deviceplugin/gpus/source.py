@@ -29,6 +29,9 @@ class GpuCard:
         minor: N of `/dev/nvidiaN`; -1 when unknown.
         error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
         parent: UUID of the card that this is an instance of, None for a whole card.
+        gpu_instance: the driver's number of the GPU instance that this is, None for a whole card or where the
+            driver does not tell.
+        compute_instance: its number of the compute instance in that, likewise.
         links: UUIDs of other cards of the node that it is linked with, and with how many links each.
     """
 
@@ -43,6 +46,8 @@ class GpuCard:
     error: str | None = None
     parent: str | None = None
     links: Links = ()
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
     @property
     def schedulable_mib(self) -> int:

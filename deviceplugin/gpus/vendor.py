@@ -24,6 +24,8 @@ class Vendor:
         nothing: value of the variable by which a container is shown no card; empty where there is none.
         node: device node of the card with a minor number, which takes the place of `{}`; empty: not known.
         control_nodes: device nodes that go with every card.
+        capability_node: device node of the capability with a minor number, which takes the place of `{}`;
+            empty: instances of its cards have none that are known here.
     """
 
     domain: str
@@ -32,6 +34,7 @@ class Vendor:
     nothing: str = ""
     node: str = ""
     control_nodes: tuple[str, ...] = ()
+    capability_node: str = ""
 
     def faults(self) -> tuple[str, ...]:
         """Say what is wrong with the names, one line each; empty when they can be used."""
@@ -59,6 +62,10 @@ class Vendor:
         """Name a card's device node; empty where that is not known."""
         return self.node.format(minor) if self.node and minor >= 0 else ""
 
+    def capability(self, minor: int | None) -> str:
+        """Name the device node of a capability of its driver; empty where that is not known."""
+        return "" if minor is None else self.capability_node.format(minor)
+
     def is_card_node(self, path: str) -> bool:
         """Tell whether a path is a card's device node, whichever card's."""
         before, _, after = self.node.partition("{}")
@@ -82,6 +89,7 @@ NVIDIA: Final = Vendor(
     nothing="void",
     node="/dev/nvidia{}",
     control_nodes=("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
+    capability_node="/dev/nvidia-caps/nvidia-cap{}",
 )
 
 UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
