@@ -16,8 +16,7 @@ ARE_RANDOM: Final = os.environ.get("GPUPACK_RANDOM_EXAMPLES") == "1"
 
 def choose_examples() -> None:
     """Load the settings that all tests share; no test asserts how long something takes."""
-    if not ARE_RANDOM:
-        pin_constants()
+    pin_constants()
     settings.register_profile(
         "gpupack", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not ARE_RANDOM
     )
@@ -29,6 +28,7 @@ def pin_constants() -> None:
 
     Which modules are loaded depends on the tests that ran before in the same process. Modules below a folder
     called `test` or `tests` are never read, also where that folder is the one a repository was cloned into.
+    So a random seed would not find its examples again either.
     """
     none = Constants()
     providers._get_local_constants = lambda: none  # There is no setting for it.

@@ -10,10 +10,11 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 DRAWS = """
-from hypothesis import given, strategies as st
+from hypothesis import core, given, strategies as st
 from tests.examples import choose_examples
 choose_examples()
-import product
+import os, product
+core.global_force_seed = int(os.environ.get("SEED", "0")) or None
 drawn = []
 @given(st.integers())
 def draw(number):
@@ -47,6 +48,14 @@ def draws(folder: Path, product: str, **environment: str) -> str:
 def test_examples_depend_neither_on_the_folder_nor_on_what_is_loaded(tmp_path: Path, product: str) -> None:
     elsewhere = draws(tmp_path / "code", product)
     assert elsewhere == draws(tmp_path / "test", product) == draws(tmp_path / "other", "NONE = 1\n")
+
+
+def test_a_random_seed_finds_its_examples_again_wherever_the_clone_is(tmp_path: Path, product: str) -> None:
+    random = {"GPUPACK_RANDOM_EXAMPLES": "1", "SEED": "7"}
+    elsewhere = draws(tmp_path / "code", product, **random)
+    assert elsewhere == draws(tmp_path / "test", product, **random)
+    assert elsewhere == draws(tmp_path / "other", "NONE = 1\n", **random)
+    assert elsewhere != draws(tmp_path / "again", product, **{**random, "SEED": "8"})
 
 
 def test_random_examples_differ(tmp_path: Path, product: str) -> None:
