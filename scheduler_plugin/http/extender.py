@@ -35,7 +35,7 @@ from scheduler_plugin.http.waiting import Refusal
 from scheduler_plugin.placement.backlog import Backlog
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import CodeArray, Misfit, fitting, misfits
-from scheduler_plugin.placement.placing import POLICY_FAULTS, lesson, score
+from scheduler_plugin.placement.placing import POLICY_FAULTS, lesson, score, scores_of
 from scheduler_plugin.placement.policies.registry import Ask
 from scheduler_plugin.placement.preemption import room_on
 from scheduler_plugin.placement.query import Query
@@ -232,7 +232,8 @@ class Extender:
         nodes = self.state.nodes
         cpu_milli, memory_bytes = pod_requests(pod)
         ask = Ask(cpu_milli, memory_bytes, (), pod=pod.metadata.uid)
-        return protocol_scores(self.policies.of_cluster.score(nodes, ask, rows), nodes.name_rank[rows])
+        scores = scores_of(self.policies.of_cluster, nodes, ask, rows)
+        return protocol_scores(scores, nodes.name_rank[rows])
 
     def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.

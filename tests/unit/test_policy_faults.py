@@ -1,5 +1,6 @@
 """Policies of plug-ins that give what is no costs, scores or cards: named where it comes in."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,13 @@ from scheduler_plugin.cluster.nodes import NodeArrays
 from scheduler_plugin.cluster.state import ClusterState
 from scheduler_plugin.commit.committer import Committer
 from scheduler_plugin.errors import CommitError, PolicyError
+from scheduler_plugin.http.extender import Extender
 from scheduler_plugin.placement.cluster_policies import Policies
 from scheduler_plugin.placement.filtering import fitting
 from scheduler_plugin.placement.placing import place_with, score
+from scheduler_plugin.placement.policies import NODE_POLICIES
 from scheduler_plugin.queue.running import explain
-from tests.cluster_builders import container, node, pod
+from tests.cluster_builders import container, node, pod, pod_object
 from tests.ledger_world import World
 from tests.ledger_world import pod as ledger_pod
 from tests.other_policies import offered
@@ -150,6 +153,25 @@ def test_bind_refuses_and_takes_nothing():
             Committer(state, policies).begin("default", "p", "uid-p", "n", 0)
     assert state.taken("uid-p") is None
     assert state.nodes.assumed[0].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "what"),
+    [
+        pytest.param(lambda *_: np.array([NAN]), "score of a node is nan, of 1 nodes", id="nan"),
+        pytest.param(lambda *_: np.zeros(2), r"scores of shape \(2,\) for 1 nodes", id="long"),
+    ],
+)
+def test_scores_for_pods_without_cards_are_checked_too(scores, what):
+    """All nodes got 0 in silence, or an index that does not exist."""
+    state, policy = ClusterState(), SimpleNamespace(epoch=0, score=scores, ranks_plain_pods=True)
+    state.apply_node(node("n", (16, 16), version=2), 0)
+    plain = pod_object("p", containers=[{"name": "main", "resources": {}}])
+    body = json.dumps({"Pod": plain, "NodeNames": ["n"]}).encode()
+    with offered(NODE_POLICIES, odd=lambda _: policy):
+        extender = Extender(state, Policies("odd"), rank_all_pods=True)
+        with pytest.raises(PolicyError, match=what):
+            extender.prioritize(body, 0)
 
 
 @pytest.mark.parametrize("units", [(8,), (8, 4, 16)], ids=["one container", "several"])
