@@ -3,6 +3,9 @@
 Like the driver's: a limit is of one cgroup on one card, counts every process in the cgroup and below it, ends
 with the cgroup, and one that is set below what is used already stops growth only. Where NVIDIA's documents
 allow several ways, a profile's `limits` chooses one (`LimitMood`).
+
+Source: NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html),
+"Hierarchy and Containers" and "dmem versus misc"; the unit of a limit is in its example of nvidia-smi.
 """
 
 import threading
@@ -10,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from deviceplugin.errors import GpuError, LimitError
 from deviceplugin.gpus.limits import HELD, LimitReading, Support
@@ -18,6 +23,9 @@ from deviceplugin.gpus.source import GpuProcess
 
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
+
+DMEM_FILE: Final = "dmem.max"
+NO_FILES: Final = f"has no {DMEM_FILE}: +dmem is missing in cgroup.subtree_control of a cgroup above"
 
 _SWEEP: Final = 256
 """So many limits, those of cgroups that are gone among them, are kept at least."""
@@ -38,12 +46,18 @@ class LimitMood:
 
     Attributes:
         unset: what a read says where no limit is set: that it is `unlimited`, or an error.
-        backend: `dmem` adds soft limits to the cgroups above and leaves them there when theirs is deleted;
-            `misc` knows no cgroups above.
+        backend: with `dmem` all limits above a process hold it; soft limits are added to the cgroups above,
+            and stay there when theirs is deleted. With `misc` the nearest limit holds it alone, and a read
+            of a cgroup without one tells that of the nearest limited cgroup above.
+        files: with `dmem`: only cgroups that have a file `dmem.max` can have a limit; of others the limit of
+            the nearest one above that has the file is read.
+        step_mib: limits are rounded up to multiples of this.
     """
 
     unset: Literal["unlimited", "not_found", "not_supported"] = "unlimited"
     backend: Literal["misc", "dmem"] = "misc"
+    files: bool = False
+    step_mib: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,9 @@ class SimulatedLimits:
         folder = _folder(cgroup)
         if folder is None:
             raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
+        if not self._can_be_set(cgroup):
+            raise LimitError("failed", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} {NO_FILES}")
+        hard_mib = -(-hard_mib // self.mood.step_mib) * self.mood.step_mib
         with self._lock:
             before = self._limit(uuid, cgroup)
             self._limits[uuid, cgroup] = _Limit(hard_mib, folder, soft_mib)
@@ -124,10 +141,10 @@ class SimulatedLimits:
         if _folder(cgroup) is None:
             raise LimitError("gone", f"the limit on card {uuid}: cgroup {cgroup} is gone")
         with self._lock:
-            limit = self._limit(uuid, cgroup)
+            limit = self._limit(uuid, self._told_by(uuid, cgroup))
             if limit is None and self.mood.unset != "unlimited":
                 raise LimitError("unset", f"the limit on card {uuid}: {self.mood.unset} for cgroup {cgroup}")
-            used_mib = self._used_below(uuid, cgroup)
+            used_mib = self._used_of(uuid, cgroup)
             return (
                 LimitReading(limit.hard_mib, used_mib, limit.soft_mib)
                 if limit
@@ -181,18 +198,39 @@ class SimulatedLimits:
             )
         for place in (cgroup, *cgroup.parents) if cgroup is not None else ():
             limit = self._limit(uuid, place)
-            if limit is not None and self._used_below(uuid, place) + growth_mib > limit.hard_mib:
+            if limit is None:
+                continue
+            if self._used_of(uuid, place) + growth_mib > limit.hard_mib:
                 raise GpuError(
                     f"out of memory: process {pid} wants {growth_mib} MiB more on card {uuid}, the limit of "
                     f"cgroup {place} is {limit.hard_mib} MiB"
                 )
+            if self.mood.backend == "misc":
+                return
 
-    def _used_below(self, uuid: str, cgroup: Path) -> int:
+    def _used_of(self, uuid: str, cgroup: Path) -> int:
+        """Add up what counts in a cgroup; with `misc` not what counts in a limited one below."""
+        place = self._told_by(uuid, cgroup)
+        flat = self.mood.backend == "misc" and self._limit(uuid, place) is not None
         return sum(
             process.used_mib
             for process in self._processes[uuid].values()
-            if process.cgroup is not None and process.cgroup.is_relative_to(cgroup)
+            if process.cgroup is not None
+            and process.cgroup.is_relative_to(place)
+            and not (flat and self._told_by(uuid, process.cgroup) != place)
         )
+
+    def _can_be_set(self, cgroup: Path) -> bool:
+        return self.mood.backend == "misc" or not self.mood.files or (cgroup / DMEM_FILE).exists()
+
+    def _told_by(self, uuid: str, cgroup: Path) -> Path:
+        """Find the cgroup whose limit a read of this one tells; itself where there is none above."""
+        for place in (cgroup, *cgroup.parents):
+            if self.mood.backend == "dmem" and self._can_be_set(place):
+                return place
+            if self.mood.backend == "misc" and self._limit(uuid, place) is not None:
+                return place
+        return cgroup
 
     def _limit(self, uuid: str, cgroup: Path) -> _Limit | None:
         """Find a limit; that of a cgroup that is gone is dropped."""

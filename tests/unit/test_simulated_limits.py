@@ -135,6 +135,61 @@ def test_cgroups_that_go_leave_nothing_in_those_above(cgroup: Path, old: bool) -
         cgroup.with_name("kept, so that its inode is not used again").rename(cgroup)
 
 
+def limits_of(mood: str) -> SimulatedLimits:
+    return SimulatedGpus(parse_profile("mood", PROFILE.format(mood))).limits
+
+
+@pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
+def test_the_limit_of_a_cgroup_above_is_not_taken_for_one_of_its_own(cgroup: Path, unset: str) -> None:
+    """With `misc` a read tells the nearest limit above, which holds all that are below it together."""
+    limits = limits_of(f"unset: {unset}, backend: misc")
+    limits.set("GPU-a", cgroup.parent, 300)
+    pair = [cgroup, cgroup.with_name("other")]
+    pair[1].mkdir()
+    assert [limits.read("GPU-a", each).hard_mib for each in pair] == [300, 300]
+    outcomes = hold_all(limits, "GPU-a", [Job(each, LOOSE) for each in pair])
+    assert [outcome.fault for outcome in outcomes] == [None, None]
+    for pid, each in enumerate(pair):
+        limits.use("GPU-a", pid, 300, each)
+        with pytest.raises(GpuError, match=f"the limit of cgroup {each} is 300"):
+            limits.use("GPU-a", pid, 301, each)
+    limits.use("GPU-a", 9, 300, cgroup.parent)
+    assert limits.read("GPU-a", cgroup.parent) == LimitReading(300, 300)
+
+
+@pytest.mark.parametrize(("backend", "fits"), [("misc", True), ("dmem", False)])
+def test_limits_nest_with_dmem_only(cgroup: Path, backend: str, fits: bool) -> None:
+    limits = limits_of(f"backend: {backend}")
+    limits.set("GPU-a", cgroup.parent, 100)
+    limits.set("GPU-a", cgroup, 300)
+    if fits:
+        limits.use("GPU-a", 1, 300, cgroup)
+    else:
+        with pytest.raises(GpuError, match=f"the limit of cgroup {cgroup.parent} is 100 MiB"):
+            limits.use("GPU-a", 1, 300, cgroup)
+
+
+def test_without_the_kernels_files_no_limit_is_set_and_none_is_believed(cgroup: Path) -> None:
+    """Some runtimes do not enable dmem for containers; what is read there is the limit of a cgroup above."""
+    limits = limits_of("backend: dmem, files: true")
+    (cgroup.parent / "dmem.max").touch()
+    limits.set("GPU-a", cgroup.parent, 300)
+    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert (outcome.fault, outcome.reading) == ("failed", LimitReading(300, 0))
+    assert "+dmem is missing in cgroup.subtree_control" in outcome.problem
+    (cgroup / "dmem.max").touch()
+    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
+
+
+def test_a_limit_that_the_driver_rounds_up_is_not_the_promise(cgroup: Path) -> None:
+    """NVIDIA's example sets 8000 MiB and reads 8192."""
+    limits = limits_of("step_mib: 64")
+    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert (outcome.fault, outcome.reading) == ("failed", LimitReading(320, 0))
+    assert outcome.problem.endswith("was set, and it is 320 MiB")
+
+
 def test_a_mood_that_no_driver_has_is_a_fault_of_the_profile() -> None:
     with pytest.raises(ProfileError, match=r"limits\.unset: .*'empty'"):
         parse_profile("mood", PROFILE.format("unset: empty"))

@@ -57,6 +57,8 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
         reading = _read(limits, uuid, job.cgroup)
         was_mib = reading.hard_mib
         stays_mib = was_mib if was_mib in job.wanted.accepted else None
+        if stays_mib is not None and _is_like_above(limits, uuid, job.cgroup, reading):
+            stays_mib = None
         # A soft limit is reserved in every cgroup above and outlasts this one; to set the limit ends it.
         if stays_mib is None or reading.soft_mib > 0:
             limits.set(uuid, job.cgroup, job.wanted.mib if stays_mib is None else stays_mib)
@@ -73,6 +75,18 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
     stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
     problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
     return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
+
+
+def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: LimitReading) -> bool:
+    """Tell whether what was read may be the limit of a cgroup above, which all below it share.
+
+    A read of a cgroup without a limit of its own tells that of the nearest limited one above: see the
+    sources of `gpus/simulated_limits.py`. To set the limit once more than needed does no harm.
+    """
+    try:
+        return _read(limits, uuid, cgroup.parent).hard_mib == reading.hard_mib
+    except LimitError:
+        return False
 
 
 def _read(limits: MemoryLimits, uuid: str, cgroup: Path) -> LimitReading:
