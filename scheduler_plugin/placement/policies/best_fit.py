@@ -57,7 +57,8 @@ class Settings:
         mode: `candidates` ranks every node, `pick` names one.
         buckets: M.
         limit: N, buckets that are scanned upwards; None: all.
-        lower: l, in the class's unit; nodes with less left are not in its index.
+        lower: l, in the class's unit; nodes with less left are not in its index. None: nodes that have
+            anything left are, so that a pod which fits is always found.
         widths: n by class, in its unit; where not given, M buckets cover the largest remaining amount.
         bounds: Lower bounds by class, in its unit, instead of l, n and M.
         fallback: What to take beyond the limit.
@@ -69,7 +70,7 @@ class Settings:
     mode: Mode = "candidates"
     buckets: int = 32
     limit: int | None = None
-    lower: int = 1
+    lower: int | None = None
     widths: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fallback: Fallback = "closest"
@@ -85,7 +86,7 @@ class Settings:
         for name, value in (("buckets", self.buckets), ("limit", 1 if self.limit is None else self.limit)):
             if value < 1:
                 raise PolicyError(f"{NAME}: {name} is {value}; allowed is 1 or more")
-        if self.lower < 0:
+        if self.lower is not None and self.lower < 0:
             raise PolicyError(f"{NAME}: lower is {self.lower}; allowed is 0 or more")
         for what in (self.widths, self.bounds, self.order):
             for name in what:
@@ -93,7 +94,7 @@ class Settings:
         if sorted(self.order) != sorted(CLASSES):
             raise PolicyError(f"{NAME}: order is {','.join(self.order)}; allowed is each of {_listed()} once")
         for name, width in self.widths.items():
-            Buckets.equal(self.lower, width, self.buckets)
+            Buckets.equal(self.lower or 0, width, self.buckets)
             _class(name)
         if self.outermost == "closed" and self.mode != "pick":
             raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed is mode pick")
@@ -278,7 +279,8 @@ class BestFit:
         else:
             largest = cards * int(view.free_order[cards - 1].max(initial=0)) if cards <= self._width else 0
         width = settings.widths.get(name, max(1, ceil(largest / scale / settings.buckets)))
-        return Buckets.equal(settings.lower * scale, width * scale, settings.buckets, closed=closed)
+        lower = cards if settings.lower is None else settings.lower * scale
+        return Buckets.equal(lower, width * scale, settings.buckets, closed=closed)
 
 
 def _others(view: ClusterView, rows: RowArray) -> FloatArray:
@@ -323,8 +325,8 @@ def make(parameters: Parameters) -> BestFit:
     Raises:
         PolicyError: a value that is not allowed.
     """
-    mode, fallback, outermost, limit = "candidates", "closest", "open", None
-    numbers = {"buckets": 32, "lower": 1}
+    mode, fallback, outermost, buckets = "candidates", "closest", "open", 32
+    numbers: dict[str, int] = {}
     order: tuple[str, ...] = CLASSES
     widths: dict[str, int] = {}
     bounds: dict[str, tuple[int, ...]] = {}
@@ -336,9 +338,9 @@ def make(parameters: Parameters) -> BestFit:
             fallback = _choice(key, text, ("closest", "largest"))
         elif key == "outermost":
             outermost = _choice(key, text, ("open", "closed"))
-        elif key == "limit":
-            limit = _whole(key, text)
-        elif key in numbers:
+        elif key == "buckets":
+            buckets = _whole(key, text)
+        elif key in {"limit", "lower"}:
             numbers[key] = _whole(key, text)
         elif key == "order":
             order = tuple(part.strip() for part in text.split(","))
@@ -349,9 +351,9 @@ def make(parameters: Parameters) -> BestFit:
     return BestFit(
         Settings(
             cast("Mode", mode),
-            numbers["buckets"],
-            limit,
-            numbers["lower"],
+            buckets,
+            numbers.get("limit"),
+            numbers.get("lower"),
             widths,
             bounds,
             cast("Fallback", fallback),

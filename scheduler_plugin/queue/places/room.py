@@ -117,6 +117,7 @@ class Room:
         kept: What is kept free for pods that waited long, or for which others are evicted.
         capacity: What there would be room for with nobody else there.
         faults: What a pod's policy gave that is no scores, cards or costs, by the pod's needs: it waits.
+        held_back: Needs of pods that a policy held back from every node that they fit on.
         facts_version: +1 whenever something else than cards is new of a node.
     """
 
@@ -130,6 +131,7 @@ class Room:
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
         self.faults: dict[Wants, str] = {}
+        self.held_back: set[Wants] = set()
         self._sums = _Sums(state)
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
@@ -161,6 +163,7 @@ class Room:
             del self._masks[wants]
         for wants in [wants for wants in self.faults if wants not in used]:
             del self.faults[wants]
+        self.held_back &= used
         self.capacity.forget_unused(used)
 
     def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
@@ -233,8 +236,10 @@ class Room:
             row = int(rows[first[0]]) if len(first) else None
         if row is not None:
             self._rounds.pop(uid, None)
+            self.held_back.discard(wants)
         else:
             self._rounds[uid] = now
+            self.held_back.add(wants)
             if len(self._rounds) > REMEMBERED_ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
         self.policies.attempted(nodes, query, row)

@@ -31,6 +31,7 @@ KEPT: Final = "the cards that it would fit on are kept free for pods that wait l
 KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
 EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
+HELD_BACK: Final = f"{reason(Misfit.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
 
 
 class Reason(StrEnum):
@@ -329,7 +330,8 @@ def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
     """Say why what a pod would fit on was not taken, empty for no such reason."""
     unplaced = task.wants in queue.admission.unplaced
     if not isinstance(task.wants, GangWants):
-        return NOT_TAKEN if unplaced else ""
+        held_back = task.wants in queue.room.held_back
+        return (HELD_BACK if held_back else NOT_TAKEN) if unplaced else ""
     _, first = queue.amounts.members(task.wants, task.uid)[0]
     if not unplaced and queue.room.fits(first, holder=task.uid).any():
         return ""
