@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.mig import Instance, Wanted, partition
 from deviceplugin.gpus.profile import Failure
 from deviceplugin.gpus.script import Growth
@@ -29,11 +30,22 @@ class Use:
 
 @dataclass(slots=True)
 class Board:
-    """A physical card now; `tripped` once its failure has come, `shown` while the driver shows it."""
+    """A physical card now.
+
+    Attributes:
+        card: what it is.
+        instances: of the card, None without MIG mode.
+        failure: that it has or is to have.
+        used_has_reserved: what its driver calls used has the reserved part in it.
+        calls: samples so far.
+        tripped: its failure has come.
+        shown: the driver shows it.
+    """
 
     card: GpuCard
     instances: tuple[Instance, ...] | None
     failure: Failure | None
+    used_has_reserved: bool = False
     calls: int = 0
     tripped: bool = False
     shown: bool = True
@@ -48,6 +60,12 @@ class Board:
         self.instances = (
             None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
         )
+
+    def memory_info(self, card: GpuCard, used_mib: int) -> MemoryInfo:
+        """Say what its driver would of a card, itself or an instance, on which processes use so much."""
+        total, reserved, used = card.total_mib * MIB, card.reserved_mib * MIB, used_mib * MIB
+        told = used + (reserved if self.used_has_reserved else 0)
+        return MemoryInfo(total, reserved, total - reserved - used, told)
 
     def cards(self) -> tuple[GpuCard, ...]:
         """What is listed for it."""

@@ -18,6 +18,7 @@ from deviceplugin.gpus import nvml_calls as calls
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.listing import Found, renewed, shared, whole
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.nvml_events import NvmlEvents
 from deviceplugin.gpus.nvml_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvml_limits import NvmlLimits
@@ -179,6 +180,20 @@ class NvmlGpus:
         """Name the driver's version."""
         return str(calls.quietly(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
 
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Read what the driver says of a card's memory, as it says it.
+
+        Raises:
+            GpuError: it does not say.
+        """
+        handle = self._handle_of(uuid)
+        if handle is None:
+            raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {_NOT_SHOWN}")
+        try:
+            return calls.memory(handle)
+        except pynvml.NVMLError as error:
+            raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {error}") from error
+
     def calls(self) -> dict[str, bool]:
         """Tell which of the calls that not every driver has are there."""
         return {name: calls.is_there(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
@@ -316,7 +331,8 @@ class NvmlGpus:
         error = error or one.error
         if error is None:
             try:
-                total_mib, reserved_mib, _ = calls.memory(handle)
+                info = calls.memory(handle)
+                total_mib, reserved_mib = info.total // MIB, -(-info.reserved // MIB)
             except pynvml.NVMLError as failure:
                 error = f"memory cannot be read: {failure}"
         parent, quietly = one.handle, calls.quietly
@@ -368,7 +384,7 @@ class NvmlGpus:
             self._lost |= device.handle is not None or device.parent is None
             return GpuSample(uuid, 0, None, error=device.card.error or _NOT_SHOWN)
         try:
-            _, _, used_mib = calls.memory(device.handle)
+            used_mib = -(-calls.memory(device.handle).used_alone // MIB)
         except pynvml.NVMLError as error:
             self._lost = True
             return GpuSample(uuid, 0, None, error=f"memory cannot be read: {error}")

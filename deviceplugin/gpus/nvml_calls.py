@@ -1,12 +1,7 @@
 """What is asked of NVML about one card, and how its answers are read; nothing here keeps anything.
 
-Memory comes from the v2 call, which tells the driver's reserved part apart. Drivers without it give v1: then
-reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller than it is.
-
-NVIDIA's documents do not agree whether the v2 call's `used` has the reserved part in it. The NVML API
-Reference says so of `nvmlDeviceGetMemoryInfo_v2` (R525's also of `nvmlMemory_v2_t`); the struct of later
-releases calls it allocated memory, and drivers were seen that leave reserved out. So `free` decides: see
-`memory`.
+Memory comes from the v2 call, which tells the driver's reserved part apart (`memoryinfo`). Drivers without it
+give v1: then reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller.
 """
 
 import ctypes
@@ -15,9 +10,9 @@ from typing import Any, Final
 
 import pynvml
 
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.source import GpuProcess
 
-_MIB: Final = 1 << 20
 _V2_MISSING: Final = (
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -82,28 +77,20 @@ def address(handle: Any) -> int | None:
         return None
 
 
-def memory(handle: Any) -> tuple[int, int, int]:
-    """Return total, reserved and used MiB, used without reserved; total rounds down, the others up.
-
-    What the driver calls used may have the reserved part in it. Of what is not free, rest = total - free
-    - used is not in `used`: all that is reserved, or nothing of it; so used is without reserved - rest.
-    Where the numbers do not add up (rest is less than nothing, or more than reserved) it is taken whole,
-    which is never too little.
+def memory(handle: Any) -> MemoryInfo:
+    """Read what a card says of its memory.
 
     Raises:
         NVMLError: the card does not say.
     """
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        reserved = info.reserved
-        rest = info.total - info.free - info.used
-        used = info.used - (reserved - max(0, rest) if -_MIB < rest < reserved else 0)
     except pynvml.NVMLError as error:
         if error.value not in _V2_MISSING:
             raise
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        reserved, used = 0, info.used
-    return info.total // _MIB, -(-reserved // _MIB), max(0, -(-used // _MIB))
+        return MemoryInfo(info.total, 0, info.free, info.used)
+    return MemoryInfo(info.total, info.reserved, info.free, info.used)
 
 
 def mig_enabled(handle: Any) -> bool:
@@ -159,7 +146,7 @@ def processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     ):
         if entry.pid == 0:
             return None
-        mib = None if entry.usedGpuMemory is None else -(-entry.usedGpuMemory // _MIB)
+        mib = None if entry.usedGpuMemory is None else -(-entry.usedGpuMemory // MIB)
         known = used.get(entry.pid)
         used[entry.pid] = mib if known is None or mib is None else max(known, mib)
     return tuple(GpuProcess(pid, mib) for pid, mib in sorted(used.items()))

@@ -57,7 +57,8 @@ class Failure:
 class SimulatedCard:
     """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
 
-    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by.
+    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. What the driver
+    calls used has the reserved part in it with `used_has_reserved`.
     """
 
     card: GpuCard
@@ -66,6 +67,7 @@ class SimulatedCard:
     failure: Failure | None
     instances: tuple[Instance, ...] | None = None
     layout: tuple[Wanted, ...] = ()
+    used_has_reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class _Memory(Struct, frozen=True):
     total_bytes: _Total | None = None
     reserved_bytes: _Bytes | None = None
     used_bytes: _Bytes | None = None
+    used_has_reserved: bool | None = None
 
 
 class _Pci(Struct, frozen=True):
@@ -310,6 +313,7 @@ def _simulated(
             instances = partition(card.uuid, card.model, card.schedulable_mib, wanted)
         except LayoutError as error:
             faults.append(f"{path}.mig: {error}")
+    has_reserved = device.memory.used_has_reserved
     processes = device.processes if device.processes is not None else defaults.processes or ()
     failure = device.failure or defaults.failure or _Failure()
     return SimulatedCard(
@@ -319,6 +323,7 @@ def _simulated(
         None if failure.mode == "healthy" else Failure(failure.mode, failure.after_calls, failure.xid.code),
         instances,
         wanted or (),
+        bool(defaults.memory.used_has_reserved if has_reserved is None else has_reserved),
     )
 
 

@@ -15,6 +15,7 @@ from deviceplugin.gpus.board import Board, Use
 from deviceplugin.gpus.events import EventQueue
 from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.listing import Found, renewed, whole
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.mig import LayoutError, Wanted
 from deviceplugin.gpus.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
 from deviceplugin.gpus.script import Growth, Script, Step
@@ -99,6 +100,16 @@ class SimulatedGpus:
             for board in self._boards.values():
                 self._count(board)
             return [self._sample(card) for card in self._cards]
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Say what the driver would of a card's memory.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            card = self._card(uuid)
+            return self._boards[whole(card)].memory_info(card, self._measure(card)[0])
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for news; the script goes on, and a changed profile is read."""
@@ -271,7 +282,9 @@ class SimulatedGpus:
     def _install(self, simulated: SimulatedCard) -> None:
         card = simulated.card
         before = self._boards.get(card.uuid)
-        board = self._boards[card.uuid] = Board(card, simulated.instances, simulated.failure)
+        board = self._boards[card.uuid] = Board(
+            card, simulated.instances, simulated.failure, simulated.used_has_reserved
+        )
         if before is not None and before.instances and simulated.instances:
             board.instances = before.instances
             board.lay_out(simulated.layout)
@@ -348,12 +361,17 @@ class SimulatedGpus:
             error = LOST_MODES[failure.mode]
         if error is not None:
             return GpuSample(card.uuid, 0, None, error=error)
+        used_mib, processes = self._measure(card)
+        measured = -(-board.memory_info(card, used_mib).used_alone // MIB)
+        return GpuSample(card.uuid, measured, processes)
+
+    def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:
         use = self._uses.setdefault(card.uuid, Use())
         processes = use.now(self._clock(), card.schedulable_mib)
         measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
         limited = self.limits.processes(card.uuid)
         measured += sum(process.used_mib or 0 for process in limited)
-        return GpuSample(card.uuid, measured, (*processes, *limited))
+        return measured, (*processes, *limited)
 
     def _board(self, uuid: str) -> Board:
         """Find a card by its own UUID or by that of an instance."""

@@ -7,6 +7,7 @@ import pynvml
 import pytest
 
 from deviceplugin.errors import GpuError
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.nvml import NvmlGpus
 from tests.nvml_world import ABSENT, LOST, Driver, driver, gpus, xid
 
@@ -57,6 +58,39 @@ def test_memory_that_does_not_add_up_is_never_too_little(
     card.used_mib, card.used_has_reserved, card.free_mib = 1000, used_has_reserved, free_mib
     gpus.open()
     assert abs(gpus.sample()[0].used_mib - used_mib) <= 1
+
+
+@pytest.mark.parametrize(
+    ("free", "used", "alone", "counts"),
+    [
+        (90, 5, 0, True),
+        (90, 0, 0, False),
+        (60, 35, 30, True),
+        (60, 30, 30, False),
+        (60, 33, 30, None),
+        (0, 5, 5, None),
+        (100, 5, 5, None),
+    ],
+)
+def test_whether_used_has_reserved_in_it(free: int, used: int, alone: int, counts: bool | None) -> None:
+    """A card of 95 MiB of which the driver keeps 5."""
+    info = MemoryInfo(95 * MIB, 5 * MIB, free * MIB, used * MIB)
+    assert (info.used_alone // MIB, info.counts_reserved) == (alone, counts)
+
+
+def test_without_a_reserved_part_nothing_says_whether_used_has_it() -> None:
+    assert MemoryInfo(95 * MIB, 0, 90 * MIB, 5 * MIB).counts_reserved is None
+
+
+def test_memory_is_told_as_the_driver_tells_it(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].used_has_reserved = True
+    gpus.open()
+    info = gpus.memory_info("GPU-a")
+    assert (info.total // MIB, info.used, info.counts_reserved) == (81559, info.reserved, True)
+    driver.cards[0].errors = {"DeviceGetMemoryInfo": LOST, "DeviceGetMemoryInfo_v2": LOST}
+    for uuid, says in (("GPU-a", "GPU is lost"), ("GPU-x", "does not show the card")):
+        with pytest.raises(GpuError, match=f"memory of card '{uuid}' cannot be read: .*{says}"):
+            gpus.memory_info(uuid)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,19 @@ def test_it_is_a_source_of_the_profiles_cards() -> None:
     gpus.close()
 
 
+@pytest.mark.parametrize("has_reserved", [False, True])
+def test_what_the_driver_calls_used_may_have_the_reserved_part(has_reserved: bool) -> None:
+    text = PROFILE.replace("reserved_bytes", f"used_has_reserved: {has_reserved}, reserved_bytes")
+    gpus = SimulatedGpus(parse_profile("t", text % "healthy"))
+    gpus.set_used("GPU-b", 100)
+    info = gpus.memory_info("GPU-b")
+    assert info.counts_reserved is has_reserved
+    assert (info.used - info.used_alone, info.free) == (has_reserved << 30, (9216 - 100) << 20)
+    assert gpus.sample()[1].used_mib == 100
+    gpus.set_used("GPU-b", 0)
+    assert gpus.sample()[1].used_mib == 0
+
+
 def test_use_can_be_set() -> None:
     gpus = source()
     gpus.set_used("GPU-b", 9216, [GpuProcess(9, 100)])

@@ -1,0 +1,50 @@
+"""What a driver says of one card's memory, and how much of it processes use; pure.
+
+NVIDIA's documents do not agree whether `used` of `nvmlDeviceGetMemoryInfo_v2` has the driver's reserved part
+in it. The NVML API Reference says so of the call (R525's also of `nvmlMemory_v2_t`); the struct of later
+releases calls it allocated memory, and drivers were seen that leave reserved out. So `free` decides.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """The numbers of one reading, in bytes as the driver gives them.
+
+    Attributes:
+        total: of the card, the reserved part included.
+        reserved: what the driver keeps for itself; 0 where an old driver does not say.
+        free: what can be allocated.
+        used: what is allocated; with or without `reserved`, see the module.
+    """
+
+    total: int
+    reserved: int
+    free: int
+    used: int
+
+    @property
+    def rest(self) -> int:
+        """What is neither free nor in `used`: `reserved`, or nothing where `used` has it."""
+        return self.total - self.free - self.used
+
+    @property
+    def used_alone(self) -> int:
+        """What processes use, without `reserved`.
+
+        Of `rest` that part of `reserved` is known which is not in `used`. Where the numbers do not add up
+        (`rest` is less than nothing, or more than `reserved`) all of `used` counts: never too little.
+        """
+        if -MIB < self.rest < self.reserved:
+            return max(0, self.used - (self.reserved - max(0, self.rest)))
+        return self.used
+
+    @property
+    def counts_reserved(self) -> bool | None:
+        """Whether `used` has `reserved` in it; None where the numbers do not say."""
+        with_it, without = abs(self.rest) < MIB, abs(self.rest - self.reserved) < MIB
+        return None if with_it == without else with_it
