@@ -272,7 +272,18 @@ class _Sentences:
         cards = int(np.count_nonzero(sizes, axis=1).max())
         if most > cards:
             return f"the node with the most cards has {cards} that are healthy, asked are {most}"
+        if len(self._query.request.demands) > 1 and self._each_fits(rows, sizes):
+            return f"{wanted} do not fit together on any node, even with all of its healthy cards empty"
         return f"the largest healthy card has {memory(int(sizes.max()), self._unit)}, asked {wanted}"
+
+    def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:
+        """Tell whether some node would have the cards for each demand by itself, were all of them empty."""
+        nodes, query = self._cluster.state.nodes, self._query
+        there = [
+            np.count_nonzero((sizes > 0) & (sizes >= units), axis=1) >= demand.cards
+            for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True)
+        ]
+        return bool(np.logical_and.reduce(there).any())
 
     def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
         selector = self._query.request.selector

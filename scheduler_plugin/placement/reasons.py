@@ -78,7 +78,7 @@ def reason(misfit: Misfit, demands: Sequence[Demand], unit_mib: int) -> str:
         what = demanded(demands, unit_mib)
         return {
             Misfit.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
-            Misfit.TOO_SMALL: f"no healthy cards large enough for {what}",
+            Misfit.TOO_SMALL: f"no healthy cards that hold {what} together",
         }.get(misfit, f"no cards with {what} free")
     cards, each = demands[0].cards, amount(demands[0], unit_mib)
     if cards == 1:

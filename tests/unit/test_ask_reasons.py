@@ -267,3 +267,30 @@ def test_stars_are_proposed_only_where_they_help(model, units, kinds):
     world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", units, model=model),))
     found = [way.kind for way in why(world.cluster, "default", "p").ways_out]
     assert [kind for kind in found if kind in {"model-pattern", "other-model"}] == kinds
+
+
+@pytest.mark.parametrize(
+    ("units", "reason", "text"),
+    [
+        (
+            (4, 4, 4),
+            "TooSmall",
+            "4 GiB + 4 GiB + 4 GiB do not fit together on any node, even with all of its healthy cards empty",
+        ),
+        ((1, 6), "TooSmall", "the largest healthy card has 5 GiB, asked 1 GiB + 6 GiB"),
+        ((3, 3, 2), "NotFree", "3 GiB + 3 GiB + 2 GiB do not fit together on any node"),
+    ],
+    ids=["not-together", "one-too-large", "not-free"],
+)
+def test_several_containers_that_fit_each_by_itself_are_said_not_to_fit_together(units, reason, text):
+    """The largest card was named, which was larger than what each of them asks for."""
+    world = World((Node("n", (5, 5)),), (Pod("runs", 1, "n", (0,)), Pod("more", 1, "n", (1,)), Pod("p", 1)))
+
+    def ask(pod):
+        pod["spec"]["containers"] = [
+            {"name": f"c{at}", "resources": {"limits": {GIB: str(each)}}} for at, each in enumerate(units)
+        ]
+
+    (group,) = why(changed(world, p=ask), "default", "p").nodes
+    assert group.reason == reason
+    assert group.text.startswith(text)

@@ -5,9 +5,11 @@ import json
 import msgspec
 import pytest
 
+from allocator.names import POD_CARDS, POD_GPU_MODEL
 from gpupack.errors import InputError
 from gpupack.queuestatus import read, render
 from scheduler_plugin.queue.running import explain
+from tests.cluster_builders import container
 from tests.queue_world import QueueWorld
 
 
@@ -170,6 +172,66 @@ def test_what_can_never_run_is_told_apart_from_what_waits_for_room(config, more,
     world.pod("waits", **more)
     world.decide()
     assert reasons(world) == [("waits", reason, message)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "used", "more", "message"),
+    [
+        (
+            (16, 16, 16),
+            (10, 10, 13),
+            {"containers": [container(name, 4, cpu="1") for name in "xyz"]},
+            "it needs 4 GiB + 4 GiB + 4 GiB: no node has all of that free together",
+        ),
+        (
+            (16, 16, 16),
+            (10, 12, 13),
+            {"units": 10, "annotations": {POD_CARDS: "2"}},
+            "it needs 2 cards of a node with 5 units free each; the node with the most has 1",
+        ),
+        (
+            (16, 16, 64),
+            (10, 12, 0),
+            {"units": 8, "annotations": {POD_GPU_MODEL: "*A100*"}},
+            "it needs 8 units on one card; the largest free card that it admits has 6",
+        ),
+        (
+            (16, 16, 16),
+            (10, 12, 13),
+            {"units": 4, "cpu": "40"},
+            (
+                "it needs 4 units on one card, "
+                "on a node that its rules, processor and memory allow: none has that"
+            ),
+        ),
+    ],
+    ids=["several-containers", "several-cards", "other-model", "processor"],
+)
+def test_what_a_pod_lacks_is_what_no_node_has(sizes, used, more, message) -> None:
+    """Of a pod with several containers it named the largest, which fits by itself, and blamed its rules."""
+    world = QueueWorld("queues: [{name: a}]")
+    models = ("NVIDIA A100", "NVIDIA A100", "NVIDIA H100")
+    world.node("n1", sizes, (0, 0, 0), models=models)
+    uid = world.pod("runs", 1)
+    world.decide()
+    world.bind(uid)
+    world.node("n1", sizes, used, models=models, holds=[uid])
+    world.pod("waits", **more)
+    world.decide()
+    assert reasons(world) == [("waits", "NoRoom", message)]
+
+
+def test_where_only_the_nodes_sum_is_in_the_way_it_is_said() -> None:
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n1", (16, 16), allocatable_units=32)
+    uid = world.pod("runs", 14)
+    world.decide()
+    world.bind(uid)
+    world.node("n1", (16, 16), (14, 0), healthy=(False, True), holds=[uid], allocatable_units=16)
+    world.pod("waits", 8)
+    world.decide()
+    said = "it needs 8 units on one card; by kube-scheduler's count of a node's sum too little is left"
+    assert reasons(world) == [("waits", "NoRoom", f"{said}, which counts pods on unhealthy cards, too")]
 
 
 def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position() -> None:

@@ -25,7 +25,7 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
         (Misfit.NOT_FREE, MANY, "no cards with 8 GiB + 2 x 4 GiB free"),
         (Misfit.TOO_SMALL, ONE, "no healthy card of 8 GiB or more"),
         (Misfit.TOO_SMALL, TWO, "no 2 healthy cards of 4 GiB or more"),
-        (Misfit.TOO_SMALL, MANY, "no healthy cards large enough for 8 GiB + 2 x 4 GiB"),
+        (Misfit.TOO_SMALL, MANY, "no healthy cards that hold 8 GiB + 2 x 4 GiB together"),
         (Misfit.NOT_ADMITTED, ONE, "no card that the pod's gpu-model and gpu-uuid admit"),
         (Misfit.NOT_ADMITTED, TWO, "no 2 cards that the pod's gpu-model and gpu-uuid admit"),
         (Misfit.NOT_ADMITTED, MANY, "no cards that the pod's gpu-model and gpu-uuid admit"),

@@ -49,7 +49,7 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             pod_object("p", containers=[container("c", 8), container("d", 7)]),
             "not_free",
             "0/4 nodes can take 8 GiB + 7 GiB: 2 no cards with 8 GiB + 7 GiB free, "
-            "1 no gpupack words on the node, 1 no healthy cards large enough for 8 GiB + 7 GiB. "
+            "1 no gpupack words on the node, 1 no healthy cards that hold 8 GiB + 7 GiB together. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
             id="two containers",
         ),

@@ -381,7 +381,22 @@ class Room:
             return otherwise
         return found
 
+    def lacks_sum(self, wants: Wants, rows: RowArray) -> bool:
+        """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
+        rows = rows[self._able(wants, self.query(wants), rows)]
+        return bool(len(rows)) and not self._has_sum(wants, rows).any()
+
     def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        fits = self._able(wants, query, rows)
+        fits[fits] = self._has_sum(wants, rows[fits])
+        return fits
+
+    def _has_sum(self, wants: Wants, rows: RowArray) -> BoolArray:
+        result: BoolArray = self._sums.left(rows, percent=wants.percent) >= wants.request.effective_units
+        return result
+
+    def _able(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = fitting(nodes, query, rows)
         fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
@@ -392,7 +407,7 @@ class Room:
             allowed = self.allowed_rows(wants)[able]
         else:
             allowed = np.array([self.allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
-        fits[fits] = allowed & (self._sums.left(able, percent=wants.percent) >= wants.request.effective_units)
+        fits[fits] = allowed
         return fits
 
     def query(self, wants: Wants) -> Query:

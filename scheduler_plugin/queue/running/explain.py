@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.placement.filtering import Misfit, misfits
+from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
 from scheduler_plugin.placement.offered import say_widened, widened
 from scheduler_plugin.placement.reasons import CLOSEST_FIRST, demanded, reason
 from scheduler_plugin.queue.configuration.quota import Cohort
@@ -30,6 +30,9 @@ STAGE_LOOKED_AT: Final = 64
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
 KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
 EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
+BY_SUM: Final = (
+    "by kube-scheduler's count of a node's sum too little is left, which counts pods on unhealthy cards, too"
+)
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
 HELD_BACK: Final = f"{reason(Misfit.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
 
@@ -358,22 +361,36 @@ def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
 
 
 def _room(queue: Queue, wants: Wants) -> str:
-    nodes, demands = queue.state.nodes, wants.request.demands
+    """Say what no node has for a pod now."""
+    nodes, demands, query = queue.state.nodes, wants.request.demands, queue.room.query(wants)
     cards = max(demand.cards for demand in demands)
     units = max(demand.per_card for demand in demands)
+    kind = "percent" if wants.percent else "units"
+    if len(demands) > 1:
+        need = demanded(demands, queue.state.unit_mib)
+    elif cards > 1:
+        need = f"{cards} cards of a node with {units} {kind} free each"
+    else:
+        need = f"{units} percent of one card" if wants.percent else f"{units} units on one card"
     usable = np.flatnonzero(nodes.usable)
+    able = usable[fitting(nodes, query, usable)]
+    if able.size:
+        if queue.room.lacks_sum(wants, able):
+            return f"it needs {need}; {BY_SUM}"
+        return f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
     free = nodes.free[usable]
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[usable], free, 0)
     if wants.percent:
         free = free * 100 // np.maximum(nodes.size[usable], 1)
     largest = int(free.max(initial=0))
-    kind = "percent" if wants.percent else "units"
-    need = f"{cards} cards of a node with {units} {kind} free each" if cards > 1 else f"{units} {kind}"
-    if cards == 1:
-        need += " of one card" if wants.percent else " on one card"
-    text = f"it needs {need}; the largest free card has {largest}"
-    if largest >= units:
-        text = f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
-    return text
+    if largest >= units and len(demands) > 1:
+        return f"it needs {need}: no node has all of that free together"
+    if largest >= units and cards > 1:
+        most = int(np.count_nonzero(free >= units, axis=1).max(initial=0))
+        return f"it needs {need}; the node with the most has {most}"
+    admitted = "" if wants.request.selector.admits_all else " that it admits"
+    return f"it needs {need}; the largest free card{admitted} has {largest}"
 
 
 def _kept(queue: Queue, entry: Entry) -> str:
